@@ -17,9 +17,12 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.step import following
+from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import RestatementError
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
     StartpointSpecific,
@@ -30,6 +33,7 @@ from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.orchestration.changing_datasets import (
     KEYS,
+    WHY,
     Changing,
     Delivered,
     Following,
@@ -337,3 +341,41 @@ def test_tables_keep_the_newest_record_of_a_key_and_get_its_correction(tmp_path:
     assert world.records("before")["a"] == (None, 8), (
         "it is before the join, and gets nothing again"
     )
+
+
+@pytest.mark.parametrize("every", [None, timedelta(seconds=1)], ids=str)
+def test_a_run_that_stays_follows_a_dataset_that_somebody_switches(
+    tmp_path: Path, every: timedelta | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_HELD_EVERY", 0.5)
+    dataset = Delivered(new_world(tmp_path), random.Random(1))
+    world = dataset.world
+    dataset.begin()
+    world.stream("facts", "k", 2, n="int", k="string")
+    dataset.send({"a": (1, 1)})
+    dataset.send({"a": (2, 1), "b": (2, 2)})
+    facts = {0: "a", 1: "b"}
+    world.send("facts", *facts.items())
+    newest = str(dataset.versions.require_manifest().served_id)
+
+    def pin() -> None:
+        dataset.versions.pin(newest, **WHY)
+        dataset.look()
+
+    switches = iter([dataset.rollback, pin])
+
+    def hear(event: Any) -> None:
+        if getattr(event, "what", "") in ("follow", "batch"):
+            next(switches, lambda: None)()
+
+    report = run_application(
+        enriching(dataset, restate=Restate(WEEK, every)),
+        lake=world.lake,
+        systems=world.systems,
+        spark=IN_PROCESS,
+        on_event=hear,
+        max_batches=3,
+        follow=timedelta(minutes=1),
+    )
+    assert report.step.batches == 3, "it was restated after each change"
+    assert latest(world) == expected(dataset, facts)
