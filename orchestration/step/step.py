@@ -49,6 +49,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_not_renamed,
 )
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges
+from dagster_adjunct.orchestration.operators.lookups import RESTATED
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
 from dagster_adjunct.orchestration.step.batch import classify_batch
 from dagster_adjunct.orchestration.step.context import (
@@ -604,7 +605,7 @@ def _count_others(context: StepContext, intent: Intent) -> Counters:
     restating = intent.restating
     if restating is not None:
         counted = {"changed_keys": restating.keys, "records": restating.records}
-        counters = add_counters(counters, {"restated": counted})
+        counters = add_counters(counters, {RESTATED: counted})
     return counters
 
 

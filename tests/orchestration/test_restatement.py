@@ -15,7 +15,10 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
+from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
 from dagster_adjunct.orchestration.operators.lookups import Restate
+from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step import following
 from dagster_adjunct.orchestration.step.run import run_application
@@ -379,3 +382,26 @@ def test_a_run_that_stays_follows_a_dataset_that_somebody_switches(
     )
     assert report.step.batches == 3, "it was restated after each change"
     assert latest(world) == expected(dataset, facts)
+
+
+def test_the_plan_says_what_is_restated_and_how_it_is_found(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    plan = plan_application(enriching(dataset), systems=dataset.world.systems).render()
+    assert "records of the last 7 days in lake.facts, found by k, when planes changes" in plan
+    assert "lake.out: their results come again in a higher epoch" in plan
+
+
+def test_the_checkpoint_shows_what_is_restated_and_what_is_not_yet(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    world = dataset.world
+    app = enriching(dataset, restate=Restate(WEEK, timedelta(hours=1)))
+    dataset.send({"a": (7, 1)})
+    run_step(world.context(app))
+    restated = CheckpointManager(world.lake, app).read_last_checkpoint()
+    assert restated is not None
+    assert restated.restated.keys() == {"planes"}
+    assert not list_lagging_followers(world.lake, "app")
+    dataset.send({"a": (8, 1)})
+    run_step(world.context(app))
+    (lagging,) = list_lagging_followers(world.lake, "app")
+    assert (lagging.dataset, lagging.replaced_at > restated.restated["planes"]) == ("planes", True)
