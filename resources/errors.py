@@ -25,6 +25,7 @@
     |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, StaleDatasetError
     |   |-- BadChangeError, KeyOrderError
     |   |-- PlanningError, PartitionCountMismatchError
+    |   |-- RestatementError           more results would be restated than declared
     |   |-- OperatorFailedError        an expression or a function of the application failed
     |   |   `-- ExpectationError       a record does not meet an expectation of the application
     |   `-- TableError, RecordNotFoundError, TableAccessError, TableNotFoundError,
@@ -197,6 +198,10 @@ class SchemaMismatchError(PermanentError):
 
 class NullKeyError(PermanentError):
     """A record without a key where one is needed."""
+
+
+class RestatementError(PermanentError):
+    """More results would be restated than the join declares."""
 
 
 class MalformedDocumentError(PermanentError):

@@ -301,6 +301,18 @@ class ChangeStreams(NumberedOffsets):
             return table
         return table.select([*columns, *(name for name, _ in RECORD_META_COLUMNS)])
 
+    def find_records(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        keys: pa.Table,
+        columns: Sequence[str] = (),
+    ) -> pa.Table:
+        """Raise ConfigurationError: a record is what a range changed, so that parts of the range
+        have other records.
+        """
+        step = "Look the keys up in the dataset, or read its changes."
+        raise self._unable("find records by keys", step)
+
     def read(
         self,
         spark: SparkSession | Callable[[], SparkSession],

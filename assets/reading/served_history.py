@@ -321,6 +321,20 @@ class ServedHistory:
             return False
         return version is None or self.is_retained(version)
 
+    def changes_between(self, after: int, until: int) -> list[int]:
+        """Return the numbers, in order, of the commits after one, up to another, that changed the
+        entries that are served, or of which that is not known any more.
+        """
+        found = []
+        for number in self._candidates(after, until):
+            try:
+                is_change = not self._keeps_entries(number)
+            except VersionDiscardedError:
+                is_change = True
+            if is_change:
+                found.append(number)
+        return found
+
     def number_at(self, moment: datetime) -> int:
         """Return the number of the newest commit at or before a time, by its writer's clock.
 

@@ -69,6 +69,7 @@ class JoinedVersions(StoredDocument):
     - `followed`: the versions between which the changes of a dataset are read.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
     - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
+    - `restated`: the bounded datasets among them whose later changes results follow.
     """
 
     versions: dict[str, str | None] = Default(default_factory=dict)
@@ -76,6 +77,7 @@ class JoinedVersions(StoredDocument):
     followed: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     reading: JoinVersions = AS_OF
     known: dict[str, datetime | None] = Default(default_factory=dict)
+    restated: tuple[str, ...] = ()
 
     def list_all(self) -> dict[str, tuple[str, ...]]:
         """Return all versions that are read, by dataset; () for one without a version."""
@@ -88,6 +90,33 @@ class JoinedVersions(StoredDocument):
         return read
 
 
+class ReadVersions(StoredDocument):
+    """What batches read of a bounded dataset: the `version` that was served, and those that were
+    joined by time.
+    """
+
+    version: str | None
+    over_time: tuple[str, ...] = ()
+
+
+class Restating(StoredDocument):
+    """What a batch restates: the results of records whose places are stored in the object `places`,
+    because of the `changes` of datasets in these ranges.
+
+    `keys` is how many keys have changed, `records` how many records have them.
+    """
+
+    places: str
+    changes: dict[Partition, OffsetRange]
+    keys: int
+    records: int
+
+    @property
+    def datasets(self) -> set[str]:
+        """The datasets whose changes are followed."""
+        return {ssp.stream for ssp in self.changes}
+
+
 class Intent(StoredDocument):
     """What one batch is going to do, committed before it reads anything.
 
@@ -98,6 +127,8 @@ class Intent(StoredDocument):
     - `lost`: offsets that retention deleted before they were read, of inputs that declare on_lost.
     - `replays`: the ids of the replays that it reads. Such a batch reads nothing else and moves no
       checkpoint.
+    - `restating`: what it restates, None for other batches. Such a batch reads only single records
+      within its `ranges`, and moves positions in the changes of datasets instead of checkpoints.
     - `tasks`: how many tasks read each record of a broadcast input; None without broadcast inputs.
     - `waiting`: partitions with `idle_after` that have records for a later batch, so they do not
       count as idle.
@@ -114,6 +145,7 @@ class Intent(StoredDocument):
     epochs: dict[Partition, int] = Default(default_factory=dict)
     lost: dict[Partition, OffsetRange] = Default(default_factory=dict)
     replays: dict[Partition, str] = Default(default_factory=dict)
+    restating: Restating | None = None
     tasks: int | None = None
     waiting: tuple[Partition, ...] = ()
     cut: bool = False
@@ -122,6 +154,11 @@ class Intent(StoredDocument):
     def versions(self) -> dict[str, str | None]:
         """The version that the batch reads of each dataset; None if there is none to read."""
         return self.joined.versions
+
+    @property
+    def reads_again(self) -> bool:
+        """Whether it reads records again, next to the main input: it replays or restates them."""
+        return bool(self.replays) or self.restating is not None
 
     @property
     def streams(self) -> set[str]:

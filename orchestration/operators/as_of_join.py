@@ -36,7 +36,13 @@ class AsOfJoin(Join):
 
     @property
     def match(self) -> Match:
-        return Match(self.dataset, self.min_match_rate, as_of=self.as_of, wait=self.wait)
+        return Match(
+            self.dataset,
+            self.min_match_rate,
+            as_of=self.as_of,
+            wait=self.wait,
+            restate=self.restate,
+        )
 
     def summary(self) -> str:
         return f"{Join.summary(self)} as of {self.as_of.column}"

@@ -24,6 +24,7 @@ from dagster_adjunct.orchestration.operators.lookups import (
     BeforeHistory,
     How,
     OnNullTime,
+    Restate,
     Wait,
 )
 from dagster_adjunct.resources.arguments import argument_error
@@ -71,6 +72,7 @@ class JoinOptions:
     before_history: BeforeHistory
     on_null_time: OnNullTime
     wait: timedelta | Wait | None
+    restate: timedelta | Restate | None
     args: tuple[object, ...]
 
     @property
@@ -100,6 +102,8 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
     by_time = options.by_time
     if options.wait is not None:
         by_time = "wait"
+    if options.restate is not None:
+        by_time = "restate"
     if by_time is not None:
         problem = (
             f"{given.operator}: {by_time}= is for datasets; {table.name!r} is a remote table"
@@ -117,10 +121,16 @@ def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: Adju
     """Return the join with a dataset; raises ConfigurationError for options of other joins."""
     join = _build_dataset_join(given, options, dataset)
     wait = options.wait
-    if wait is None:
-        return join
-    check_wait(given.operator, dataset)
-    return replace(join, wait=Wait(wait) if isinstance(wait, timedelta) else wait)
+    if wait is not None:
+        check_wait(given.operator, dataset)
+        join = replace(join, wait=Wait(wait) if isinstance(wait, timedelta) else wait)
+    restate = options.restate
+    if restate is not None:
+        check_restate(given.operator, dataset)
+        join = replace(
+            join, restate=Restate(restate) if isinstance(restate, timedelta) else restate
+        )
+    return join
 
 
 def _build_dataset_join(
@@ -175,6 +185,21 @@ def _build_function_join(
     validate_record_function(given.operator, options.function, options.schema, "record", "entry")
     given = replace(given, select=())  # None would add all columns of the entry
     return given.build(JoinFunction, dataset, function=options.function, schema=options.schema)
+
+
+def check_restate(operator: str, dataset: AdjunctDataset) -> None:
+    """Raise PlanningError for a dataset whose changes nobody can read."""
+    if not dataset.is_local and dataset.persistent:
+        return
+    kind = "is a local table"
+    if not dataset.is_local:
+        kind = "lives for one run"
+    problem = (
+        f"{operator} has restate=, but dataset {dataset.name!r} {kind}: it keeps no changes to"
+        " restate results by."
+    )
+    step = "Leave restate= out, or join a stored dataset: bounded_dataset or unbounded_dataset."
+    raise PlanningError(problem, step, dataset=dataset.name, operator=operator)
 
 
 def check_wait(operator: str, dataset: AdjunctDataset) -> None:

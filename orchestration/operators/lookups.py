@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, PositiveInt
 
 from dagster_adjunct.orchestration.operators.columns import check_duration, validate_column_names
 from dagster_adjunct.resources.schemas.paths import Path
@@ -17,6 +19,9 @@ OnNullTime = Literal["null", "fail"]
 
 
 WaitBy = Literal["clock", "event time"]
+
+
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @validated
@@ -44,6 +49,33 @@ class Wait:
     def describe(self) -> str:
         """Return a description for plans."""
         return f"at most {self.at_most} by the {self.by}"
+
+
+@validated
+@dataclass(frozen=True, slots=True)
+class Restate:
+    """Which results of a join are corrected when entries of its dataset change: those of records
+    that were written at most `age` ago, at most once in `every` (None: whenever entries change).
+
+    A restatement of more than `most_keys` changed keys, of more than `most_records` records, or of
+    more than the share `most_share` of the records of that age is an error.
+    """
+
+    age: timedelta
+    every: timedelta | None = None
+    most_keys: PositiveInt = 100_000
+    most_records: PositiveInt = 100_000
+    most_share: Share = 1.0
+
+    def __post_init__(self) -> None:
+        check_duration(self.age, "a join has restate", argument="restate")
+        if self.every is not None:
+            check_duration(self.every, "restate has every", argument="every")
+
+    def describe(self) -> str:
+        """Return a description for plans."""
+        often = "" if self.every is None else f", at most once in {self.every}"
+        return f"records of the last {self.age}{often}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,11 @@ from dagster_adjunct.orchestration.startpoints.store import StartpointManager, o
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import resolve_startpoint_to_offset
-from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    OffsetRange,
+    StreamSystem,
+    SystemStreamPartition,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -424,6 +428,15 @@ def start_run(
             identities[name] = stream.info.identity
         if stream.was_recreated(known):
             times = times.without_stream(name)
+    recreated = {name for name, stream in streams.items() if stream.was_recreated(known)}
+    skipped = {}
+    for ssp, spans in known.skipped.items():
+        if ssp.qualified_stream not in recreated:
+            skipped[ssp] = spans
+    before = dict.fromkeys(moved, "0")
+    for ssp in moved:
+        if ssp.qualified_stream not in recreated:
+            before[ssp] = state.checkpoint.get(ssp, "0")
     begun = known.begun
     if app.startpoints:
         begun &= resolved.list_done()
@@ -431,10 +444,14 @@ def start_run(
         update={
             "resolved": dict(resolved.startpoints),
             "begun": begun,
+            "skipped": skipped,
             "streams": identities,
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
     ).with_replays(resolved.replays.values())
+    offsets = offsets.with_reading(
+        before, {ssp: OffsetRange(checkpoint[ssp], checkpoint[ssp]) for ssp in moved}
+    )
     held: set[SystemStreamPartition] = set()
     for task in tasks:
         held.update(fan_out.held.get(task, ()))

@@ -65,6 +65,7 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.lazy_modules import np, pc
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
@@ -72,6 +73,8 @@ from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
+    OFFSET,
+    PARTITION,
     SourceRange,
     Sources,
     StreamSystem,
@@ -103,6 +106,7 @@ class BatchInputs:
     - `times`: the event times of the inputs at the start of the batch.
     - `streams`: the system of each input stream, as it was when the batch was planned.
     - `arrived`: the records of the input streams that this process has read already.
+    - `places`: the places of the records whose results the batch restates, by input stream.
     """
 
     intent: Intent
@@ -115,13 +119,14 @@ class BatchInputs:
     times: TimeState = field(default_factory=TimeState)
     streams: Mapping[str, StreamSystem] = field(default_factory=dict)
     arrived: Mapping[str, pa.Table] = field(default_factory=dict)
+    places: Mapping[str, pa.Table] = field(default_factory=dict)
 
     @property
     def consumed(self) -> Offsets | None:
-        """The offsets at which the main input continues after the batch; None for a bounded
-        replay and a dry run.
+        """The offsets at which the main input continues after the batch; None for one that reads
+        records again, and a dry run.
         """
-        if self.intent.replays or self.intent.batch == 0:
+        if self.intent.reads_again or self.intent.batch == 0:
             return None
         return {ssp: span.end for ssp, span in self.intent.ranges.items()}
 
@@ -134,10 +139,22 @@ class BatchInputs:
             if not (span.start.isdecimal() and span.end.isdecimal()):
                 return None
             epoch = self.intent.epochs.get(ssp, 0)
-            ranges.append(SourceRange(str(ssp), int(span.start), int(span.end), epoch))
+            spans = [(int(span.start), int(span.end))]
+            if stream in self.places:
+                spans = list_spans(self.places[stream], ssp.partition)
+            ranges += [SourceRange(str(ssp), start, end, epoch) for start, end in spans]
         identity = self.identities.get(stream)
         reader = f"{application}@{identity}" if identity else application
         return Sources(stream, reader, tuple(ranges))
+
+
+def list_spans(places: pa.Table, partition: int) -> list[tuple[int, int]]:
+    """Return the spans [start, end) of adjacent offsets among the places in a partition."""
+    here = places.filter(pc.equal(places.column(PARTITION), partition))
+    offsets = here.column(OFFSET).to_numpy()
+    starts = np.flatnonzero(np.diff(offsets, prepend=-2) != 1)
+    ends = np.append(starts[1:], len(offsets)) - 1
+    return list(zip(offsets[starts].tolist(), (offsets[ends] + 1).tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ lag.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -26,7 +27,13 @@ from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetMan
 from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application, list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
-from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, JoinedVersions, Ranges
+from dagster_adjunct.orchestration.batch_log.intent import (
+    Epochs,
+    Intent,
+    JoinedVersions,
+    Ranges,
+    Restating,
+)
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
@@ -48,6 +55,12 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
+from dagster_adjunct.orchestration.step.restatement import (
+    find_due,
+    find_restatement,
+    ranges_of_places,
+    store_places,
+)
 from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -63,7 +76,8 @@ class BatchSnapshot:
     staleness: version and offsets of one commit, so that the batch reads exactly what was found
     fresh. `known` are the watermarks of datasets that records wait for, by join, and `over_time`
     has all versions of the bounded datasets that are joined by time. `handed` is the part of this
-    run's fan-out that is still stored at its start; None after the start.
+    run's fan-out that is still stored at its start; None after the start. `changes` are the streams
+    of changes of datasets by which results are restated: what they end with is served, or has been.
     """
 
     versions: dict[str, str | None]
@@ -72,6 +86,7 @@ class BatchSnapshot:
     over_time: Mapping[str, tuple[str, ...]]
     handed: FanOut | None
     streams: Mapping[str, StreamSnapshot]
+    changes: Mapping[str, StreamSnapshot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +150,8 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
             return None
         return context.fan_out.without_taken_back(context.startpoints.get_fan_outs())
 
+    # Before the served versions: what a batch reads is never older than the changes before it.
+    changes = snapshot_changes(context)
     _, opened, handed, streams = call_in_threads(
         context.check,
         partial(_open_versions, context),
@@ -146,7 +163,18 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     versions: dict[str, str | None] = {}
     for name, reader in opened.readers.items():
         versions[name] = None if reader is None else reader.version
-    return BatchSnapshot(versions, opened.limited, opened.known, opened.over_time, handed, streams)
+    return BatchSnapshot(
+        versions, opened.limited, opened.known, opened.over_time, handed, streams, changes
+    )
+
+
+def snapshot_changes(context: StepContext) -> dict[str, StreamSnapshot]:
+    """Return the streams of changes by which results are restated, of datasets with a version."""
+    found: dict[str, StreamSnapshot] = {}
+    for name in context.app.restated:
+        with suppress(errors.StreamNotFoundError):
+            found |= snapshot_streams(context.systems, [name], context.at_once)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +276,7 @@ def store_first_positions(context: StepContext, run: StepState, seen: BatchSnaps
     plans = load_plans(context.lake, context.app.name, seen.handed)
     start = start_run(
         context.app,
-        seen.streams,
+        {**seen.streams, **seen.changes},
         context.tasks,
         seen.handed,
         logged.state,
@@ -268,11 +296,25 @@ def store_first_positions(context: StepContext, run: StepState, seen: BatchSnaps
 def plan_batch(
     context: StepContext, run: StepState, seen: BatchSnapshot
 ) -> PlannedBatch | NothingToRead:
-    """Return the plan of the next batch over a snapshot; nothing is committed."""
+    """Return the plan of the next batch over a snapshot; nothing is committed but the places of
+    records to restate.
+
+    Too much to restate is an error once nothing else is left to read.
+    """
     state = run.logged.state
-    positions = input_positions(context.app, seen.streams, state, run.held or ())
-    losses = check_positions(context.app, seen.streams, state.offsets, positions)
-    is_turn_of_main = state.has_just_replayed
+    streams = {**seen.streams, **seen.changes}
+    positions = input_positions(context.app, streams, state, run.held or ())
+    losses = check_positions(context.app, streams, state.offsets, positions)
+    is_turn_of_main = state.has_just_read_again
+    refused = None
+    if not is_turn_of_main:
+        try:
+            restatement = _plan_restatement(context, state, seen, positions)
+        except errors.RestatementError as error:
+            restatement = None
+            refused = error
+        if restatement is not None:
+            return PlannedBatch(restatement, seen.streams)
     if positions.replays and not is_turn_of_main:
         return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
     readable = _find_readable(context, seen, positions)
@@ -281,6 +323,12 @@ def plan_batch(
         return PlannedBatch(intent, seen.streams, losses)
     if positions.replays:
         return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
+    if refused is not None:
+        raise refused
+    if is_turn_of_main:
+        restatement = _plan_restatement(context, state, seen, positions)
+        if restatement is not None:
+            return PlannedBatch(restatement, seen.streams)
     return NothingToRead(positions, losses, readable.held)
 
 
@@ -306,6 +354,35 @@ def _find_readable(
         limited = _limit_ranges(context, ends)
         if limited == found.ranges:
             return HeldRanges(limited, tuple(held.values()))
+
+
+def _plan_restatement(
+    context: StepContext, state: ApplicationState, seen: BatchSnapshot, positions: InputPositions
+) -> Intent | None:
+    """Return the intent of a batch that restates results; None if no changes of datasets are due.
+
+    Without records to read again it has no ranges, and only moves the positions in the changes.
+    """
+    changes = find_due(context, state, positions)
+    if not changes:
+        return None
+    due = find_restatement(context, state, seen.streams, changes)
+    places = ""
+    if due.records:
+        places = store_places(context, state.batch + 1, due.places)
+    ranges = ranges_of_places(due.places)
+    startpoints = {}
+    for ssp, start in positions.startpoints.items():
+        if ssp in changes:
+            startpoints[ssp] = start.id
+    return _new_intent(
+        context,
+        state,
+        ranges,
+        startpoints=startpoints,
+        epochs={ssp: state.offsets.next_epoch(ssp) for ssp in ranges},
+        restating=Restating(places=places, changes=changes, keys=due.keys, records=due.records),
+    )
 
 
 def _plan_replay_batch(
@@ -363,7 +440,10 @@ def _plan_main_batch(
     unread = positions.unread
     if _are_all_empty(context, ranges):
         return None
-    startpoints = {ssp: start.id for ssp, start in positions.startpoints.items()}
+    startpoints = {}
+    for ssp, start in positions.startpoints.items():
+        if ssp in unread:
+            startpoints[ssp] = start.id
     epochs = {}
     waiting = []
     for ssp, span in ranges.items():
@@ -592,8 +672,17 @@ def _lease_served(
             versions[dataset.name] = _advance_transient(context, state, dataset.name)
     for name in context.states:
         versions[name] = seen.versions[name]
+    restated = []
+    for dataset in context.app.restated.values():
+        if not dataset.follows_changes:
+            restated.append(dataset.name)
     return joined.model_copy(
-        update={"versions": versions, "over_time": over_time, "known": dict(seen.known)}
+        update={
+            "versions": versions,
+            "over_time": over_time,
+            "known": dict(seen.known),
+            "restated": tuple(restated),
+        }
     )
 
 

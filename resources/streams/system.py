@@ -19,14 +19,16 @@ from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
-from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
-from dagster_adjunct.resources.schemas.paths import normal_path
+from dagster_adjunct.resources.schemas.matching_keys import WantedKeys
+from dagster_adjunct.resources.schemas.paths import normal_path, read_path, require_path
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames, check_key_types
+from dagster_adjunct.resources.small_work import SMALL_RECORDS, SMALL_ROWS
 from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
 
@@ -713,6 +715,68 @@ class StreamSystem(ABC):
         """
         raise self._unable("be read without Spark", "Pass a Spark session.")
 
+    def find_records(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        keys: pa.Table,
+        columns: Sequence[str] = (),
+    ) -> pa.Table:
+        """Return where the records of these ranges are whose values are those of one of the `keys`,
+        ordered by partition and offset: PARTITION, OFFSET and the values at `columns`.
+
+        Keys are compared with the values that the names of their columns mean, which are columns of
+        the stream or paths, and have their types. A key with a null has no records. `columns` are
+        such names too, or of RECORD_META; those of the table are the same. This default reads the
+        ranges in parts, only the columns that it needs. Raises SchemaMismatchError for keys that
+        can't be compared.
+        """
+        stream = require_one_stream(self.name, ranges)
+        types = self._column_types(stream)
+        what = f"{self.name}.{stream}"
+        wanted = WantedKeys.of(keys, types, what)
+        given = [name for name in columns if name not in RECORD_META]
+        paths = {name: require_path(name, types, what) for name in given}
+        needed = dict.fromkeys(path.column for path in (*wanted.paths, *paths.values()))
+
+        def select(records: pa.Table) -> pa.Table:
+            values = {name: records.column(name) for name in RECORD_META}
+            values |= {name: read_path(records, path.steps) for name, path in paths.items()}
+            return pa.table({name: values[name] for name in (PARTITION, OFFSET, *columns)})
+
+        parts = self._parts_of(ranges) if wanted.keys.num_rows else ()
+        empty = {ssp: OffsetRange(span.start, span.start) for ssp, span in ranges.items()}
+        found = []
+        for part in (empty, *parts):
+            records = self.read_arrow(part, list(needed))
+            values = [read_path(records, path.steps) for path in wanted.paths]
+            found.append(select(records.filter(wanted.find(values))))
+        return pa.concat_tables(found)
+
+    def read_records(
+        self, stream: str, places: pa.Table, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return the records at these places, which are in order, with the columns PARTITION and
+        OFFSET that `find_records` returns; otherwise as `read_arrow` does.
+
+        Raises OffsetOutOfRangeError for a place without a record.
+        """
+        raise self._unable("read single records", "Read ranges.")
+
+    def _column_types(self, stream: str) -> dict[str, str]:
+        schema = self.info(stream).schema
+        return {} if schema is None else schema.types
+
+    def _parts_of(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> Iterator[dict[SystemStreamPartition, OffsetRange]]:
+        """Yield the ranges in parts of at most SMALL_ROWS offsets of a partition, in order."""
+        for ssp, span in sorted(ranges.items()):
+            start = span.start
+            while self.compare(start, span.end) < 0:
+                end = self.advance(ssp, start, min(SMALL_ROWS, self.distance(ssp, start, span.end)))
+                yield {ssp: OffsetRange(start, end)}
+                start = end
+
     def task_reads(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
     ) -> Callable[[int], Iterator[pa.Table]]:
@@ -888,6 +952,24 @@ class NumberedOffsets(StreamSystem):
     def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
         return str(parse_offset(start, str(ssp)) + count)
 
+    def read_records(
+        self, stream: str, places: pa.Table, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return the records at these places; reads ranges from the first to the last of those that
+        are near each other.
+        """
+        ssps = self.partitions(stream)
+        oldest = self.oldest(ssps)
+        nothing = {ssp: OffsetRange(oldest[ssp], oldest[ssp]) for ssp in ssps}
+        records = [self.read_arrow(nothing, columns)]
+        for ssp in ssps:
+            here = places.filter(pc.equal(places.column(PARTITION), ssp.partition))
+            for part in _near_offsets(here.column(OFFSET).to_pylist()):
+                span = OffsetRange(str(part[0]), str(part[-1] + 1))
+                read = self.read_arrow({ssp: span}, columns)
+                records.append(read.filter(pc.is_in(read.column(OFFSET), pa.array(part))))
+        return check_places(f"{self.name}.{stream}", places, pa.concat_tables(records))
+
 
 def parse_offset(text: str, what: str) -> int:
     """Return an offset as a number. Raises OffsetOutOfRangeError, in which `what` names the
@@ -932,6 +1014,38 @@ def check_range(
         raise errors.OffsetOutOfRangeError(
             problem, step, offset=str(end), upcoming=str(upcoming), **about
         )
+
+
+def check_places(stream: str, places: pa.Table, records: pa.Table) -> pa.Table:
+    """Return the records that were read at these places. Raises OffsetOutOfRangeError for a place
+    without a record.
+    """
+    if records.num_rows == places.num_rows:
+        return records
+    there = {*zip(*(records.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)}
+    for place in places.to_pylist():
+        partition, offset = place[PARTITION], place[OFFSET]
+        if (partition, offset) not in there:
+            break
+    problem = f"{stream}.{partition} has no record at offset {offset}."
+    step = "Name offsets of records, each once, as find_records returns them."
+    raise errors.OffsetOutOfRangeError(
+        problem, step, stream=stream, partition=partition, offset=str(offset)
+    )
+
+
+def _near_offsets(offsets: Sequence[int]) -> Iterator[list[int]]:
+    """Yield growing offsets in parts that are read at once: each has neighbours that are near, and
+    at most SMALL_ROWS offsets from its first to its last one.
+    """
+    part: list[int] = []
+    for offset in offsets:
+        if part and (offset - part[-1] > SMALL_RECORDS or offset - part[0] >= SMALL_ROWS):
+            yield part
+            part = []
+        part.append(offset)
+    if part:
+        yield part
 
 
 def dropped_offset_error(
