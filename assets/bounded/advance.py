@@ -295,11 +295,14 @@ def _has_query(group: AdvanceGroup) -> bool:
 
 def _check_partition(spec: BoundedDataset, partition: str | None) -> None:
     """Raise ConfigurationError for a requested partition that the dataset does not declare, and for
-    a missing request if a query computes the dataset by partition."""
+    a missing request if a query computes the dataset by partition.
+    """
     if partition is None:
-        if spec.versions is None or not isinstance(spec.input, QuerySource):
+        versions = spec.versions
+        if versions is None or not isinstance(spec.input, QuerySource):
             return
-        if spec.versions.start is None and not spec.versions.names:
+        lists_partitions = versions.start is not None or bool(versions.names)
+        if not lists_partitions:
             return
         # A name made of the time would sort after all others, which could then never become
         # current.
@@ -334,18 +337,18 @@ def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion
         member = candidate.member
         now = manifests.get(member.name)
         if now is not None:
-            what = _find_conflict(candidate, now)
+            deed = _find_conflict(candidate, now)
         elif member.committed is not None:
-            what = "discarded this build"
+            deed = "discarded this build"
         else:
             continue  # it has no commit yet, only other members of its version set have
-        if not what:
+        if not deed:
             continue
         if now is not None:
             _delete_if_settled(candidate, now)
         raise errors.CommitConflictError(
             f"dataset {member.name!r}, version {candidate.delivery.version!r}: another writer"
-            f" {what} meanwhile.",
+            f" {deed} meanwhile.",
             "Nothing of this attempt is served. Advance again: it continues from the other"
             " writer's commit.",
             dataset=member.name,
@@ -589,12 +592,12 @@ def _begin_waiting(member: Member, awaiting: Awaiting, others: str | None) -> Aw
 
 
 def apply_delivery(
-    candidate: CandidateVersion, rejected: CandidateVersion | None, *, switches: bool, between: bool
+    candidate: CandidateVersion, rejected: CandidateVersion | None, *, switches: bool, by_time: bool
 ) -> Member:
     """Return the member after the commit of this delivery, with the outcome.
 
     `rejected` is the candidate, perhaps of another member, for which the delivery is rejected; None
-    publishes it. `switches` makes the version current; otherwise `between` inserts it by time.
+    publishes it. `switches` makes the version current; otherwise `by_time` inserts it by time.
     """
     member = candidate.member
     version = candidate.version
@@ -606,11 +609,11 @@ def apply_delivery(
         after = _reject(candidate, rejected)
         outcome = replace(outcome, rejected=(*outcome.rejected, candidate.id))
     elif candidate.unchanged:
-        after = _publish(candidate, switches=switches, between=between)
+        after = _publish(candidate, switches=switches, by_time=by_time)
         outcome = replace(outcome, unchanged=(*outcome.unchanged, candidate.unchanged))
     else:
         assert version is not None, "a version that was not built is rejected"
-        after = _publish(candidate, switches=switches, between=between)
+        after = _publish(candidate, switches=switches, by_time=by_time)
         counters = sum_counters(outcome.counters, version.counters)
         outcome = replace(outcome, sealed=(*outcome.sealed, candidate.id), counters=counters)
         if after.head != candidate.id:
@@ -635,8 +638,11 @@ def _reject(candidate: CandidateVersion, rejected: CandidateVersion) -> BoundedM
     return actions.with_ref(draft, ref).after(change=change)
 
 
-def _publish(candidate: CandidateVersion, *, switches: bool, between: bool) -> BoundedManifest:
-    """Return the manifest with this delivery published, or recorded as unchanged."""
+def _publish(candidate: CandidateVersion, *, switches: bool, by_time: bool) -> BoundedManifest:
+    """Return the manifest with this delivery published, or recorded as unchanged.
+
+    `switches` makes the version current; otherwise `by_time` inserts it by time.
+    """
     ref = _sealed_ref(candidate)
     draft = _take_delivery(candidate, ref.id)
     action = "unchanged"
@@ -648,7 +654,7 @@ def _publish(candidate: CandidateVersion, *, switches: bool, between: bool) -> B
     if switches:
         draft = actions.switch_to(draft, ref)
     elif not candidate.unchanged:
-        draft = actions.insert_unserved_version(draft, ref, between=between)
+        draft = actions.insert_unserved_version(draft, ref, between=by_time)
     change = Change(action=action, version=ref.id, reason=commit_reason(candidate.delivery, note))
     return actions.with_served_version(candidate.member.log, draft, change, candidate.version)
 
@@ -783,17 +789,18 @@ class _Publication:
         """Commit the candidates on top of the group, and return the group after it."""
         now = self.candidates_in(group)
         switches = self.make_current or all(map(is_at_or_after_head, now))
-        between = all(member.manifest.declaration.by_time for member in group.members)
+        by_time = all(member.manifest.declaration.by_time for member in group.members)
         after = []
         for candidate in now:
             after.append(
-                apply_delivery(candidate, self.rejected, switches=switches, between=between)
+                apply_delivery(candidate, self.rejected, switches=switches, by_time=by_time)
             )
         return group.commit_members(after)
 
     def _catch_up(self, group: AdvanceGroup) -> AdvanceGroup:
         """Return the group with what other writers committed, for another try. If they made a build
-        unusable, delete the documents and raise CommitConflictError."""
+        unusable, delete the documents and raise CommitConflictError.
+        """
         try:
             return rebase_candidates(group, self.candidates)
         except errors.CommitConflictError:

@@ -249,11 +249,11 @@ def evolve_known_columns(member: Member) -> KnownColumns:
     new -= {*spec.evolution.unknown(declared, before.names)}
     for path in sorted(new & spec.evolution.renamed.keys()):
         name = spec.evolution.renamed[path]
-        part, there = find_known_part(before.columns, path)
+        part, fields = find_known_part(before.columns, path)
         had = f"{part} has" if part else "its columns are"
         problems.append(
             f"{path} is renamed to {name}, which is new, and no version has had {path}: {had}"
-            f" {', '.join(there) or 'no fields'}"
+            f" {', '.join(fields) or 'no fields'}"
         )
     if problems:
         raise errors.DatasetError(

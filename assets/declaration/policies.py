@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.arguments import argument_error, check_zone
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
 from dagster_adjunct.resources.names import check_name, split_stream_name
-from dagster_adjunct.resources.schemas.schema import repeated_names
+from dagster_adjunct.resources.schemas.schema import Schema, repeated_names
 from dagster_adjunct.resources.times import describe_span, fits_utc
 from dagster_adjunct.resources.validation import validated
 
@@ -288,6 +288,7 @@ class ChangeStreamOptions:
       newest only
     - `valid_from`: the column (timestamp or date) that says since when an entry is valid; None for
       the record's time
+    - `history_columns`: the columns whose changes begin an interval of the history; None for all
     - `watermark`: up to when the changes are taken as complete, for joins that wait; None if no
       join can wait
     """
@@ -304,6 +305,7 @@ class ChangeStreamOptions:
     chunk: int = CHUNK_RECORDS
     history: History | None = None
     valid_from: str | None = None
+    history_columns: tuple[str, ...] | None = None
     watermark: Watermark | None = None
 
     def __post_init__(self) -> None:
@@ -330,8 +332,6 @@ class ChangeStreamOptions:
             problem = "watermark has no effect without a history: changes have no times."
             step = 'Declare history=timedelta(…) or "all", or remove watermark.'
             yield "watermark", problem, step
-        if self.completes:
-            yield from self._completion_problems()
 
     def _tombstone_problems(self, distance: int) -> Iterator[tuple[str, str, str]]:
         argument = "keep_tombstones"
@@ -383,26 +383,17 @@ class ChangeStreamOptions:
             step = 'Declare history=timedelta(…) or "all", or remove valid_from.'
             yield "valid_from", problem, step
 
-    def _completion_problems(self) -> Iterator[tuple[str, str, str]]:
-        """Yield what can't be done with changes that leave out columns."""
-        partial = f"but changes ({self.changes.describe()}) may leave out columns"
-        if self.order_by is not None:
-            problem = (
-                f"order_by is {self.order_by!r}, {partial}, which keep their stored values, so"
-                " changes must be applied in the order of offsets."
-            )
-            yield "order_by", problem, "Leave order_by out, or let the source send whole rows."
-        if self.history is not None:
-            problem = (
-                f"history is {self.history!r}, {partial}: a late change would have to be completed"
-                " from the values at its time, and so would all changes after it."
-            )
-            yield "history", problem, "Remove history, or let the source send whole rows."
-
     @property
     def completes(self) -> bool:
         """Whether changes may leave out columns, which then keep their stored values."""
         return bool(getattr(self.changes, "completes", False))
+
+    @property
+    def merges_columns(self) -> bool:
+        """Whether each column of a row may be set by a change of its own, in any order: offsets do
+        not say which changes come before others.
+        """
+        return self.completes and (self.order_by is not None or self.history is not None)
 
     @property
     def ordering(self) -> Order:
@@ -453,6 +444,41 @@ class Validator(Protocol):
     def __call__(self, candidate: Any, /) -> Any:
         """Return the Verdict on a Candidate."""
         ...
+
+
+@runtime_checkable
+class RowValidator(Validator, Protocol):
+    """A validator that may check each row by itself, so that it works for changes, too."""
+
+    @property
+    def checks_rows(self) -> bool:
+        """Whether each row meets the rule by itself or does not, whatever the others are."""
+        ...
+
+    def row_condition(self, dataset: str, columns: Schema) -> str:
+        """Return the rule as a condition, in Spark SQL, of rows with these columns. Raises
+        PlanningError for a mistake in it.
+        """
+        ...
+
+
+def list_row_validators(dataset: str, validators: Sequence[Validator]) -> tuple[RowValidator, ...]:
+    """Return the validators of an unbounded dataset. Raises ConfigurationError for one that needs a
+    whole version, which changes never are.
+    """
+    checking = []
+    for validator in validators:
+        if not isinstance(validator, RowValidator) or not validator.checks_rows:
+            raise ConfigurationError(
+                f"dataset {dataset!r} has the validator {validator.name!r}, which checks a whole"
+                " version: an unbounded dataset gets changes, which are checked one by one.",
+                "Use no_nulls(…), values_in(…) or sql_check(NAME, CONDITION), or remove it. Null"
+                " keys are bad changes by themselves.",
+                argument="validators",
+                dataset=dataset,
+            )
+        checking.append(validator)
+    return tuple(checking)
 
 
 def check_validators(what: str, validators: Sequence[Validator]) -> None:

@@ -9,14 +9,16 @@ stream's view are not retained.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.reading import valid_time
 from dagster_adjunct.assets.reading.dataset import Dataset
+from dagster_adjunct.assets.reading.interval_ids import interval_ids
 from dagster_adjunct.assets.reading.stored_file import (
     StoredFile,
     list_generation_files,
@@ -112,29 +114,48 @@ def _edge(reader: Reader) -> datetime | None:
     return datetime_from_micros(edge)
 
 
-def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
+def _polars_over_time(pl: Any, over_time: EntriesOverTime, rows: Any) -> polars.LazyFrame:
     """Return the query of all entries over time; adjacent equal ones of a key are merged.
 
     `rows` is a LazyFrame of all rows with their intervals.
     """
-    if (edge := _edge(reader)) is not None:
-        rows = rows.filter(pl.col(VALID_TO).is_null() | (pl.col(VALID_TO) > edge))
-    key = [_exactly(pl, name) for name in reader.sealed.key]
+    reader = over_time.reader
+    sealed = reader.sealed
+    key = [_exactly(pl, name) for name in sealed.key]
     same = pl.col(VALID_TO).shift(1).over(key) == pl.col(VALID_FROM)
     same &= ~pl.col(TOMBSTONE).shift(1).over(key) & ~pl.col(TOMBSTONE)
-    for name in valid_time.content_columns(reader):
-        same &= _exactly(pl, name).shift(1).over(key).eq_missing(_exactly(pl, name))
+    for path in sealed.compared:
+        value = _exactly(pl, path.steps[0])
+        for step in path.steps[1:]:
+            value = value.struct.field(step)
+        same &= value.shift(1).over(key).eq_missing(value)
     rows = rows.sort(*key, VALID_FROM).with_columns(__starts=~same.fill_null(False))
     rows = rows.with_columns(__run=pl.col("__starts").cum_sum().over(key))
-    rows = rows.with_columns(pl.col(VALID_TO).last().over([*key, "__run"]))
-    start, end, current = valid_time.time_column_names(reader)
-    times = []
+    latest = [_exactly(pl, name) for name in (VALID_TO, *sealed.latest_columns)]
+    rows = rows.with_columns(*[value.last().over([*key, "__run"]) for value in latest])
+    valid = pl.col("__starts") & ~pl.col(TOMBSTONE)
+    if (edge := _edge(reader)) is not None:
+        valid &= pl.col(VALID_TO).is_null() | (pl.col(VALID_TO) > edge)
+    identified = over_time.interval_id
+    start, end, current = valid_time.time_column_names(reader, interval_id=identified)
+    shown = [_exactly(pl, name) for name in reader.schema.names]
     if start:
-        times = [pl.col(VALID_FROM).alias(start)]
-    times += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
-    entries = [_exactly(pl, name) for name in reader.schema.names]
-    whole = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*entries, *times)
-    return whole  # type: ignore[no-any-return]
+        shown.append(pl.col(VALID_FROM).alias(start))
+    shown += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
+    if identified:
+        of_key = pl.struct(*key, VALID_FROM)
+        ids = of_key.map_batches(partial(_polars_ids, sealed.key), return_dtype=pl.String)
+        shown.append(ids.alias(over_time.id_column))
+    return rows.filter(valid).select(*shown)  # type: ignore[no-any-return]
+
+
+def _polars_ids(key: Sequence[str], intervals: Any) -> Any:
+    """Return the ids of intervals, structs of their keys and begins, as a Polars series."""
+    import polars
+
+    rows = intervals.struct.unnest().to_arrow()
+    begins = rows.column(VALID_FROM).cast(arrow_type("timestamp")).cast("int64").to_pylist()
+    return polars.Series(interval_ids(rows, key, begins))
 
 
 def _exactly(pl: Any, name: str) -> Any:
@@ -339,10 +360,10 @@ View = Dataset | Held
 class ViewFiles:
     """What other engines read of a view: its files, and which of their columns and rows.
 
-    Engines see `columns`; files may also have `hidden` ones (each with its type). `condition` is
-    the pyarrow expression for the rows of the view (None: all rows), and may need the hidden
-    columns in `tested`. With `over_time`, rows are intervals of this reader's entries; adjacent
-    intervals of a key with equal entries are merged.
+    Engines see `columns`; files may also have `hidden` ones. `condition` is the pyarrow expression
+    for the rows of the view (None: all rows), and may need the hidden columns in `tested`. With
+    `over_time`, rows are intervals of these entries; adjacent intervals of a key with equal entries
+    are merged.
     """
 
     view: Held
@@ -351,7 +372,7 @@ class ViewFiles:
     hidden: dict[str, str]
     condition: Any = None
     tested: tuple[str, ...] = ()
-    over_time: Reader | None = None
+    over_time: EntriesOverTime | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -383,16 +404,18 @@ class ViewFiles:
         """Return a column for which files have another name than engines see, or that was dropped
         and that they still have; None if there is none.
         """
-        for steps, name_in_files in self.layout.names.names:
+        names = self.layout.names
+        if names.names:
+            steps, name_in_files = names.names[0]
             return f"{name_in_files} for {'.'.join(steps)}"
-        retired = self.layout.names.retired
-        if not retired:
+        if not names.retired:
             return None
         for file in self.files:
             found = file.stored.open().schema_arrow
             own = [field for field in found if not field.name.startswith("__")]
-            for steps in sorted(retired & list_steps(Schema.from_arrow(pa.schema(own)))):
-                return f"{'.'.join(steps)}, which was dropped"
+            dropped = names.retired & list_steps(Schema.from_arrow(pa.schema(own)))
+            if dropped:
+                return f"{'.'.join(min(dropped))}, which was dropped"
         return None
 
     @property
@@ -427,6 +450,7 @@ class ViewFiles:
         """Return a pyarrow dataset of the view's rows. Of a view over time it has intervals as
         stored, not merged.
         """
+        _refuse_ids(self.view)
         rows = self.all_rows()
         if self.condition is None:
             return rows
@@ -499,6 +523,7 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked:
             f" {view.stream} --epochs latest --to FOLDER.",
             stream=view.stream,
         )
+    _refuse_ids(view)
     files = read_files(view, masked=masked)
     if any(file.span is not None for file in files.files):
         raise DatasetError(
@@ -509,6 +534,19 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked:
             dataset=view.dataset,
         )
     return hand_over(files)
+
+
+def _refuse_ids(view: Held) -> None:
+    """Raise DatasetError for entries over time with ids of their intervals: files have rows, of
+    which an interval may have several.
+    """
+    if isinstance(view, EntriesOverTime) and view.interval_id:
+        raise DatasetError(
+            f"dataset {view.dataset!r}: over_time(interval_id=True) has merged intervals, and its"
+            " files have their rows.",
+            "Use duckdb_view, polars_frame or Spark; or leave interval_id out.",
+            dataset=view.dataset,
+        )
 
 
 def _is_over_time(view: Held) -> bool:
@@ -545,7 +583,7 @@ def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
         {**columns, **SHOWN_OVER_TIME},
         hidden,
         _valid_rows(view, reader),
-        over_time=reader if isinstance(view, EntriesOverTime) else None,
+        over_time=view if isinstance(view, EntriesOverTime) else None,
     )
 
 
@@ -575,7 +613,8 @@ def parquet_files(view: View) -> list[str]:
 
 def _plain_locations(files: ViewFiles) -> list[str]:
     """Return the locations of the files. Raises DatasetError if they have other columns than the
-    view."""
+    view.
+    """
     other = files.find_other_column()
     if other is None:
         return files.paths
@@ -624,9 +663,10 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) ->
 
 def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name: str) -> str:
     """Return the SELECT of a DuckDB view over the files; what it reads through pyarrow is
-    registered in the connection."""
+    registered in the connection.
+    """
     if files.over_time is not None:
-        edge = _edge(files.over_time)
+        edge = _edge(files.over_time.reader)
         moment = ""
         if edge:
             moment = f"TIMESTAMPTZ '{edge.isoformat(sep=' ')}'"
@@ -718,7 +758,8 @@ def _check_whole(view: VersionReader) -> None:
 
 def _not_merged_error(reader: VersionReader, generations: int, problem: str) -> DatasetError:
     """Return the error for a version whose rows other engines would have to merge; `problem` says
-    what some of its rows are."""
+    what some of its rows are.
+    """
     count = "one generation"
     if generations != 1:
         count = f"{generations} generations"

@@ -43,7 +43,7 @@ from dagster_adjunct.assets.versions.leases import (
 )
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, version_number
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.bucketing.files import IS_FIRST
+from dagster_adjunct.resources.bucketing.files import IS_FIRST, SET_AT
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.optional_packages import import_package
@@ -72,7 +72,9 @@ _FIRST_HIDDEN = 2_147_000_000
 _HIDDEN = {
     name: _FIRST_HIDDEN + place
     for place, name in enumerate(
-        dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST))
+        dict.fromkeys(
+            (POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST, SET_AT)
+        )
     )
 }
 """Field ids beyond those of any real table, and below those reserved by Iceberg."""
@@ -323,7 +325,7 @@ def _read_served(view: Held, lake: Lake) -> tuple[str, bool]:
     if isinstance(view, StreamView):
         commit, _ = LakeStreams(lake).state(view.stream)
         return str(commit.number), False
-    manifest = DatasetLog(lake, view.dataset).require()[1]
+    _, manifest = DatasetLog(lake, view.dataset).require()
     return manifest.served_id or "", not manifest.versions_are_commits
 
 
@@ -345,8 +347,8 @@ def _retain(view: Held, lake: Lake, holder: str) -> None:
 
 
 def _is_current(view: Held, paths: Sequence[str], table: Table) -> bool:
-    """Whether the current snapshot is this version, in these files: those of a lake that was
-    moved are others.
+    """Whether the current snapshot is this version, at these paths, which change if the lake is
+    moved.
     """
     from dagster_adjunct.assets.exchange.iceberg_snapshot import list_data_paths
 
@@ -397,7 +399,7 @@ def publish_to_iceberg(
                 break
             compact_dataset(lake, dataset, spark=spark, by=by, level="major")
             opened.refresh()
-        manifest = DatasetLog(lake, dataset).require()[1]
+        _, manifest = DatasetLog(lake, dataset).require()
         return _register_served(
             opened,
             catalog,
@@ -435,7 +437,8 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
     They may then be discarded, and snapshots that still refer to them become unreadable.
     """
     if "." in dataset:
-        holders = set(stream_holds.list_retained_attempts(lake, split_stream_name(dataset)[1]))
+        stream = split_stream_name(dataset).stream
+        holders = set(stream_holds.list_retained_attempts(lake, stream))
     else:
         holders = {lease.holder for lease in list_leases(lake, dataset)}
     released: list[str] = []
@@ -454,9 +457,8 @@ def _release(
     Those that `keep` returns stay held.
     """
     if "." in name:
-        return stream_holds.release_files(
-            lake, split_stream_name(name)[1], holder=holder, keep=keep
-        )
+        stream = split_stream_name(name).stream
+        return stream_holds.release_files(lake, stream, holder=holder, keep=keep)
     return release_versions(lake, name, holder=holder, keep=keep)
 
 
@@ -469,7 +471,7 @@ def _describe_holder(identifier: str) -> str:
 
 def _check_sealed(view: Held, lake: Lake) -> None:
     """Raise DatasetError for a version that was rejected or revoked."""
-    manifest = DatasetLog(lake, view.dataset).read()[1]
+    _, manifest = DatasetLog(lake, view.dataset).read()
     ref = None
     if manifest is not None:
         ref = manifest.ref(view.version)

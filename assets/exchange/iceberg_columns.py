@@ -215,7 +215,8 @@ def _map_type(
     place: Steps,
 ) -> list[MappedField]:
     """Return the mapping of the fields, elements or keys and values within a type; [] for a simple
-    one."""
+    one.
+    """
     from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.types import ListType, MapType, StructType
 

@@ -52,11 +52,10 @@ def _list_entries(snapshot: Snapshot | None, io: FileIO) -> list[ManifestEntry]:
 
 def _data_paths(entries: Sequence[ManifestEntry]) -> set[str]:
     """Return the paths of the data files among these entries."""
-    files = [entry.data_file for entry in entries]
     found = set()
-    for file in files:
-        if file.content == DataFileContent.DATA:
-            found.add(file.file_path)
+    for entry in entries:
+        if entry.data_file.content == DataFileContent.DATA:
+            found.add(entry.data_file.file_path)
     return found
 
 

@@ -43,7 +43,8 @@ def _struct_pairs(
     mine: Type, theirs: IcebergType, path: str
 ) -> Iterator[tuple[str, Struct, IcebergStruct]]:
     """Yield (path, our struct, Iceberg's struct) for all structs that two types have in the same
-    place."""
+    place.
+    """
     from pyiceberg.types import StructType
 
     if isinstance(mine, Struct) and isinstance(theirs, StructType):

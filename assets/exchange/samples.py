@@ -117,7 +117,8 @@ def _in_s3(url: str) -> list[tuple[FileTree, ListedFile]]:
 
 def _in_folder(tree: FileTree, url: str) -> list[tuple[FileTree, ListedFile]]:
     """Return the files of a tree that are not empty or hidden, each with the tree. Raises
-    ConfigurationError if there are none."""
+    ConfigurationError if there are none.
+    """
     found = []
     for file in tree.list():
         parts = file.path.split("/")
@@ -238,7 +239,8 @@ def _declared_by_parquet(files: Sequence[SampledFile], rows: int) -> InferredSch
 
 def _open_parquet(sampled: SampledFile) -> Any:
     """Return a Parquet file, opened by pyarrow, which reads its rows when they are requested."""
-    tree, file = sampled.tree, sampled.file
+    tree = sampled.tree
+    file = sampled.file
     source = open_input(
         file.size, partial(tree.read, file), partial(tree.read_range, file), _MAX_WHOLE_BYTES
     )
@@ -250,7 +252,8 @@ def _open_parquet(sampled: SampledFile) -> Any:
 
 def _parquet_schema(sampled: SampledFile, parquet: Any, doubts: list[Doubt]) -> Schema:
     """Return the columns that a Parquet file declares; those without a type are texts, and added to
-    `doubts`."""
+    `doubts`.
+    """
     fields = []
     int96 = set()
     for index in range(len(parquet.schema)):

@@ -2,9 +2,10 @@
 valid time.
 
 A key whose entry changed and changed back counts too: somebody may have read what it was in
-between. So keys are not those of the net difference. Of a table they are all keys in deltas. Of a
-dataset that arrives in versions, each version that was read is compared with the one served at the
-end. There may be keys among them that did not change.
+between. So keys are not those of the net difference. Of a table they are all keys in deltas; where
+its base was replaced by another one, versions that were read before and after that are compared. Of
+a dataset that arrives in versions, each version that was read is compared with the one served at
+the end. There may be keys among them that did not change.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ class ReadBetween:
 class ChangedKeys:
     """The keys of a dataset that changed between the commits `since` and `until`.
 
-    `read` has the ids of versions that were read after the first commit, of a dataset that arrives
-    in versions: one that was served, and those over time.
+    `read` has the ids of the versions that were read, in order: of one that was served (None for
+    nothing), and of those over time. Of a table it suffices to name the first and the last one with
+    the same base. `from_start` says that what was served after the commit `since` was read, too.
     """
 
     store: ObjectStore
@@ -61,6 +63,7 @@ class ChangedKeys:
     since: int
     until: int
     read: Sequence[tuple[str | None, Sequence[str]]] = ()
+    from_start: bool = False
 
     def find(self) -> pa.Table:
         """Return the keys whose current entries changed, each once, in the columns of the key.
@@ -96,8 +99,8 @@ class ChangedKeys:
     # -- of a dataset that arrives in versions
 
     def _list_read(self) -> list[ReadBetween]:
-        """Return what somebody may have read: at first, and since then."""
-        found = [self._served(self.since)]
+        """Return what somebody has read."""
+        found = [self._served(self.since)] if self.from_start else []
         for version, over_time in self.read:
             one = None if version is None else self._open(version)
             found.append(ReadBetween(one, tuple(map(self._open, over_time))))
@@ -154,21 +157,13 @@ class ChangedKeys:
     # -- of a table that follows changes
 
     def _steps(self) -> Iterator[ComparedVersions]:
-        """Yield the versions to compare: between two of them, each change is in a delta, or there
-        is only one.
-        """
-        history = self.history
-        cuts = history.cuts(self.since, self.until)
-        since = self.since
-        for cut in cuts:
-            rest = choose_versions(history, since, self.until)
-            if rest.by_deltas:
-                yield rest
-                return
-            for number in history.changes_between(since, cut - 1):
-                raise history.discarded_error(number)
-            yield choose_versions(history, since, cut)
-            since = cut
+        """Yield the versions to compare, each read one with the next."""
+        numbers = {self.since} if self.from_start else set()
+        for version, _ in self.read:
+            numbers.add(0 if version is None else _commit_of(version))
+        before = sorted(number for number in numbers if number < self.until)
+        for since, until in pairwise([*before, self.until]):
+            yield choose_versions(self.history, since, until)
 
     def _keys_of_step(self, step: ComparedVersions) -> pa.Table:
         if not step.by_deltas:
@@ -268,6 +263,11 @@ class ChangedKeys:
             keys = pa.Table.from_batches([pa.RecordBatch.from_struct_array(batch.column("key"))])
             found.append(keys.select(self._no_keys.column_names).cast(self._no_keys.schema))
         return pa.concat_tables(found)
+
+
+def _commit_of(version: str) -> int:
+    """Return the number of the commit that made this version of a table."""
+    return int(version.removeprefix("v").partition("-")[0])
 
 
 def _list_deltas(step: ComparedVersions) -> list[tuple[SealedVersion, Generation]]:

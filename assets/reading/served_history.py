@@ -33,7 +33,7 @@ from dagster_adjunct.resources.streams.system import CHANGES
 
 ERASE_ACTION = "erase"
 REPARTITION_ACTION = "repartition"
-_SAME_ENTRIES = ("compact", REPARTITION_ACTION)
+SAME_ENTRIES = ("compact", REPARTITION_ACTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,21 @@ class ServedHistory:
     def number(self) -> int:
         """The number of the newest commit."""
         return self.newest.number
+
+    def up_to(self, number: int) -> ServedHistory:
+        """Return the history as it was after the commit of this number."""
+        return replace(self, newest=self.at(number))
+
+    def with_known(self, other: ServedHistory) -> ServedHistory:
+        """Return this history, with the commits that an earlier reading of it has read."""
+        read = {**other._read, **self._read}
+        return replace(self, _read=read, _served={**other._served, **self._served})
+
+    def candidates(self) -> Sequence[int]:
+        """Return the numbers, in order, of all commits that may serve other files than those before
+        them.
+        """
+        return self._candidates(0, self.number)
 
     # -- one commit
 
@@ -321,20 +336,6 @@ class ServedHistory:
             return False
         return version is None or self.is_retained(version)
 
-    def changes_between(self, after: int, until: int) -> list[int]:
-        """Return the numbers, in order, of the commits after one, up to another, that changed the
-        entries that are served, or of which that is not known any more.
-        """
-        found = []
-        for number in self._candidates(after, until):
-            try:
-                is_change = not self._keeps_entries(number)
-            except VersionDiscardedError:
-                is_change = True
-            if is_change:
-                found.append(number)
-        return found
-
     def number_at(self, moment: datetime) -> int:
         """Return the number of the newest commit at or before a time, by its writer's clock.
 
@@ -361,7 +362,7 @@ class ServedHistory:
     def _keeps_entries(self, number: int) -> bool:
         """Whether the entries served after a commit are those served before it."""
         here = self.at(number)
-        if here.action in _SAME_ENTRIES:
+        if here.action in SAME_ENTRIES:
             return True
         return here.id == self.at(number - 1).id
 

@@ -257,7 +257,7 @@ def decode_changes(
     """
     spec = source.spec
     following = spec.following
-    rows = decode_rows(source, records)
+    rows = _reject_unplaced(spec, decode_rows(source, records))
     position = F.col(OFFSET)
     if following.order is not None:
         rows = add_order(spec, rows, readable_schema(source), samples)
@@ -300,6 +300,35 @@ def _select_stored(spec: UnboundedDataset, rows: DataFrame, schema: Schema) -> D
     if KEPT in values:
         values[KEPT] = F.when(F.col(KEPT).isNotNull(), F.array_compact(F.array(*kept)))
     return rows.select(*[value.alias(name) for name, value in values.items()])
+
+
+def _list_placing_columns(spec: UnboundedDataset, columns: Collection[str]) -> list[str]:
+    """Return which of these columns of the rows order the changes, or say since when they are
+    valid.
+    """
+    following = spec.following
+    names = [*following.ordering]
+    if following.valid_from is not None:
+        names.append(following.valid_from)
+    found = dict.fromkeys(split_path(name)[0] for name in names)
+    return [name for name in found if name in columns]
+
+
+def _reject_unplaced(spec: UnboundedDataset, rows: DataFrame) -> DataFrame:
+    """Return the rows with a problem where a column that orders them, or is their time, is left
+    out.
+    """
+    if KEPT not in rows.columns:
+        return rows
+    reasons = []
+    for name in _list_placing_columns(spec, rows.columns):
+        reasons.append(F.when(F.array_contains(KEPT, name), left_out_reason(name)))
+    return add_problem(rows, *reasons)
+
+
+def left_out_reason(name: str) -> str:
+    """Return the reason for rejecting a change that leaves out what places it among others."""
+    return f"it leaves out {name!r}, which places it among the changes of its key"
 
 
 def _add_key_problems(spec: UnboundedDataset, rows: DataFrame) -> DataFrame:
@@ -454,6 +483,17 @@ def _select_stored_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Sche
     return pa.table(made)
 
 
+def _reject_unplaced_in_arrow(spec: UnboundedDataset, rows: pa.Table) -> pa.Table:
+    """Return what `_reject_unplaced` returns, for rows in Arrow."""
+    if KEPT not in rows.column_names:
+        return rows
+    names = _list_placing_columns(spec, rows.column_names)
+    marks = change_formats.kept_matrix(rows.column(KEPT), names)
+    for name, is_left_out in zip(names, marks.T, strict=True):
+        rows = _add_problem_where(rows, pa.array(is_left_out), left_out_reason(name))
+    return rows
+
+
 def _add_key_problems_in_arrow(spec: UnboundedDataset, rows: pa.Table) -> pa.Table:
     """Return the rows with a problem where a column of the key is null or unknown."""
     for name in spec.key:
@@ -475,7 +515,7 @@ def decode_arrow_changes(
     spec = source.spec
     schema = source.schema
     following = spec.following
-    rows = decode_arrow_rows(source, records)
+    rows = _reject_unplaced_in_arrow(spec, decode_arrow_rows(source, records))
     if following.order is not None:
         rows = _add_order_in_arrow(spec, rows, readable_schema(source), samples)
     if following.history is not None:

@@ -98,6 +98,7 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     if spec.by_offset:
         schema = _add_position_columns(spec, schema, what)
     check_key_types(schema, spec.key, what)
+    _check_history_columns(spec, schema, what)
     if not spec.follows_changes:
         _check_sensitive(spec, records, schema, what)
     return schema
@@ -112,15 +113,30 @@ def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what
             names = sorted({*records.names, *schema.names})
             found = f"{what} has no column {name!r}, which sensitive= names"
             for columns in (records, schema):
-                part, there = find_known_part(columns, name)
+                part, fields = find_known_part(columns, name)
                 if part:
-                    names = there
+                    names = fields
                     found = f"{what} has no {name!r} in {part!r}, which sensitive= names"
             raise errors.SchemaMismatchError(
                 f"{found}; it has {', '.join(names) or 'no fields'}.",
                 "Correct sensitive=: values of the column that is meant would be shown.",
                 dataset=spec.name,
                 argument="sensitive",
+                column=name,
+            )
+
+
+def _check_history_columns(spec: AdjunctDataset, schema: Schema, what: str) -> None:
+    """Raise SchemaMismatchError for a history column that entries don't have."""
+    for name in spec.history_columns or ():
+        if name not in schema:
+            raise errors.SchemaMismatchError(
+                f"{what} has no column {name!r}, which history_columns= names; entries have"
+                f" {', '.join(schema.names)}.",
+                "Name columns of the entries; a part of one needs a column of its own:"
+                ' columns=[…, "address.city as city"].',
+                dataset=spec.name,
+                argument="history_columns",
                 column=name,
             )
 
@@ -257,7 +273,7 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
     values = {name: F.expr(path_expression(spec.steps_to(name))) for name in schema.names}
     values |= {name: named_column(name) for name in META}
     if spec.by_offset:
-        values |= {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)}
+        values |= zip(BY_OFFSET, named_columns([PARTITION, OFFSET]), strict=True)
     if not _keeps_key(spec):
         values[TOMBSTONE] = _reject_tombstones_column(what)
     return records.select(*[value.alias(name) for name, value in values.items()])
@@ -331,7 +347,7 @@ def list_stream_spark_needs(spec: AdjunctDataset, *, in_arrow: bool) -> list[str
     """Return what `list_spark_needs` returns; `in_arrow` says whether its stream can be read
     without Spark.
     """
-    system = split_stream_name(str(spec.input))[0]
+    system = split_stream_name(str(spec.input)).system
     needed = list_extractor_spark_needs(spec)
     if not in_arrow:
         needed.insert(0, f"stream system {system!r}, whose records only Spark reads")
@@ -382,7 +398,7 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
     steps = {name: spec.steps_to(name) for name in schema.names}
     steps |= {name: (name,) for name in META}
     if spec.by_offset:
-        steps |= {BY_OFFSET[0]: (PARTITION,), BY_OFFSET[1]: (OFFSET,)}
+        steps |= zip(BY_OFFSET, [(PARTITION,), (OFFSET,)], strict=True)
     return pa.table({name: read_path(records, path) for name, path in steps.items()})
 
 
@@ -416,6 +432,7 @@ class OpenedStream:
             input_partitions=len(self.ssps),
             position_type=self.position_type,
             placed=self.stores_partitions,
+            by_column=self.merges_columns,
             input_names=self.info.names if self.stores_records else AS_NAMED,
         )
 
@@ -432,6 +449,11 @@ class OpenedStream:
     @property
     def stores_partitions(self) -> bool:
         """Whether stored rows name the partition that they come from."""
+        return False
+
+    @property
+    def merges_columns(self) -> bool:
+        """Whether stored rows say which changes have set their columns."""
         return False
 
     @property
@@ -614,6 +636,11 @@ class OpenedChanges(OpenedStream):
             return False
         is_keyed_alike = bool(self.info.key) and set(self.info.key) <= set(self.spec.key_sources)
         return self.info.partitioner != "spark-murmur3" or not is_keyed_alike
+
+    @property
+    def merges_columns(self) -> bool:
+        """Whether stored rows say which changes have set their columns."""
+        return self.spec.following.merges_columns
 
     @property
     def orders_itself(self) -> bool:

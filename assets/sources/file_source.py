@@ -416,8 +416,8 @@ class FileVersions(VersionSource):
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the file and the line (for Parquet, the row) of the record."""
         file = _content_of(delivery).folder.files[partition]
-        record = formats.record_label(self._source.format, 0, offset)[0]
-        return f"{self._place(file.path)}, {record}"
+        record = formats.record_place(self._source.format, 0, offset)
+        return f"{self._place(file.path)}, {record.text}"
 
     # -- which version
 
@@ -425,7 +425,8 @@ class FileVersions(VersionSource):
         self, manifest: BoundedManifest, folder: Folder | None, name: str
     ) -> Delivery | Awaiting:
         """Return the requested version if its folder is complete and was not delivered as it is
-        now; otherwise what it waits for."""
+        now; otherwise what it waits for.
+        """
         if folder is None or folder.complete is None:
             missing = self._place(name, self._source.complete)
             return Awaiting(name, (missing,), notes=self._notes)
@@ -729,7 +730,8 @@ class FileVersions(VersionSource):
 
     def _check_same(self, what: str, folder: Folder) -> None:
         """Raise SourceChangedError if files of the folder were added, removed or replaced since it
-        was listed."""
+        was listed.
+        """
         prefix = f"{folder.path}/" if folder.path else ""
         now = Folder(folder.path, (), None)
         for other in group_folders(self._tree.list(prefix), self._source.complete):

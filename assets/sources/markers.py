@@ -497,8 +497,8 @@ class _RemainingMarkers:
         return int(self.markers[place - 1].offset) + 1 if place else self.start
 
 
-class _NextMarker(NamedTuple):
-    """A marker with which a partition goes on, and that partition."""
+class _EndMarker(NamedTuple):
+    """The marker that ends a version in one partition, and that partition."""
 
     partition: _RemainingMarkers
     marker: Marker
@@ -542,18 +542,18 @@ def resume_after_truncation(
     common = _find_common_versions(remaining, spans)
     if not common:
         return _await_common_version(remaining)
-    nexts: list[_NextMarker] = []
+    next_versions: dict[SystemStreamPartition, str] = {}
     for each in remaining:
         first = each.first_of(common)
         if first is not None:
-            nexts.append(_NextMarker(each, first))
-    marked = {next_.partition.ssp: next_.marker.version for next_ in nexts}
-    version = resolve_next_version(dataset, marked, spans)
+            next_versions[each.ssp] = first.version
+    version = resolve_next_version(dataset, next_versions, spans)
     assert version is not None, "there is a common version"
-    ends = [next_ for next_ in nexts if has_partition(next_.partition.ssp, version, spans)]
-    positions = {each.ssp: each.start for each in remaining}
+    ends = _find_ends(remaining, version, spans)
     lost = _lost_before(dataset, version, [end.partition for end in ends], spans)
+    positions = {each.ssp: each.start for each in remaining}
     if _may_lack_records(ends, count):
+        # This version is lost, too: resume after it.
         for partition, marker in ends:
             positions[partition.ssp] = int(marker.offset) + 1
         return Resumption(positions, (*lost, version))
@@ -591,7 +591,19 @@ def _await_common_version(remaining: Sequence[_RemainingMarkers]) -> IncompleteV
     return IncompleteVersion(version, lacking)
 
 
-def _may_lack_records(ends: Sequence[_NextMarker], count: Callable[[MarkedSegment], int]) -> bool:
+def _find_ends(
+    remaining: Sequence[_RemainingMarkers], version: str, spans: Mapping[str, int]
+) -> list[_EndMarker]:
+    """Return the first marker of a version in each partition that it spans."""
+    ends = []
+    for each in remaining:
+        marker = each.first_of([version])
+        if marker is not None and has_partition(each.ssp, version, spans):
+            ends.append(_EndMarker(each, marker))
+    return ends
+
+
+def _may_lack_records(ends: Sequence[_EndMarker], count: Callable[[MarkedSegment], int]) -> bool:
     """Whether retention may have removed the start of the version that these markers end."""
     without_records = is_bare(end.marker for end in ends)
     for partition, marker in ends:

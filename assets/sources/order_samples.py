@@ -101,7 +101,8 @@ def find_order_samples(
             return samples_in_arrow(spec, changes, rows)
         return samples_in_frame(spec, decode_rows(source, source.read(spark(), wanted)), rows)
 
-    for wanted in (next(_cut(source, ranges, _FIRST_OFFSETS), {}), ranges):
+    beginning = next(_cut(source, ranges, _FIRST_OFFSETS), {})
+    for wanted in (beginning, ranges):  # usually the beginning has a value of each name
         if wanted and None in found.values:
             found = found.merge(look(wanted))
     for wanted in _cut(source, ahead or {}, _OFFSETS_AT_ONCE):
@@ -195,7 +196,8 @@ def _get(row: Row | None, name: str) -> str | None:
 
 def _problem(name: str, text: str | None, reason: str | None) -> str | None:
     """Return why a change with this text can't be ordered by a name; without a text, the reason
-    that its problem states."""
+    that its problem states.
+    """
     return reason if text is None else change_values.unordered_reason(name, text)
 
 

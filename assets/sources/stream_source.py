@@ -68,7 +68,8 @@ class StreamSource(VersionSource):
         *,
         now: Callable[[], datetime],
     ) -> None:
-        self._stream = stream = entries.open_stream(systems, spec)
+        stream = entries.open_stream(systems, spec)
+        self._stream = stream
         # Offsets order the records of one key; the partition breaks ties if a key can be in several
         # partitions.
         info = stream.info
@@ -81,7 +82,7 @@ class StreamSource(VersionSource):
         self.info = info
         self._now = now
         self.ordered_by_offset = info.partitions > 1 and not spec.by_offset
-        self._system = systems[split_stream_name(str(spec.input))[0]]
+        self._system = systems[split_stream_name(str(spec.input)).system]
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
 
     def first_manifest(self) -> BoundedManifest:
@@ -309,7 +310,8 @@ class StreamSource(VersionSource):
         self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema
     ) -> dict[int, str]:
         """Return the checksum of the records of each partition that has any, by the partition's
-        number."""
+        number.
+        """
         if spark is IN_PROCESS:
             entries.raise_if_spark_needed(self.spec, self.list_spark_needs())
             return hashing.arrow_checksums_by(PARTITION, self.records_in_arrow(delivery), schema)

@@ -177,7 +177,8 @@ def _list_known(rows: Iterable[Row]) -> list[Row]:
 
 def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
     """Return what `aggregate` found of each transaction in each partition, by (transaction,
-    partition)."""
+    partition).
+    """
     parts = {}
     for row in rows:
         part = TransactionPart(row["first"], row["last"], row["count"])

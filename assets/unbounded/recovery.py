@@ -306,6 +306,8 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedChanges, now: 
         )
     before = manifest.declaration
     after = source.declaration
+    if before.by_column and not after.by_column:
+        return "changes could leave out columns when it began, and are whole rows now"
     if (before.order_by, before.position_type) != (after.order_by, after.position_type):
         was = describe_order(before.order_by)
         wanted = describe_order(after.order_by)
@@ -381,10 +383,28 @@ def _must_evolve(
     order = order_named_now(spec, served)
     if (order, served.position_type) != (declared.order_by, declared.position_type):
         raise order_change_error(spec.name, served.order_by, declared.order_by)
+    if served.by_column and not declared.by_column:
+        raise _whole_rows_error(spec)
     if evolution.names != served.names or served.columns != source.schema:
+        return True
+    if served.history_columns != spec.history_columns:
         return True
     kept = describe_history_length(served.history)
     return kept != describe_history_length(history_from_spec(spec))
+
+
+def _whole_rows_error(spec: UnboundedDataset) -> DatasetError:
+    """Return the error for a table whose changes were merged by column, and are to be whole rows
+    now.
+    """
+    return DatasetError(
+        f"dataset {spec.name!r}: its changes may have left out columns, and those of"
+        f" changes= ({spec.following.changes.describe()}) are whole rows. A late one could not be"
+        " placed among the earlier changes of its columns.",
+        "Declare the earlier format, or rebuild the dataset with this one: adjunct dataset rebuild"
+        f" {spec.name} MODULE:APP --reason ….",
+        dataset=spec.name,
+    )
 
 
 def decide_recovery(snapshot: TableSnapshot) -> Decision:

@@ -34,6 +34,7 @@ from dagster_adjunct.orchestration.batch_log.intent import (
     Intent,
     Offsets,
     Partition,
+    PassedTime,
     Ranges,
     ReadVersions,
     of_stream,
@@ -157,8 +158,8 @@ class OffsetState(StoredDocument):
     which batches have to end.
 
     `skipped` are the spans [from, to) that the main position has passed without reading them, of
-    inputs whose results follow later changes of datasets. `joined` has, by bounded dataset, the
-    versions that batches have read since the last restatement, and `restated` the time of the last
+    inputs whose results follow later changes of datasets. `joined` has, by dataset,
+    what batches have read since the last restatement, and `restated` the time of the last
     one, by dataset.
     """
 
@@ -292,17 +293,18 @@ class OffsetState(StoredDocument):
 
     def with_joined(self, intent: Intent, *, done: bool = True) -> OffsetState:
         """Return the state after a batch that read these versions of datasets; if it is `done` and
-        has restated results, none are left that were made of earlier versions.
+        has restated results, none are left that were made of versions before those at the end.
         """
-        again: set[str] = set()
-        if intent.restating is not None and done:
-            again = intent.restating.datasets
         joined = dict(self.joined)
-        for name in intent.joined.restated:
-            version = intent.joined.versions.get(name)
-            read = ReadVersions(version=version, over_time=intent.joined.over_time.get(name, ()))
-            before = () if name in again else joined.get(name, ())
-            joined[name] = (*(one for one in before if one != read), read)
+        if intent.restating is not None and done:
+            joined |= {name: (end,) for name, end in intent.restating.ends.items()}
+        for name, read in intent.joined.restated.items():
+            before = list(joined.get(name, ()))
+            if read in before:
+                continue
+            if read.base is not None and [one.base for one in before[-2:]] == [read.base] * 2:
+                before.pop()  # the deltas of the next one have what has changed since the first
+            joined[name] = (*before, read)
         return self.model_copy(update={"joined": joined})
 
     def with_restated(self, intent: Intent, at: datetime) -> OffsetState:
@@ -471,7 +473,8 @@ class ApplicationState(StoredDocument):
     `checkpoint` is the next offset to read of each stream partition; `records` and `totals` sum up
     the input records and counters of all closed batches. `given_up` is the number of the abandoned
     batch before the next one, which reads its records again: local tables remove what it wrote.
-    `times` are the event times of the inputs. After a rename, `writes_as` is the name by which
+    `times` are the event times of the inputs, and `passed` the times up to which datasets were
+    complete for the records that waited for them. After a rename, `writes_as` is the name by which
     outputs know the application; the log of the former name has the new one in `renamed_to`. `note`
     says what else there is to know of this commit, such as its purpose if no batch made it.
     """
@@ -485,6 +488,7 @@ class ApplicationState(StoredDocument):
     offsets: OffsetState = OffsetState()
     given_up: int | None = None
     times: TimeState = TimeState()
+    passed: dict[str, PassedTime] = Default(default_factory=dict)
     writes_as: str | None = None
     renamed_to: str | None = None
     note: str | None = None
@@ -577,6 +581,9 @@ class BatchLog:
         state = logged.state
         intent = done.intent
         checkpoint, offsets = _apply_batch(state, intent, done.closed_at)
+        passed = dict(state.passed)
+        if not intent.replays:
+            passed |= intent.joined.passed
         closed = ApplicationState(
             checkpoint=checkpoint,
             batch=intent.batch,
@@ -585,6 +592,7 @@ class BatchLog:
             totals=add_counters(state.totals, done.counters),
             offsets=offsets,
             times=times or state.times,
+            passed=passed,
             writes_as=state.writes_as,
         )
         note = None

@@ -60,24 +60,67 @@ def without_stream(
     return others
 
 
+class PassedTime(StoredDocument):
+    """The time up to which a dataset was complete for the records that an application has joined
+    with it: its joins have passed it.
+
+    `late` changes had come by then after the dataset's watermark had passed this time, with times
+    before it, and `all_late` after its watermark had passed their own time.
+    """
+
+    until: datetime
+    late: int = 0
+    all_late: int = 0
+
+
+class ServedCommits(StoredDocument):
+    """The commits of a dataset that a batch looks back to: the numbers of the first one, 0 for the
+    beginning, and of the last one, and the versions that keep what they served.
+    """
+
+    first: int
+    last: int
+    versions: tuple[str, ...]
+
+
+class ReadVersions(StoredDocument):
+    """What a batch reads of a dataset: the `version` that is served, and those that are joined by
+    time.
+
+    `base` is the folder with the entries of a table before its deltas. From one version to another
+    one with the same base, all changes in between are in deltas.
+    """
+
+    version: str | None
+    over_time: tuple[str, ...] = ()
+    base: str | None = None
+
+
 class JoinedVersions(StoredDocument):
     """The dataset versions that a batch reads: its joins, and its inputs if they are changes of
     datasets.
 
     - `versions`: the version of each joined dataset; None if there is none to read.
     - `over_time`: all versions of each bounded dataset that is joined by time.
+    - `served`: what is read of each dataset that is joined as it was known then.
     - `followed`: the versions between which the changes of a dataset are read.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
     - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
-    - `restated`: the bounded datasets among them whose later changes results follow.
+    - `passed`: by dataset that records wait for, the time that joins have passed after this batch.
+    - `late`: by dataset, how many changes came since the batch before, after the joins had passed
+      their time.
+    - `restated`: what is read of datasets whose later changes results follow.
     """
 
     versions: dict[str, str | None] = Default(default_factory=dict)
     over_time: dict[str, tuple[str, ...]] = Default(default_factory=dict)
+    served: dict[str, ServedCommits] = Default(default_factory=dict)
     followed: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     reading: JoinVersions = AS_OF
     known: dict[str, datetime | None] = Default(default_factory=dict)
-    restated: tuple[str, ...] = ()
+    passed: dict[str, PassedTime] = Default(default_factory=dict)
+    late: dict[str, int] = Default(default_factory=dict)
+    restated: dict[str, ReadVersions] = Default(default_factory=dict)
 
     def list_all(self) -> dict[str, tuple[str, ...]]:
         """Return all versions that are read, by dataset; () for one without a version."""
@@ -85,31 +128,26 @@ class JoinedVersions(StoredDocument):
         for name, version in self.versions.items():
             known = () if version is None else (version,)
             read[name] = tuple(dict.fromkeys((*known, *self.over_time.get(name, ()))))
+        for name, served in self.served.items():
+            read[name] = tuple(dict.fromkeys((*read.get(name, ()), *served.versions)))
         for name, followed in self.followed.items():
             read[name] = tuple(dict.fromkeys((*read.get(name, ()), *followed)))
         return read
-
-
-class ReadVersions(StoredDocument):
-    """What batches read of a bounded dataset: the `version` that was served, and those that were
-    joined by time.
-    """
-
-    version: str | None
-    over_time: tuple[str, ...] = ()
 
 
 class Restating(StoredDocument):
     """What a batch restates: the results of records whose places are stored in the object `places`,
     because of the `changes` of datasets in these ranges.
 
-    `keys` is how many keys have changed, `records` how many records have them.
+    `keys` is how many keys have changed, `records` how many records have them. `ends` has what
+    the datasets served at the ends of the ranges.
     """
 
     places: str
     changes: dict[Partition, OffsetRange]
     keys: int
     records: int
+    ends: dict[str, ReadVersions] = Default(default_factory=dict)
 
     @property
     def datasets(self) -> set[str]:

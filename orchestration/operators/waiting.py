@@ -10,6 +10,9 @@ from dagster_adjunct.orchestration.operators.lookups import Wait
 from dagster_adjunct.orchestration.operators.operator import Operator, sum_along_paths
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
+LATE_CHANGES = "late_changes"
+"""The counter of changes that came after a watermark, or a join, had passed their time."""
+
 
 @dataclass(frozen=True, slots=True)
 class WaitsFor:
@@ -34,6 +37,14 @@ def waits_by_input(operators: Iterable[Operator]) -> dict[str, tuple[WaitsFor, .
         for stream in arriving:
             waits[stream] = (*waits.get(stream, ()), one)
     return waits
+
+
+def list_waits(operators: Iterable[Operator]) -> tuple[WaitsFor, ...]:
+    """Return the joins whose records wait, each once."""
+    found: dict[WaitsFor, None] = {}
+    for waits in waits_by_input(operators).values():
+        found |= dict.fromkeys(waits)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ ones, whatever the streams and datasets have become.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -16,8 +16,10 @@ from uuid import uuid4
 from dagster_adjunct.assets.reading.change_streams import parse_commit
 from dagster_adjunct.assets.reading.changed_keys import SINCE, UNTIL, ChangedKeys
 from dagster_adjunct.assets.reading.served_history import ServedHistory
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
-from dagster_adjunct.orchestration.batch_log.intent import Ranges, Restating
+from dagster_adjunct.orchestration.batch_log.intent import Ranges, ReadVersions, Restating
 from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
@@ -43,13 +45,15 @@ Places: TypeAlias = Mapping[str, pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class DueRestatement:
-    """The changes of datasets, by their partition, by which results are restated next; `places`
-    are those of the records to read again, in `spans` of their partitions.
+    """The changes of datasets, by their partition, by which results are restated next: how many
+    `keys` have changed, and the `places` of the records with them. `ends` has what bounded datasets
+    served at the ends of the changes.
     """
 
     changes: Ranges
     places: Places
     keys: int
+    ends: Mapping[str, ReadVersions]
 
     @property
     def records(self) -> int:
@@ -78,6 +82,7 @@ def find_restatement(
     context: StepContext,
     state: ApplicationState,
     streams: Mapping[str, StreamSnapshot],
+    positions: InputPositions,
     changes: Ranges,
 ) -> DueRestatement:
     """Return the records whose results these changes of datasets concern. Raises RestatementError
@@ -85,15 +90,29 @@ def find_restatement(
     """
     found: dict[str, list[pa.Table]] = {}
     keys = 0
+    ends: dict[str, ReadVersions] = {}
     for restated in context.plan.restatements:
         ranges = {ssp: at for ssp, at in changes.items() if ssp.stream == restated.dataset}
         if not ranges:
             continue
-        search = _Search(context, state, streams, restated, ranges)
+        is_moved = not ranges.keys().isdisjoint(positions.startpoints)
+        search = _Search(context, state, streams, restated, ranges, is_moved)
         keys += search.number
+        ends |= search.ends
         for stream, places in search.find_places():
             found.setdefault(stream, []).append(places)
-    return DueRestatement(changes, {name: _merge(all_) for name, all_ in found.items()}, keys)
+    merged = {name: _merge(places) for name, places in found.items()}
+    return DueRestatement(changes, merged, keys, ends)
+
+
+def describe_read(version: SealedVersion | None, over_time: Sequence[str]) -> ReadVersions:
+    """Return what is read of a dataset with this version, and these over time."""
+    if version is None:
+        return ReadVersions(version=None)
+    base = None
+    if version.positioned:
+        base = version.generations[0].folder
+    return ReadVersions(version=version.id, over_time=tuple(over_time), base=base)
 
 
 def _options(context: StepContext, restated: PlannedRestatement) -> Restate:
@@ -113,38 +132,55 @@ def _merge(places: list[pa.Table]) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Search:
-    """Finds the records that a join has joined by keys which have changed since."""
+    """Finds the records that a join has joined by keys which have changed since; `is_moved` if a
+    startpoint says since when.
+    """
 
     context: StepContext
     state: ApplicationState
     streams: Mapping[str, StreamSnapshot]
     restated: PlannedRestatement
     changes: Ranges
+    is_moved: bool
 
     @cached_property
     def options(self) -> Restate:
         return _options(self.context, self.restated)
 
     @cached_property
-    def _is_by_time(self) -> bool:
-        return any(one.time is not None for one in self.restated.inputs)
+    def _history(self) -> ServedHistory:
+        return ServedHistory.read(self.context.lake, self.restated.dataset)
+
+    @cached_property
+    def _until(self) -> int:
+        """The number of the commit up to which changes are followed."""
+        name = self.restated.dataset
+        return max(parse_commit(span.end, name) for span in self.changes.values())
+
+    @property
+    def ends(self) -> dict[str, ReadVersions]:
+        """What the dataset served at the end of its changes, by its name."""
+        served = self._history.at(self._until)
+        over_time: Sequence[str] = ()
+        if isinstance(served.manifest, BoundedManifest):
+            over_time = served.manifest.versions_over_time
+        return {self.restated.dataset: describe_read(served.version, over_time)}
 
     @cached_property
     def changed(self) -> pa.Table:
-        """The changed keys, with the intervals in which they did if records have the time."""
+        """The changed keys; in a join by time, with the intervals in which they did."""
         context = self.context
         name = self.restated.dataset
-        history = ServedHistory.read(context.lake, name)
-        spans = self.changes.values()
         read = []
         for one in self.state.offsets.joined.get(name, ()):
             read.append((one.version, one.over_time))
         keys = ChangedKeys(
             context.lake.store,
-            history,
-            min(parse_commit(span.start, name) for span in spans),
-            max(parse_commit(span.end, name) for span in spans),
+            self._history,
+            min(parse_commit(span.start, name) for span in self.changes.values()),
+            self._until,
             read,
+            from_start=self.is_moved,
         )
         match = context.app.operator(self.restated.join).spec.match
         if match is not None and match.as_of is not None:

@@ -60,6 +60,7 @@ from dagster_adjunct.orchestration.step.context import (
 )
 from dagster_adjunct.orchestration.step.dry_run import inputs_of_dry_run
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
+from dagster_adjunct.orchestration.step.late_changes import late_counters
 from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
@@ -67,6 +68,7 @@ from dagster_adjunct.orchestration.step.plan_batch import (
     find_lost_ranges,
     lease_versions,
     maintain_local_tables,
+    open_served,
     plan_batch,
     resume_open_batch,
     snapshot_inputs,
@@ -296,6 +298,7 @@ class _RunningStep:
                 name: context.versions.over_time(name, ids)
                 for name, ids in intent.joined.over_time.items()
             },
+            served=open_served(context.versions, intent, views),
             times=times_at_batch_start(context.app, before, intent),
             streams={name: stream.system for name, stream in batch.streams.items()},
             places=read_places(context, restating) if restating and restating.records else {},
@@ -424,11 +427,12 @@ class _RunningStep:
         context = self.context
         intent = inputs.intent
         before = self.logged.offsets
+        counters = add_counters(outputs.counters, late_counters(context.app, intent))
         done = ClosedBatch(
             intent=intent,
             closed_at=context.lake.now(),
             records=inputs.records,
-            counters=add_counters(outputs.counters, _count_others(context, intent)),
+            counters=add_counters(counters, _count_others(context, intent)),
             seconds=seconds,
         )
         context.report("outputs", intent.batch)
@@ -453,7 +457,7 @@ class _RunningStep:
             intent.batch,
             records=logged.state.records,
             unit=context.unit,
-            counters=outputs.counters,
+            counters=counters,
             in_process=outputs.in_process,
             watermarks=measure_input_times(context.app, logged.state.times, done.closed_at),
         )

@@ -24,7 +24,12 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.intent import Offsets, Ranges, of_stream
 from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS, EventTime
 from dagster_adjunct.orchestration.operators.lookups import Wait
-from dagster_adjunct.orchestration.operators.waiting import HeldRecord, WaitsFor, waits_by_input
+from dagster_adjunct.orchestration.operators.waiting import (
+    HeldRecord,
+    WaitsFor,
+    list_waits,
+    waits_by_input,
+)
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, snapshot_streams
 from dagster_adjunct.orchestration.step.progress import declared_event_times
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -223,7 +228,7 @@ def describe_held(
     waits = waits_by_input(app.operators)
     if not unread or any(ssp.qualified_stream not in waits for ssp in unread):
         return ()
-    for name in {one.dataset for of_input in waits.values() for one in of_input}:
+    for name in {one.dataset for one in list_waits(app.operators)}:
         dataset = app.dataset(name)
         manifest = StoredVersions(lake, dataset).manifest()
         if manifest is None or _has_unread(systems, lake, dataset, manifest):
@@ -262,7 +267,7 @@ def find_held(
 def _find_watermarks_of_run(lake: Lake, app: Application) -> dict[str, datetime | None]:
     """Return, by join, the watermarks of the datasets if a run found nothing new in them."""
     known: dict[str, datetime | None] = {}
-    for one in {one for waits in waits_by_input(app.operators).values() for one in waits}:
+    for one in list_waits(app.operators):
         dataset = app.dataset(one.dataset)
         manifest = StoredVersions(lake, dataset).manifest()
         if isinstance(manifest, UnboundedManifest):

@@ -314,6 +314,7 @@ class DynamoDbTable(StoreTable):
         return problem_from_boto_error(error, self._label, sent=sent)
 
     async def inspect(self) -> Presence:
+        """Return whether the table exists, and its count of runs; creates nothing."""
         try:
             requests = await self._get_client(make=False)
         except errors.TableNotFoundError:
@@ -321,6 +322,9 @@ class DynamoDbTable(StoreTable):
         return await self._run_in_thread(self._presence, requests)
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        """Create the table if asked to, pass the fence, and count the run in a table that counts
+        runs; return its presence, with the count.
+        """
         requests = await self._get_client(make=create)
         if fence is not None:
             await self._run_in_thread(self._begin_fenced_run, requests.client, fence)
@@ -410,6 +414,9 @@ class DynamoDbTable(StoreTable):
             await asyncio.to_thread(mine.end, wait=True)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Read, or write by requests for many entries where nothing is conditional, else by one for
+        each key.
+        """
         reads = operation.kind is OperationKind.GET
         try:
             requests = await self._get_client(make=not reads and operation.may_create)

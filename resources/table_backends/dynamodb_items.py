@@ -149,6 +149,7 @@ def _encode_array(encode: Encode, value: Sequence[Any]) -> AttributeValue:
 
 
 def _encode_map(encode: Encode, value: Mapping[str, Any]) -> AttributeValue:
+    """Return a map whose values all have one type, as DynamoDB's attribute."""
     members = {}
     for name, item in value.items():
         members[_member_name(name)] = _NULL if item is None else encode(item)
@@ -156,6 +157,7 @@ def _encode_map(encode: Encode, value: Mapping[str, Any]) -> AttributeValue:
 
 
 def _encode_struct(encoders: Mapping[str, Encode], value: Mapping[str, Any]) -> AttributeValue:
+    """Return a struct as DynamoDB's attribute; fields that are None are left out."""
     members = {}
     for name, part in value.items():
         if part is not None:
@@ -190,6 +192,7 @@ def _decode_map(decode: Decode, stored: AttributeValue) -> dict[str, Any]:
 
 
 def _decode_struct(decoders: Mapping[str, Decode], stored: AttributeValue) -> dict[str, Any]:
+    """Return a struct from DynamoDB's attribute; fields that it lacks are None."""
     members = _value_of(stored, "M")
     return {
         name: _unless_null(decode, members.get(name, _NULL)) for name, decode in decoders.items()
@@ -510,10 +513,14 @@ class ItemCodec(RowCodec):
         is_bigint = column.kind is Kind.INTEGER and integer_bits(column) == 64
         if bounds is None or is_bigint:
             return
-        if len(bounds.greatest.as_tuple().digits) <= DIGITS:
+        digits = len(bounds.greatest.as_tuple().digits)
+        if digits <= DIGITS:
             self._bounds[column.name] = bounds
 
     def key_row(self, key: Any) -> Row:
+        """Return the key as checked attributes. Raises SchemaMismatchError for one that the table
+        can't have.
+        """
         row = super().key_row(key)
         for name, stored, largest in zip(self.key, row, _MAX_KEY_BYTES, strict=False):
             tag = self.key_types[name]
@@ -581,6 +588,7 @@ class ItemCodec(RowCodec):
             super().check_order(newest_by)
 
     def column(self, name: str) -> Column:
+        """Return the column of this name; a table without declared columns has one of any name."""
         if not self.is_open:
             return super().column(name)
         if not _is_column_name(name):

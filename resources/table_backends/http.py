@@ -341,6 +341,7 @@ class HttpTable(
             raise lost_request_error(error, self._label, "HEAD", url, open_.secrets) from error
 
     async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        """Return the problems of entries whose path or body can't be made; sends nothing."""
         found: dict[int, Problem] = {}
         values = operation.entries.values or ()
         ordered = key_reorderer(self._label, self.key, operation.key)
@@ -361,11 +362,13 @@ class HttpTable(
             await open_.client.aclose()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send the entries with their keys in the order of this table's key columns."""
         ordered = key_reorderer(self._label, self.key, operation.key)
         if ordered is None:
             return await super().send(operation)
-        mine = RowEntries(list(map(ordered, operation.entries.keys)), operation.entries.values)
-        return await super().send(replace(operation, entries=mine, key=self.key))
+        keys = list(map(ordered, operation.entries.keys))  # in the order of this table's key
+        entries = RowEntries(keys, operation.entries.values)
+        return await super().send(replace(operation, entries=entries, key=self.key))
 
     # -- overridden for other services
 
@@ -424,6 +427,7 @@ class HttpTable(
     # -- requests
 
     async def get(self, key: Key, *args: object) -> Record | None:
+        """Return the record that GET answers, None for the status 404."""
         answer = await self.request("GET", self.path_of(key), args, expected=(404,))
         if answer.status_code == 404:
             return None
@@ -433,6 +437,9 @@ class HttpTable(
         await self.request("PUT", self.path_of(key), args, body=self.encode(value))
 
     async def put_if_absent(self, key: Key, value: Record, *args: object) -> bool:
+        """PUT with If-None-Match, and return whether the record was absent: not for the status
+        412.
+        """
         body = self.encode(value)
         only = {"If-None-Match": "*"}
         answer = await self.request(
@@ -441,6 +448,7 @@ class HttpTable(
         return answer.status_code != 412
 
     async def update(self, key: Key, update: Record | Changes, *args: object) -> None:
+        """PATCH with the columns to set. Raises RecordNotFoundError for the status 404."""
         changes = to_changes(update)
         if changes.add or changes.append or changes.remove:
             problem = f"{self._label} only sets columns: its updates can't add, append or remove."
@@ -505,6 +513,9 @@ class HttpTable(
         raise error_from_response(answer, self._label, open_.secrets)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
+        """The problem of a request that raised this: of unknown outcome if it was sent and not
+        answered clearly.
+        """
         unavailable = first_cause(error, HttpUnavailableError)
         if unavailable is None:
             return super().problem_of(error, sent=sent)

@@ -395,6 +395,9 @@ class KeyValueRows(StoreTable):
         return super().problem_of(error, sent=sent and not isinstance(error, errors.AdjunctError))
 
     async def inspect(self) -> Presence:
+        """Return whether the key-value table exists, its id and its count of runs; creates
+        nothing.
+        """
         found = await self._find()
         if found is None:
             return NO_TABLE
@@ -406,6 +409,9 @@ class KeyValueRows(StoreTable):
         return Presence(exists=True, id=found.incarnation, runs=runs)
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        """Create the key-value table if asked to, and count the run; return its presence. Raises
+        TableNotFoundError.
+        """
         if create and self.create:
             await asyncio.to_thread(
                 lambda: ensure_table(
@@ -462,6 +468,7 @@ class KeyValueRows(StoreTable):
             await self._open.close()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Read or write the entries; an error that no entry caused is the problem of all."""
         if not len(operation):
             return Outcomes(0)
         reads = operation.kind is OperationKind.GET
@@ -476,6 +483,7 @@ class KeyValueRows(StoreTable):
             return Outcomes.all(len(operation), replace(self.problem_of(error), of_request=True))
 
     async def announce(self, fence: Fence) -> None:
+        """Make the fence known in the key-value table, if it exists."""
         try:
             opened = await self._opened(make=False)
         except _NOT_CREATED:

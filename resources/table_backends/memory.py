@@ -72,6 +72,7 @@ class _AnyRecords(RowCodec):
         return dict(record)
 
     def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
+        """Return the changes of an update, in which names of parts of columns are paths."""
         changes = to_changes(update)
         added = {}
         for name, number in changes.add.items():
@@ -111,6 +112,7 @@ class _AnyRecords(RowCodec):
         return path
 
     def sum(self, name: str, old: Any, number: Any) -> Any:
+        """The value after adding a number to `old`, or the members of a mapping."""
         if isinstance(number, Mapping):
             return {**(old or {}), **number}
         return (old or 0) + number
@@ -165,6 +167,7 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         self._store.applied.clear()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Read copies of records; write plainly where nothing has to be checked."""
         keys = operation.entries.keys
         kind = operation.kind
         records = self._store.records

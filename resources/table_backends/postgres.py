@@ -281,6 +281,9 @@ class PostgresRequests:
         return await self._bookkeeping().presence()
 
     async def begin_run(self, fence: Fence | None) -> None:
+        """Count the run in the bookkeeping, created first if the table may be, and pass the
+        fence.
+        """
         from psycopg.errors import InsufficientPrivilege
 
         bookkeeping = self._bookkeeping()
@@ -304,6 +307,7 @@ class PostgresRequests:
         return PostgresBookkeeping(self.connection, self._statements.schema, self._statements.table)
 
     async def open_idempotency_table(self, *, create: bool) -> None:
+        """Check the table that stores marks, after creating it if asked to; then use it."""
         from dagster_adjunct.resources.table_backends.postgres_statements import create_table
 
         schema = self._statements.schema
@@ -327,6 +331,9 @@ class PostgresRequests:
         self.has_idempotency_table = True
 
     async def check(self, use: TableUse) -> None:
+        """Raise for rights, required columns or an idempotency table that the use needs and the
+        table lacks.
+        """
         key = self.codec.key
         names = self.codec.names
         kinds = use.kinds
@@ -553,6 +560,9 @@ class PostgresTable(SqlTable[PostgresRequests]):
     async def _write_entries(
         self, requests: PostgresRequests, operation: Operation[Any]
     ) -> Outcomes:
+        """Write the entries, those of a repeated key in parts after each other; return their
+        outcomes.
+        """
         outcomes = Outcomes(len(operation))
         unsent: Problem | None = None  # of all later parts, once an entry has to be retried
         for places, part in split_repeated_keys(operation):
@@ -599,6 +609,9 @@ class PostgresTable(SqlTable[PostgresRequests]):
         return outcomes
 
     async def _check_creation(self) -> None:
+        """Raise TableAccessError if the user may not create the table, or the session is
+        read-only.
+        """
         from dagster_adjunct.resources.table_backends.postgres_statements import MAY_CREATE
 
         postgres_connection.require_driver(self._label)
@@ -627,6 +640,9 @@ class PostgresTable(SqlTable[PostgresRequests]):
             )
 
     def _is_data_error(self, error: BaseException | None) -> bool:
+        """Whether the data is at fault: a type, a constraint, a trigger's own error or a row
+        policy.
+        """
         import psycopg
 
         if not isinstance(error, psycopg.Error):

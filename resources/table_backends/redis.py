@@ -750,6 +750,9 @@ class RedisTable(StoreTable):
         return await self._write(operation)
 
     async def check_settings(self, conditions: Conditions, *, fenced: bool = False) -> list[str]:
+        """Raise if the server may evict what the conditions need; return a note if it may evict
+        records.
+        """
         await self.open()
         server = self._servers.here()
         policy = await self._eviction_policy()

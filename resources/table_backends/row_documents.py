@@ -281,11 +281,7 @@ def plan_documents(
     read = write_plan.columns_to_read(codec, operation, entries)
     rows = _read_rows(documents, read, stored_entries)
     newest_by = operation.conditions.newest_by
-    applied = {}
-    if operation.conditions:
-        for key, document in rows.documents.items():
-            applied[key] = applied_in(codec, newest_by, document)
-    state = StoredState(rows.records, applied)
+    state = _stored_state(codec, operation, rows)
     plan = write_plan.plan_writes(codec, operation, rows.readable(entries), state)
     marks = {key: marks_of(codec, newest_by, new, at) for key, new in plan.applied.items()}
     if_missing = ABSENT if needs_stored_rows(operation) else ANYTHING
@@ -305,6 +301,15 @@ def plan_documents(
     problems = {entry.place: too_large[entry.key] for entry in entries if entry.key in too_large}
     begun: Collection[Row] = plan.begins if operation.kind is OperationKind.UPDATE else ()
     return PlannedWrites(written, begun, problems | plan.problems)
+
+
+def _stored_state(codec: RowCodec, operation: Operation[Any], rows: _StoredRows) -> StoredState:
+    """Return the stored records, with what was applied to them if the operation has conditions."""
+    applied = {}
+    if operation.conditions:
+        for key, document in rows.documents.items():
+            applied[key] = applied_in(codec, operation.conditions.newest_by, document)
+    return StoredState(rows.records, applied)
 
 
 def _encode(document: Document | None, fitting: Callable[[bytes], bytes]) -> bytes | None:

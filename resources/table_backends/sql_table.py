@@ -181,6 +181,9 @@ class SqlTable(StoreTable, Generic[R]):
         """
 
     async def stored_types(self) -> dict[str, str] | None:
+        """Return the types of the table's columns; the declared ones for a table that is still to
+        be created.
+        """
         try:
             async with self._pools.here().connection() as requests:
                 return requests.codec.types
@@ -190,6 +193,7 @@ class SqlTable(StoreTable, Generic[R]):
             return self.column_types()
 
     async def inspect(self) -> Presence:
+        """Return whether the table exists, its id and its count of runs; creates nothing."""
         try:
             async with self._pools.here().connection() as requests:
                 presence: Presence = await self._run(requests, requests.inspect)
@@ -198,6 +202,9 @@ class SqlTable(StoreTable, Generic[R]):
             return NO_TABLE
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        """Create what is missing and may be created, count the run and pass the fence; return the
+        presence.
+        """
         async with self._pools.here().connection(create=create and self.create) as requests:
             if marks and not requests.has_idempotency_table:
                 await self._run(
@@ -213,6 +220,7 @@ class SqlTable(StoreTable, Generic[R]):
             await self.stored_types()
 
     async def check(self, use: TableUse) -> None:
+        """Raise if the table, or the place where it would be created, does not allow this use."""
         try:
             async with self._pools.here().connection() as requests:
                 await self._run(requests, requests.check, use)
@@ -238,6 +246,9 @@ class SqlTable(StoreTable, Generic[R]):
         await self._pools.here().close()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Read or write by one connection; without a connection, its error is the problem of all
+        entries.
+        """
         reads = operation.kind is OperationKind.GET
         send = self._get if reads else self._write
         count = len(operation)

@@ -459,6 +459,9 @@ class SqliteRequests:
         return _Statement(update, rows, keys, "update the record")
 
     def check(self, use: TableUse) -> None:
+        """Raise if the file can't be written, or required columns or the idempotency table are
+        missing.
+        """
         if not use.writes:
             return
         busy = self.connection.execute("PRAGMA busy_timeout").fetchone()[0]
@@ -468,7 +471,7 @@ class SqliteRequests:
                 # Fails if the file can't be written.
                 self.connection.execute(f"DELETE FROM {self._table} WHERE 0")
         except sqlite3.OperationalError as error:
-            if _primary_code(error) != sqlite3.SQLITE_BUSY:  # another process writes
+            if primary_error_code(error) != sqlite3.SQLITE_BUSY:  # another process writes
                 raise
         finally:
             self.connection.execute(f"PRAGMA busy_timeout = {busy}")
@@ -536,6 +539,9 @@ class SqliteRequests:
             return self._bookkeeping.presence()
 
     def begin_run(self, fence: Fence | None) -> None:
+        """Count the run in the bookkeeping, created first if the table may be, and pass the
+        fence.
+        """
         with self._transaction("IMMEDIATE"):
             if self._declared.create:
                 self._bookkeeping.create()
@@ -544,6 +550,7 @@ class SqliteRequests:
             self._bookkeeping.count_run()
 
     def open_idempotency_table(self, *, create: bool) -> None:
+        """Check the table that stores marks, after creating it if asked to; then use it."""
         codec = self.codec
         key = [part.lower() for part in codec.key]  # as SQLite compares names
         name = write_plan.idempotency_table_name(self._declared.table, key)
@@ -592,7 +599,7 @@ class SqliteRequests:
             try:
                 self.connection.execute("COMMIT")
             except sqlite3.OperationalError as error:
-                self.committing = _primary_code(error) == sqlite3.SQLITE_IOERR
+                self.committing = primary_error_code(error) == sqlite3.SQLITE_IOERR
                 raise
         except BaseException:
             if self.connection.in_transaction:
@@ -600,7 +607,7 @@ class SqliteRequests:
             raise
 
 
-def _primary_code(error: sqlite3.Error) -> int:
+def primary_error_code(error: sqlite3.Error) -> int:
     """Return SQLite's code for the kind of an error, without its details; 0 if it has none."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
@@ -758,6 +765,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
         return f"SqliteTable({self.path!r}, {self.table!r}, key={self.key})"
 
     def storage_notes(self) -> list[str]:
+        """Return what users should know of stored decimals; nothing without decimal columns."""
         decimals = []
         for column in self._declared:
             if column.kind is Kind.DECIMAL:
@@ -779,6 +787,9 @@ class SqliteTable(SqlTable[SqliteRequests]):
             return bool(columns.fetchone()[0])
 
     async def _check_creation(self) -> None:
+        """Raise TableAccessError if the file, or the nearest folder that exists, can't be
+        written.
+        """
         path = Path(self.path)
         nearest = next(place for place in (path, *path.parents) if place.exists())
         can_hold_table = nearest == path or nearest.is_dir()
@@ -890,7 +901,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
         try:
             yield
         except sqlite3.Error as error:
-            code = _primary_code(error)
+            code = primary_error_code(error)
             kind: type[errors.AdjunctError]
             kind = errors.TableError
             what = "rejected the request"
@@ -925,7 +936,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
-        if _primary_code(error) != sqlite3.SQLITE_READONLY:  # it can still be read
+        if primary_error_code(error) != sqlite3.SQLITE_READONLY:  # it can still be read
             raise
 
 
@@ -945,7 +956,7 @@ def sqlite_file_error(
     """Return the table's error if the file system keeps this process from writing the file at
     `path`: the disk is full, read-only or denied, or too many files are open. Else None.
     """
-    code = _primary_code(error)
+    code = primary_error_code(error)
     if code not in _OF_FILE_SYSTEM:
         return None
     found = errors.find_file_error(path)

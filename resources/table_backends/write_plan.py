@@ -592,7 +592,8 @@ class Applied:
 def applied_to_texts(
     codec: RowCodec, newest_by: str | None, applied: Applied
 ) -> tuple[str | None, ...]:
-    """Return the texts to store in `COLUMNS`.
+    """Return the texts to store in `COLUMNS`: the column `newest_by`, the newest message's time and
+    tie, and the positions.
 
     Without `newest_by`, the time and tie stay as they were read.
     """
@@ -609,15 +610,15 @@ def applied_to_texts(
 
 
 def applied_from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any, ...]) -> Applied:
-    """Return what the texts in `COLUMNS` say; a time of another column than `newest_by` is
-    ignored.
+    """Return which messages a record has, from the texts that `applied_to_texts` made; a newest
+    time of another column than `newest_by` is ignored.
     """
-    newest_of, newest, tie, applied = texts
-    positions = json.loads(applied) if applied else {}
-    stored_texts = (newest_of, newest, tie)
-    if newest_by is None or newest_of != newest_by or newest is None:
+    column, time_text, tie, positions_text = texts
+    positions = json.loads(positions_text) if positions_text else {}
+    stored_texts = (column, time_text, tie)
+    if newest_by is None or column != newest_by or time_text is None:
         return Applied(None, positions, stored_texts)
-    time = _READ[codec.columns[newest_by].kind](newest)
+    time = _READ[codec.columns[newest_by].kind](time_text)
     return Applied(Newest(time, tie), positions, stored_texts)
 
 

@@ -112,6 +112,9 @@ class _Merging:
         return all(self._add(name, number) for name, number in changes.add.items())
 
     def _add(self, name: str, number: Any) -> bool:
+        """Add a number, or the members of JSON, to what updates add to a column; return whether the
+        sum is known here.
+        """
         known = self.add.get(name)
         if number is None:
             self.add[name] = known
@@ -139,6 +142,7 @@ class CompactLayer:
     meter: Meter
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send one entry for each key of puts and updates without conditions; all else as it is."""
         if operation.conditions:
             return await self.below.send(operation)
         if operation.kind is OperationKind.PUT:
@@ -274,6 +278,7 @@ class CompactLayer:
         return {asked[at]: problem for at, problem in found.items()}
 
     def _count(self, saved: int) -> None:
+        """Count entries that were done without being sent."""
         if saved > 0:
             self.meter.add("compacted", saved)
 

@@ -42,7 +42,7 @@ from dagster_adjunct.orchestration.code_location.components import AdjunctScaffo
 from dagster_adjunct.resources.streams.system import registered_systems
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.tables import RemoteTable, SqliteTable
-from dagster_adjunct.validators import min_rows, no_nulls, values_in
+from dagster_adjunct.validators import min_rows, no_nulls, sql_check, values_in
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.dagster import functions_of_components as functions
 
@@ -66,6 +66,7 @@ unbounded_datasets:
     valid_from: time_hour
     watermark: {{Watermark: {{delay: 5m, idle_after: 1h}}}}
     compaction: {{DeltaCompaction: {{deltas: 5}}}}
+    validators: [{{no_nulls: temp}}, {{sql_check: {{name: cold, sql: temp < 50, severity: warn}}}}]
   customers:
     input: lake.changes
     key: id
@@ -176,6 +177,7 @@ def in_python() -> list[Application]:
         valid_from="time_hour",
         watermark=Watermark(timedelta(minutes=5), idle_after=timedelta(hours=1)),
         compaction=DeltaCompaction(deltas=5),
+        validators=[no_nulls("temp"), sql_check("cold", "temp < 50", severity="warn")],
     )
     envelope = DebeziumEnvelope("id bigint, name string")
     customers = unbounded_dataset(

@@ -326,6 +326,8 @@ def declared(**more):
     return lambda app, visits: app.table(unbounded_dataset("shops-of-now", **parts))
 
 
+rejected(declared(validators=[no_nulls("citty")]))
+planned(declared(validators=[no_nulls("city"), sql_check("long", "length(city) > 3")]))
 rejected(declared(key="shopp"))
 rejected(declared(columns=["shop", "size"]))
 rejected(declared(order_by="opened"))
