@@ -255,9 +255,8 @@ class RowsOverTime:
         """Return the newest row of each (key, valid_from) with the interval in which it is valid.
 
         The columns are those of the rows, and the intervals of a key are adjacent. A row that is
-        valid now has no `__valid_to`, and deletions are rows too (`__tombstone`). The oldest row of
-        a key that did not end before the history's pruned part is `__first`; those before it tell
-        since when its interval has lasted.
+        valid now has no `__valid_to`, the oldest of a key is `__first`, and deletions are rows too
+        (`__tombstone`).
         """
         return self._merge(self.rows)
 
@@ -299,10 +298,6 @@ class RowsOverTime:
         return _NO_GENERATION
 
     @property
-    def _pruned(self) -> int | None:
-        return None if self.sealed.history is None else self.sealed.history.pruned
-
-    @property
     def _changes(self) -> int:
         """The number of rows in deltas."""
         return sum(
@@ -331,14 +326,10 @@ class RowsOverTime:
             f"lead({VALID_FROM}) OVER ({in_time}) AS {_END}",
             f"first({VALID_FROM}) OVER ({in_time} ROWS UNBOUNDED PRECEDING) AS {_OLDEST}",
         )
-        first = f"{_OLDEST} = {VALID_FROM}"
-        if self._pruned is not None:
-            # Rows that ended by then only tell since when an interval has lasted.
-            pruned = f"timestamp_micros({self._pruned})"
-            first = (
-                f"({first} OR {VALID_FROM} <= {pruned}) AND ({_END} IS NULL OR {_END} > {pruned})"
-            )
-        now = {VALID_TO: f"{_END} AS {VALID_TO}", IS_FIRST: f"{first} AS {IS_FIRST}"}
+        now = {
+            VALID_TO: f"{_END} AS {VALID_TO}",
+            IS_FIRST: f"{_OLDEST} = {VALID_FROM} AS {IS_FIRST}",
+        }
         newest = placed.where(f"{_END} IS NULL OR {_END} <> {VALID_FROM}")
         return newest.selectExpr(*[now.get(name) or quote_name(name) for name in rows.columns])
 
@@ -542,8 +533,8 @@ class VersionReader:
 
         A bucketed scan with the columns of `schema`, `__valid_from`, `__valid_to` (null: open),
         `__first` (the first row of its key) and `__tombstone` (the key has no entry in the
-        interval). The intervals of a key are adjacent. Before its first row a key may have one that
-        only tells since when the interval of that has lasted (see `Timeline`). Raises DatasetError
+        interval). The intervals of a key are adjacent. Its first row may be an anchor, which only
+        tells since when the interval of the second has lasted (see `Timeline`). Raises DatasetError
         for a version without history, and ManifestMismatchError as `frame` does.
         """
         rows = self._over_time(resolve_session(spark)).intervals()

@@ -37,7 +37,7 @@ from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.unbounded.tied_changes import Tie
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import SET_AT, BucketLayout
-from dagster_adjunct.resources.lazy_modules import np, pa
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
@@ -238,9 +238,9 @@ class ColumnMerge:
         rows = self._rows.drop_columns([KEPT]).take(top)
         for column, name in enumerate(self._names):
             places = pa.array(source[:, column], mask=source[:, column] < 0)
-            rows = _set_column(rows, name, self._rows.column(name).take(places))
-        rows = _set_column(rows, TOMBSTONE, pa.array(~exists))
-        rows = _set_column(rows, SET_AT, set_at)
+            rows = set_column(rows, name, self._rows.column(name).take(places))
+        rows = set_column(rows, TOMBSTONE, pa.array(~exists))
+        rows = set_column(rows, SET_AT, set_at)
         return Merged(
             rows,
             superseded=int(self._is_new.sum() - applied.sum()),
@@ -299,5 +299,11 @@ class ColumnMerge:
         return value if isinstance(value, str) else int(value)
 
 
-def _set_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
+def lacks_whole_row(set_at: pa.ChunkedArray) -> Any:
+    """Return for which stored rows no change of the whole row is known, by their `__set_at`."""
+    return pc.fill_null(pc.starts_with(set_at, f'{{"{_WHOLE}":null'), False).to_numpy()
+
+
+def set_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
+    """Return the rows with these values in one of their columns."""
     return rows.set_column(rows.column_names.index(name), name, values)

@@ -60,6 +60,22 @@ def without_stream(
     return others
 
 
+class HeldTime(StoredDocument):
+    """The first record of a partition that waits: its offset, its event time by the expression
+    `by`, and when it was written.
+
+    Where records wait by event time, `newest` is the latest one of the records up to the offset
+    `seen_to`; None where that is not known.
+    """
+
+    offset: int
+    by: str
+    time: datetime
+    since: datetime
+    newest: datetime | None = None
+    seen_to: str | None = None
+
+
 class PassedTime(StoredDocument):
     """The time up to which a dataset was complete for the records that an application has joined
     with it: its joins have passed it.
@@ -139,15 +155,13 @@ class Restating(StoredDocument):
     """What a batch restates: the results of records whose places are stored in the object `places`,
     because of the `changes` of datasets in these ranges.
 
-    `keys` is how many keys have changed, `records` how many records have them. `ends` has what
-    the datasets served at the ends of the ranges.
+    `keys` is how many keys have changed, `records` how many records have them.
     """
 
     places: str
     changes: dict[Partition, OffsetRange]
     keys: int
     records: int
-    ends: dict[str, ReadVersions] = Default(default_factory=dict)
 
     @property
     def datasets(self) -> set[str]:
@@ -170,6 +184,7 @@ class Intent(StoredDocument):
     - `tasks`: how many tasks read each record of a broadcast input; None without broadcast inputs.
     - `waiting`: partitions with `idle_after` that have records for a later batch, so they do not
       count as idle.
+    - `held`: the first record that waits for a dataset, of each partition that has one.
     - `cut`: whether retention deleted some of its records before it finished. Outputs that were
       written before that keep all of its records.
     """
@@ -186,6 +201,7 @@ class Intent(StoredDocument):
     restating: Restating | None = None
     tasks: int | None = None
     waiting: tuple[Partition, ...] = ()
+    held: dict[Partition, HeldTime] = Default(default_factory=dict)
     cut: bool = False
 
     @property

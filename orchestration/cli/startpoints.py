@@ -344,7 +344,8 @@ def _describe_held(
     for ssp, end in ends.items():
         if end.behind:
             unread[ssp] = last.offsets[ssp]
-    return [held.describe() for held in find_held(systems_for(app, lake=lake), lake, app, unread)]
+    held = find_held(systems_for(app, lake=lake), lake, app, unread, last.held)
+    return [record.describe() for record in held]
 
 
 def _stream_ends(
@@ -353,7 +354,7 @@ def _stream_ends(
     """Return where the streams of all input partitions end."""
     systems = systems_for(app, lake=lake)
     ends: dict[SystemStreamPartition, _StreamEnd] = {}
-    for name in app.inputs:
+    for name in (*app.inputs, *app.restated):
         ssps = [ssp for ssp in last.offsets if ssp.qualified_stream == name]
         if ssps:
             system = systems[ssps[0].system].snapshot(ssps[0].stream)

@@ -273,7 +273,8 @@ def _request_for_records(
         delayed = progress.describe_waiting_datasets(lake, systems, app)
         if delayed or unfinished or scan.due:
             return delayed
-        return describe_held(systems, lake, app, _list_unread(systems, app, state))
+        unread = _list_unread(systems, app, state)
+        return describe_held(systems, lake, app, unread, state.held)
 
     what = decide_launch(backlog, rule, unfinished, waiting)
     if isinstance(what, Skip):

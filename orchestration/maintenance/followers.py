@@ -134,11 +134,20 @@ def find_versions_for_followers(
     if states is None:
         states = list_application_states(lake)
     needed = {}
+    let_go = set()
     for follower in find_lagging_followers(lake, dataset, states, policy):
         if follower.version is not None and follower.is_kept(now):
             needed[follower.version] = follower.describe(now)
-            for version in _list_joined(states[follower.application], dataset):
-                needed.setdefault(version, follower.describe(now))
+        else:
+            let_go.add(follower.application)
+    for application, state in states.items():
+        if application not in let_go and state.renamed_to is None:
+            for version in _list_joined(state, dataset):
+                needed.setdefault(
+                    version,
+                    f"application {application} has results that follow dataset {dataset}, made"
+                    f" with version {version}",
+                )
     return needed
 
 

@@ -23,7 +23,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.streams.system import CHANGES
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.streams.system import CHANGES, LAKE
 
 
 def plan_restatements(
@@ -230,8 +231,8 @@ class _Graph:
                 join,
                 operator,
                 f"{state}, and would not follow",
-                "Send the results to a stream, and go on from its latest results in another"
-                ' application: read_stream(…, epochs="latest"), or a dataset that is made of them.',
+                "Send the results to a stream of the lake, and compute this of its latest results"
+                ' (LakeStreams.read, epochs="latest").',
             )
 
     def _check_stream(self, join: Operator, operator: Operator) -> None:
@@ -243,6 +244,15 @@ class _Graph:
                 f"gets records of {' and '.join(sorted(inputs))}, and results that are made of"
                 " several inputs have no positions by which they could be replaced",
                 "Send what is made of each input to a stream of its own.",
+            )
+        dropping = self._find_dropping(join, operator)
+        if dropping is not None and split_stream_name(str(operator.spec.writes))[0] != LAKE:
+            raise self._refused(
+                join,
+                operator,
+                f"sends results to {operator.spec.writes}, which would not show that {dropping.id}"
+                " drops one that was there before",
+                'Keep the record, with nulls (how="left"), or send to a stream of the lake.',
             )
 
     def _check_table(self, join: Operator, operator: Operator) -> None:
@@ -281,7 +291,7 @@ class _Graph:
                 operator,
                 f"writes table {table.name}, and {dropping.id} may drop a record whose row the"
                 " table has by then, which would stay",
-                'Keep the record, with nulls (how="left"), or mark it in a column.',
+                'Keep the record, with nulls (how="left").',
             )
         for name in send.key_sources(table.key):
             if self._may_depend_on_entries(operator.inputs[0], name):

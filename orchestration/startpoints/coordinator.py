@@ -428,15 +428,6 @@ def start_run(
             identities[name] = stream.info.identity
         if stream.was_recreated(known):
             times = times.without_stream(name)
-    recreated = {name for name, stream in streams.items() if stream.was_recreated(known)}
-    skipped = {}
-    for ssp, spans in known.skipped.items():
-        if ssp.qualified_stream not in recreated:
-            skipped[ssp] = spans
-    before = dict.fromkeys(moved, "0")
-    for ssp in moved:
-        if ssp.qualified_stream not in recreated:
-            before[ssp] = state.checkpoint.get(ssp, "0")
     begun = known.begun
     if app.startpoints:
         begun &= resolved.list_done()
@@ -444,14 +435,11 @@ def start_run(
         update={
             "resolved": dict(resolved.startpoints),
             "begun": begun,
-            "skipped": skipped,
             "streams": identities,
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
     ).with_replays(resolved.replays.values())
-    offsets = offsets.with_reading(
-        before, {ssp: OffsetRange(checkpoint[ssp], checkpoint[ssp]) for ssp in moved}
-    )
+    offsets = _skip(offsets, state, streams, {ssp: checkpoint[ssp] for ssp in moved})
     held: set[SystemStreamPartition] = set()
     for task in tasks:
         held.update(fan_out.held.get(task, ()))
@@ -472,6 +460,27 @@ def start_run(
             *describe_unapplied(fan_out),
         ),
     )
+
+
+def _skip(
+    offsets: OffsetState,
+    state: ApplicationState,
+    streams: Mapping[str, StreamSnapshot],
+    moved: Offsets,
+) -> OffsetState:
+    """Return the positions with what the main position skips where it is moved to these offsets;
+    the offsets of a recreated stream are others than those before.
+    """
+    recreated = {name for name, stream in streams.items() if stream.was_recreated(state.offsets)}
+    skipped = dict(offsets.skipped)
+    before = {}
+    for ssp in moved:
+        before[ssp] = state.checkpoint.get(ssp, "0")
+        if ssp.qualified_stream in recreated:
+            before[ssp] = "0"
+            skipped.pop(ssp, None)
+    there = {ssp: OffsetRange(start, start) for ssp, start in moved.items()}
+    return offsets.model_copy(update={"skipped": skipped}).with_reading(before, there)
 
 
 def _describe_paused(app: Application, offsets: OffsetState) -> list[str]:

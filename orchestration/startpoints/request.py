@@ -382,7 +382,7 @@ def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
 
 def _check_stream_read(app: Application, stream: str) -> None:
     split_stream_name(stream)
-    known = set(app.inputs)
+    known = {*app.inputs, *app.restated}
     fed = {}
     for dataset in app.datasets:
         if _is_rewindable(dataset):

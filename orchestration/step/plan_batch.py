@@ -70,7 +70,7 @@ from dagster_adjunct.orchestration.step.restatement import (
     ranges_of_places,
     store_places,
 )
-from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting
+from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting, to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.threads import call_in_threads
@@ -351,7 +351,7 @@ def plan_batch(
     if positions.replays and not is_turn_of_main:
         return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
     readable = _find_readable(context, seen, positions)
-    intent = _plan_main_batch(context, state, positions, readable.ranges)
+    intent = _plan_main_batch(context, state, positions, readable)
     if intent is not None:
         return PlannedBatch(intent, seen.streams, losses)
     if positions.replays:
@@ -396,10 +396,13 @@ def _plan_restatement(
 
     Without records to read again it has no ranges, and only moves the positions in the changes.
     """
-    changes = find_due(context, state, positions)
+    served = {}
+    for name in {stream: dataset.name for stream, dataset in context.app.restated.items()}.values():
+        served[name] = seen.versions[name], seen.over_time.get(name, ())
+    changes = find_due(context, state, positions, served)
     if not changes:
         return None
-    due = find_restatement(context, state, seen.streams, positions, changes)
+    due = find_restatement(context, state, seen.streams, positions, changes, served)
     places = ""
     if due.records:
         places = store_places(context, state.batch + 1, due.places)
@@ -414,9 +417,7 @@ def _plan_restatement(
         ranges,
         startpoints=startpoints,
         epochs={ssp: state.offsets.next_epoch(ssp) for ssp in ranges},
-        restating=Restating(
-            places=places, changes=changes, keys=due.keys, records=due.records, ends=dict(due.ends)
-        ),
+        restating=Restating(places=places, changes=changes, keys=due.keys, records=due.records),
     )
 
 
@@ -467,12 +468,13 @@ def _plan_recorded_batch(
 
 
 def _plan_main_batch(
-    context: StepContext, state: ApplicationState, positions: InputPositions, ranges: Ranges
+    context: StepContext, state: ApplicationState, positions: InputPositions, readable: HeldRanges
 ) -> Intent | None:
-    """Return the intent of a batch of these ranges of the main input, with its startpoints; None if
-    they are empty.
+    """Return the intent of a batch of what is readable of the main input, with its startpoints;
+    None if that is empty.
     """
     unread = positions.unread
+    ranges = readable.ranges
     if _are_all_empty(context, ranges):
         return None
     startpoints = {}
@@ -499,6 +501,7 @@ def _plan_main_batch(
         epochs=epochs,
         lost=positions.lost,
         waiting=tuple(waiting),
+        held=to_stored(context.app, readable.held),
     )
 
 
@@ -714,7 +717,7 @@ def _lease_served(
     for dataset in context.app.restated.values():
         view = context.versions.view(dataset.name, versions[dataset.name], state)
         sealed = view.sealed if isinstance(view, VersionReader) else None
-        restated[dataset.name] = describe_read(sealed, over_time.get(dataset.name, ()))
+        restated[dataset.name] = describe_read(sealed, seen.over_time.get(dataset.name, ()))
     joined = joined.model_copy(
         update={
             "versions": versions,

@@ -14,12 +14,16 @@ from typing import TypeAlias
 from uuid import uuid4
 
 from dagster_adjunct.assets.reading.change_streams import parse_commit
-from dagster_adjunct.assets.reading.changed_keys import SINCE, UNTIL, ChangedKeys
+from dagster_adjunct.assets.reading.changed_keys import SINCE, UNTIL, ChangedKeys, VersionIds
 from dagster_adjunct.assets.reading.served_history import ServedHistory
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
-from dagster_adjunct.orchestration.batch_log.intent import Ranges, ReadVersions, Restating
+from dagster_adjunct.orchestration.batch_log.intent import (
+    Ranges,
+    ReadVersions,
+    Restating,
+    of_stream,
+)
 from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
@@ -46,36 +50,69 @@ Places: TypeAlias = Mapping[str, pa.Table]
 @dataclass(frozen=True, slots=True)
 class DueRestatement:
     """The changes of datasets, by their partition, by which results are restated next: how many
-    `keys` have changed, and the `places` of the records with them. `ends` has what bounded datasets
-    served at the ends of the changes.
+    `keys` have changed, and the `places` of the records with them.
     """
 
     changes: Ranges
     places: Places
     keys: int
-    ends: Mapping[str, ReadVersions]
 
     @property
     def records(self) -> int:
         return sum(places.num_rows for places in self.places.values())
 
 
-def find_due(context: StepContext, state: ApplicationState, positions: InputPositions) -> Ranges:
-    """Return the unread changes of datasets by which results are to be restated now: not those of
-    a dataset whose last restatement was too short a time ago.
+def find_due(
+    context: StepContext,
+    state: ApplicationState,
+    positions: InputPositions,
+    served: Mapping[str, VersionIds],
+) -> Ranges:
+    """Return the changes of datasets by which results are restated now: not those of one whose
+    last restatement was too short a time ago.
+
+    They are unread, or a startpoint says from where; or there are none, but joins by time have read
+    other versions than those that are `served`.
     """
-    now = context.lake.now()
     due: Ranges = {}
     for restated in context.plan.restatements:
-        every = _options(context, restated).every
-        last = state.offsets.restated.get(restated.dataset)
-        if every is not None and last is not None and now - last < every:
-            continue
-        for ssp, span in positions.changed.items():
-            is_read = context.compare(ssp, span.start, span.end) >= 0
-            if ssp.qualified_stream == restated.changes and not is_read:
-                due[ssp] = span
+        changes = of_stream(positions.changed, restated.changes)
+        is_moved = not changes.keys().isdisjoint(positions.startpoints)
+        if is_moved or _is_due(context, state, restated, changes, served):
+            due |= changes
     return due
+
+
+def _is_due(
+    context: StepContext,
+    state: ApplicationState,
+    restated: PlannedRestatement,
+    changes: Ranges,
+    served: Mapping[str, VersionIds],
+) -> bool:
+    if not _may_begin(context, state, restated):
+        return False
+    return _are_unread(context, changes) or _has_read_others(state, restated, served)
+
+
+def _may_begin(context: StepContext, state: ApplicationState, restated: PlannedRestatement) -> bool:
+    """Whether the last restatement was long enough ago."""
+    every = _options(context, restated).every
+    last = state.offsets.restated.get(restated.dataset)
+    return every is None or last is None or context.lake.now() - last >= every
+
+
+def _are_unread(context: StepContext, changes: Ranges) -> bool:
+    return any(context.compare(ssp, span.start, span.end) < 0 for ssp, span in changes.items())
+
+
+def _has_read_others(
+    state: ApplicationState, restated: PlannedRestatement, served: Mapping[str, VersionIds]
+) -> bool:
+    """Whether batches have read other versions over time than those of now."""
+    _, over_time = served[restated.dataset]
+    joined = state.offsets.joined.get(restated.dataset, ())
+    return any(set(read.over_time) != set(over_time) for read in joined)
 
 
 def find_restatement(
@@ -84,25 +121,24 @@ def find_restatement(
     streams: Mapping[str, StreamSnapshot],
     positions: InputPositions,
     changes: Ranges,
+    served: Mapping[str, VersionIds],
 ) -> DueRestatement:
     """Return the records whose results these changes of datasets concern. Raises RestatementError
     if there are more than declared.
     """
     found: dict[str, list[pa.Table]] = {}
     keys = 0
-    ends: dict[str, ReadVersions] = {}
     for restated in context.plan.restatements:
         ranges = {ssp: at for ssp, at in changes.items() if ssp.stream == restated.dataset}
         if not ranges:
             continue
-        is_moved = not ranges.keys().isdisjoint(positions.startpoints)
-        search = _Search(context, state, streams, restated, ranges, is_moved)
+        moved = {ssp: at for ssp, at in ranges.items() if ssp in positions.startpoints}
+        search = _Search(context, state, streams, restated, served[restated.dataset], moved)
         keys += search.number
-        ends |= search.ends
         for stream, places in search.find_places():
             found.setdefault(stream, []).append(places)
     merged = {name: _merge(places) for name, places in found.items()}
-    return DueRestatement(changes, merged, keys, ends)
+    return DueRestatement(changes, merged, keys)
 
 
 def describe_read(version: SealedVersion | None, over_time: Sequence[str]) -> ReadVersions:
@@ -132,39 +168,21 @@ def _merge(places: list[pa.Table]) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Search:
-    """Finds the records that a join has joined by keys which have changed since; `is_moved` if a
-    startpoint says since when.
+    """Finds the records that a join has joined by keys which are `served` with other entries now.
+
+    `moved` are the changes of the dataset where a startpoint says since when.
     """
 
     context: StepContext
     state: ApplicationState
     streams: Mapping[str, StreamSnapshot]
     restated: PlannedRestatement
-    changes: Ranges
-    is_moved: bool
+    served: VersionIds
+    moved: Ranges
 
     @cached_property
     def options(self) -> Restate:
         return _options(self.context, self.restated)
-
-    @cached_property
-    def _history(self) -> ServedHistory:
-        return ServedHistory.read(self.context.lake, self.restated.dataset)
-
-    @cached_property
-    def _until(self) -> int:
-        """The number of the commit up to which changes are followed."""
-        name = self.restated.dataset
-        return max(parse_commit(span.end, name) for span in self.changes.values())
-
-    @property
-    def ends(self) -> dict[str, ReadVersions]:
-        """What the dataset served at the end of its changes, by its name."""
-        served = self._history.at(self._until)
-        over_time: Sequence[str] = ()
-        if isinstance(served.manifest, BoundedManifest):
-            over_time = served.manifest.versions_over_time
-        return {self.restated.dataset: describe_read(served.version, over_time)}
 
     @cached_property
     def changed(self) -> pa.Table:
@@ -172,16 +190,13 @@ class _Search:
         context = self.context
         name = self.restated.dataset
         read = []
-        for one in self.state.offsets.joined.get(name, ()):
-            read.append((one.version, one.over_time))
-        keys = ChangedKeys(
-            context.lake.store,
-            self._history,
-            min(parse_commit(span.start, name) for span in self.changes.values()),
-            self._until,
-            read,
-            from_start=self.is_moved,
-        )
+        since = [parse_commit(span.start, str(ssp)) for ssp, span in self.moved.items()]
+        if not since:
+            for one in self.state.offsets.joined.get(name, ()):
+                read.append((one.version, one.over_time))
+        history = ServedHistory.read(context.lake, name)
+        store = context.lake.store
+        keys = ChangedKeys(store, history, read, self.served, min(since, default=None))
         match = context.app.operator(self.restated.join).spec.match
         if match is not None and match.as_of is not None:
             return keys.find_over_time(oldest=match.as_of.before_history == "oldest")

@@ -82,6 +82,7 @@ from dagster_adjunct.orchestration.step.progress import (
 )
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
 from dagster_adjunct.orchestration.step.restatement import read_places
+from dagster_adjunct.orchestration.step.waiting import to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
@@ -464,19 +465,25 @@ class _RunningStep:
 
     def _commit_positions(self, nothing: NothingToRead) -> None:
         """Commit the positions that the inputs have been read up to, with the startpoints applied
-        there.
+        there, and the records that wait.
 
-        Does nothing if no startpoint or loss has moved a position.
+        Does nothing if no startpoint or loss has moved a position, and the same records wait as
+        before.
         """
         context = self.context
         positions = nothing.positions
-        if not positions.startpoints and not positions.lost:
+        held = to_stored(context.app, nothing.held)
+        applied = {}
+        for ssp, start in positions.startpoints.items():
+            if ssp in positions.unread:
+                applied[ssp] = start.id
+        if not applied and not positions.lost:
+            if held != self.logged.held:
+                waits = self.logged.model_copy(update={"held": held})
+                logged = context.log.commit(self.state.logged, waits, by=context.run)
+                self.state = replace(self.state, logged=logged)
             return
-        applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
-        starts = {}
-        for ssp, span in (*positions.unread.items(), *positions.changed.items()):
-            if ssp in applied or ssp in positions.unread:
-                starts[ssp] = span.start
+        starts = {ssp: span.start for ssp, span in positions.unread.items()}
         lost = _count_lost(context, positions.lost)
         before = self.logged
         offsets = before.offsets.with_applied(applied, None, context.lake.now())
@@ -485,6 +492,7 @@ class _RunningStep:
             "checkpoint": before.checkpoint | starts,
             "offsets": offsets.with_reading(before.checkpoint, here),
             "totals": add_counters(before.totals, lost),
+            "held": held,
         }
         note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
         logged = context.log.commit(
@@ -493,8 +501,8 @@ class _RunningStep:
         context.startpoints.remove_applied(context.tasks, applied)
         texts = []
         for ssp in applied:
-            start = logged.state.offsets.applied[ssp]
-            texts.append(f"{start.describe(ssp)} applied; there is nothing to read yet")
+            there = logged.state.offsets.applied[ssp]
+            texts.append(f"{there.describe(ssp)} applied; there is nothing to read yet")
         report = self.state.report
         report = replace(report, counters=add_counters(report.counters, lost))
         state = replace(self.state, logged=logged, report=report)

@@ -193,7 +193,7 @@ def _scan_file(
     files: StreamFiles, part: FilePart, scan: _Scan, values: _Values
 ) -> Iterator[pa.Table]:
     """Yield the values of those records of a part of a file that have one of the keys."""
-    parquet = open_segment_file(files, part.segment, part.file)
+    parquet = open_segment_file(files, part.segment, part.file, for_few=True)
     for group in iter_groups_between(parquet, part.low, part.high):
         if not scan.may_find(parquet, group):
             continue
@@ -237,7 +237,7 @@ def _read_rows(
     """
     if not len(rows):
         return
-    parquet = open_segment_file(files, part.segment, part.file)
+    parquet = open_segment_file(files, part.segment, part.file, for_few=True)
     for group, least, greatest, _ in iter_row_groups(parquet, ROW):
         first, last = 0, len(rows)
         if isinstance(least, int) and isinstance(greatest, int):

@@ -23,8 +23,11 @@ from dagster_adjunct.assets.declaration.dataset import (
 )
 from dagster_adjunct.assets.exchange.handover import duckdb_view, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import frame_over_time, read_rows_over_time
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -213,14 +216,23 @@ def test_what_was_dropped_before_the_edge_is_not_read_as_valid_then() -> None:
     world.advance(spec)
     report = compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
     assert report.counters["pruned"] == 1
-    for change in (None, (KEYS[2], 21, (1, "v"))):
-        if change is not None:
-            send(world, [change])
-            world.advance(spec)
-        rows = read_rows_over_time(world.view(spec), with_ids=True)
+
+    def check() -> None:
+        rows = read_rows_over_time(
+            StoredVersions(world.lake, NAME).require_current(), with_ids=True
+        )
         told = [row for row in rows.to_pylist() if row["k"] == key[0]]
         assert [(row["note"], row["__first"]) for row in told] == [("z", True)]
         assert told[0]["interval_id"] == id_of(key, 1)
+
+    check()
+    send(world, [(KEYS[2], 21, (1, "v"))])
+    world.advance(spec)
+    check()
+    erase_keys(world.lake, NAME, [KEYS[2]], reason="test", by="test")
+    check()
+    repartition_dataset(world.lake, NAME, 3, reason="test", by="test")
+    check()
 
 
 def test_a_correction_older_than_the_history_may_begin_an_interval_anew() -> None:

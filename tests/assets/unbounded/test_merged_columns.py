@@ -667,3 +667,28 @@ def test_other_engines_see_neither_how_columns_were_merged_nor_what_is_held(
     view = world.view(spec)
     assert pyarrow_dataset(view).to_table().column_names == ["k", *COLUMNS]
     assert polars_frame(view).collect().columns == ["k", *COLUMNS]
+
+
+def test_a_rewind_brings_nothing_back_that_a_forgotten_deletion_had_deleted(world: World) -> None:
+    world.spark = IN_PROCESS
+    spec = declared(world, keep_tombstones=10, broadcast=True)
+    send(world, Change("k", 1, 0, "i", WHOLE), Change("k", 5, 0, "d"))
+    world.advance(spec)
+    send(world, Change("l", 30, 0, "i", WHOLE))
+    world.advance(spec)
+    compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
+    send(world, Change("k", 25, 0, "u", {"b": 25}))
+    send(world, Change("k", 2, 0, "i", WHOLE), Change("l", 31, 0, "u", {"b": 31}))
+    report = world.advance(spec)
+    assert (report.counters["held"], report.counters["late"]) == (1, 1)
+    wanted = {"l": WHOLE | {"b": 31}}
+    assert content(world, spec) == wanted
+    number = bucket_of_key(["k"], ["string"], 2)
+    ssp = SystemStreamPartition("lake", NAME, number)
+    again: dict[str, Any] = {"lake": world.lake, "systems": world.systems, "spark": IN_PROCESS}
+    again |= {"positions": {ssp: StartpointSpecific(offset="3")}, "reason": "again", "by": "test"}
+    with pytest.raises(DatasetError):
+        rewind_dataset(spec, **again)
+    assert content(world, spec) == wanted
+    rewind_dataset(spec, force=True, **again)
+    assert content(world, spec) == wanted

@@ -64,6 +64,7 @@ unbounded_datasets:
     max_age: 2d
     history: all
     valid_from: time_hour
+    history_columns: [visib]
     watermark: {{Watermark: {{delay: 5m, idle_after: 1h}}}}
     compaction: {{DeltaCompaction: {{deltas: 5}}}}
     validators: [{{no_nulls: temp}}, {{sql_check: {{name: cold, sql: temp < 50, severity: warn}}}}]
@@ -71,8 +72,8 @@ unbounded_datasets:
     input: lake.changes
     key: id
     broadcast: true
-    changes: {{DebeziumEnvelope: {{columns: "id bigint, name string"}}}}
-    order_by: source.lsn
+    changes: {{DebeziumEnvelope: {{columns: "id bigint, name string, named bigint"}}}}
+    order_by: {{named: [name]}}
 tables:
   seen:
     key: tailnum
@@ -96,7 +97,7 @@ applications:
       - input_stream: {{name: lake.flights, event_time: time_hour, delay: 10m, idle_after: 1d}}
         as: flights
       - join: {{table: planes, by: tailnum, how: left, select: [seats, year as built]}}
-      - join: {{table: airports, by: {{dest: faa}}, how: left}}
+      - join: {{table: airports, by: {{dest: faa}}, how: left, as_of: time_hour, versions: known-then}}
       - with_columns: {{gone: dest is null, half: seats / 2}}
         as: joined
       - send_to: lake.enriched
@@ -175,18 +176,19 @@ def in_python() -> list[Application]:
         max_age=timedelta(days=2),
         history="all",
         valid_from="time_hour",
+        history_columns=["visib"],
         watermark=Watermark(timedelta(minutes=5), idle_after=timedelta(hours=1)),
         compaction=DeltaCompaction(deltas=5),
         validators=[no_nulls("temp"), sql_check("cold", "temp < 50", severity="warn")],
     )
-    envelope = DebeziumEnvelope("id bigint, name string")
+    envelope = DebeziumEnvelope("id bigint, name string, named bigint")
     customers = unbounded_dataset(
         "customers",
         input="lake.changes",
         key="id",
         broadcast=True,
         changes=envelope,
-        order_by="source.lsn",
+        order_by={"named": ["name"]},
     )
     store = SqliteTable(
         "seen.sqlite", "seen", "tailnum", columns={"tailnum": "string", "n": "bigint"}
@@ -216,7 +218,13 @@ def in_python() -> list[Application]:
     )
     joined = (
         flights.join(app.table(planes), on="tailnum", how="left", select=["seats", "year as built"])
-        .join(app.table(functions.airports), on={"dest": "faa"}, how="left")
+        .join(
+            app.table(functions.airports),
+            on={"dest": "faa"},
+            how="left",
+            as_of="time_hour",
+            versions="known-then",
+        )
         .with_columns(gone="dest is null", half="seats / 2")
     )
     joined.send_to(enriched).update(

@@ -34,7 +34,7 @@ MERGING = CompactionPolicy(min_segments=2, target_bytes=20_000)
 def _small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have indexes of few records, with many row groups that are written and read in parts."""
     monkeypatch.setattr(key_index, "FEWEST_RECORDS", 5)
-    monkeypatch.setattr(key_index, "_ROWS_PER_GROUP", 4)
+    monkeypatch.setattr(key_index, "_MOST_PER_GROUP", 4)
     monkeypatch.setattr(key_index, "_BYTES_SORTED", 500)
     monkeypatch.setattr(key_index, "_GROUPS_READ", 3)
 
