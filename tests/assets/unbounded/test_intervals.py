@@ -10,6 +10,7 @@ import datetime as dt
 import hashlib
 import itertools
 import random
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from dagster_adjunct.assets.declaration.dataset import (
 )
 from dagster_adjunct.assets.exchange.handover import duckdb_view, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
+from dagster_adjunct.assets.reading.interval_ids import interval_id_sql, interval_ids
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import frame_over_time, read_rows_over_time
 from dagster_adjunct.assets.retention.erasure import erase_keys
@@ -271,6 +273,70 @@ def test_other_history_columns_make_other_intervals_of_the_same_rows() -> None:
             assert opened.get(KEYS[0])["note"] == "y"  # type: ignore[index]
             rows = read_rows_over_time(opened._served.lend_over_time()).to_pylist()
             assert [row["note"] for row in rows] == ["x", "y", "y"]
+
+
+KEY_TYPES = Schema.of(
+    s="string",
+    b="binary",
+    i="tinyint",
+    l="bigint",
+    d="date",
+    t="timestamp",
+    m="decimal(12,3)",
+    w="decimal(38,0)",
+)
+
+
+def keys_of_all_types() -> pa.Table:
+    """Return a few keys, and a begin for each."""
+    row = {
+        "s": "é|\x00",
+        "b": b"\x00\xff",
+        "i": -3,
+        "l": 2**62,
+        "d": dt.date(1, 1, 1),
+        "t": dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, dt.UTC),
+        "m": Decimal("-0.500"),
+        "w": Decimal(10**37),
+    }
+    other = {
+        "s": "",
+        "b": b"",
+        "i": 0,
+        "l": -1,
+        "d": dt.date(9999, 12, 31),
+        "t": dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, dt.UTC),
+        "m": Decimal("0.000"),
+        "w": Decimal(-1),
+    }
+    begins = {"begin": pa.array([-1, 2**50], pa.timestamp("us", "UTC"))}
+    table = pa.Table.from_pylist([row, other], schema=KEY_TYPES.to_arrow())
+    return table.append_column("begin", begins["begin"])
+
+
+def ids_of_all_types() -> list[str]:
+    rows = keys_of_all_types()
+    found: list[str] = interval_ids(rows, KEY_TYPES.names, [-1, 2**50]).to_pylist()
+    first = "-1|C3A97C00|00FF|-3|4611686018427387904|-719162|-1|-0.500|1" + "0" * 37
+    assert found[0] == hashlib.sha256(first.encode()).hexdigest()[:32]
+    return found
+
+
+def test_duckdb_writes_keys_of_all_types_as_python_does() -> None:
+    duckdb = pytest.importorskip("duckdb")
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'Asia/Tokyo'")
+    connection.register("rows", keys_of_all_types())
+    sql = interval_id_sql(KEY_TYPES, KEY_TYPES.names, "begin", '"{}"'.format, duckdb=True)
+    rows = connection.execute(f"SELECT {sql} FROM rows").fetchall()
+    assert [row[0] for row in rows] == ids_of_all_types()
+
+
+@pytest.mark.spark
+def test_spark_writes_keys_of_all_types_as_python_does(spark: SparkSession) -> None:
+    sql = interval_id_sql(KEY_TYPES, KEY_TYPES.names, "begin", "`{}`".format)
+    rows = spark.createDataFrame(keys_of_all_types()).selectExpr(sql).collect()
+    assert [row[0] for row in rows] == ids_of_all_types()
 
 
 @pytest.mark.spark
