@@ -33,6 +33,7 @@ from dagster_adjunct.orchestration.maintenance.repartition import repartition_da
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
@@ -368,6 +369,28 @@ def test_spark_has_the_same_intervals_and_ids(tmp_path: Path, spark: SparkSessio
         frame = opened.over_time(interval_id=True).frame(spark)
         read = shown([tuple(row) for row in frame.collect()])
         assert without_since(read) == without_since(expected)
+
+
+def test_history_columns_follow_a_renamed_column(tmp_path: Path) -> None:
+    world = world_in(open_lake(tmp_path / "lake"))
+    send(world, [(KEYS[0], 1, (1, "x")), (KEYS[0], 2, (1, "y"))])
+    world.advance(states())
+    renamed = Schema.of(k="string", d="date", since="timestamp", m="int", note="string")
+    world.streams.create(
+        NAME, schema=renamed, key=["k", "d"], partitions=2, changes=ColumnChanges({"n": "m"})
+    )
+    rows = [(*KEYS[0], at(second), value, "z") for second, value in ((3, 1), (4, 2))]
+    table = pa.Table.from_pylist(
+        [dict(zip(renamed.names, row, strict=True)) for row in rows], schema=renamed.to_arrow()
+    )
+    world.streams.append(NAME, table, producer="test", sequence=world._next(NAME))
+    world.advance(states(history_columns=["m"], renamed={"n": "m"}))
+    compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
+    with open_dataset(world.lake, NAME) as opened:
+        expected = [(*KEYS[0], 1, "z", 1, 1, 4, id_of(KEYS[0], 1))]
+        expected.append((*KEYS[0], 2, "z", 4, 4, None, id_of(KEYS[0], 4)))
+        for read in (by_key, by_duckdb, by_polars):
+            assert read(opened) == expected
 
 
 def fleets(world: World, chance: random.Random) -> Model:
