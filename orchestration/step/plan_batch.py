@@ -763,7 +763,7 @@ def open_served(
     """
     served = {}
     for name, commits in intent.joined.served.items():
-        view = views[name]
+        view = views.get(name)
         if isinstance(view, VersionReader):
             served[name] = versions.served(name, commits, view.sealed.named_columns)
     return served
