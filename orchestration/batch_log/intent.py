@@ -61,13 +61,14 @@ def without_stream(
 
 
 class HeldTime(StoredDocument):
-    """The first record of a partition that waits: its offset, its event time by the expression
-    `by`, and when it was written.
+    """The first record of a partition that waits: its offset in the stream of this identity, its
+    event time by the expression `by`, and when it was written.
 
     Where records wait by event time, `newest` is the latest one of the records up to the offset
     `seen_to`; None where that is not known.
     """
 
+    stream: str | None
     offset: int
     by: str
     time: datetime

@@ -31,7 +31,13 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application, list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
-from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, JoinedVersions, Ranges
+from dagster_adjunct.orchestration.batch_log.intent import (
+    Epochs,
+    HeldTime,
+    Intent,
+    JoinedVersions,
+    Ranges,
+)
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
@@ -300,7 +306,7 @@ def plan_batch(
     is_turn_of_main = state.has_just_replayed
     if positions.replays and not is_turn_of_main:
         return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
-    readable = _find_readable(context, seen, positions)
+    readable = _find_readable(context, seen, positions, state.held)
     intent = _plan_main_batch(context, state, positions, readable)
     if intent is not None:
         return PlannedBatch(intent, seen.streams, losses)
@@ -310,7 +316,10 @@ def plan_batch(
 
 
 def _find_readable(
-    context: StepContext, seen: BatchSnapshot, positions: InputPositions
+    context: StepContext,
+    seen: BatchSnapshot,
+    positions: InputPositions,
+    stored: Mapping[SystemStreamPartition, HeldTime],
 ) -> HeldRanges:
     """Return what a batch of the main input may read, and what waits.
 
@@ -319,7 +328,7 @@ def _find_readable(
     """
     unread = dict(sorted(positions.unread.items()))
     now = context.lake.now()
-    waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark)
+    waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark, stored)
     ends = unread
     held: dict[SystemStreamPartition, HeldRecord] = {}
     limited = _limit_ranges(context, ends)
