@@ -99,6 +99,7 @@ class JoinedVersions(StoredDocument):
     - `followed`: the versions between which the changes of a dataset are read.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
     - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
+    - `in_time`: the joins whose records have all waited until the watermark had passed their times.
     - `passed`: by dataset that records wait for, the time that joins have passed after this batch.
     - `late`: by dataset, how many changes came since the batch before, after the joins had passed
       their time.
@@ -109,6 +110,7 @@ class JoinedVersions(StoredDocument):
     followed: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     reading: JoinVersions = AS_OF
     known: dict[str, datetime | None] = Default(default_factory=dict)
+    in_time: tuple[str, ...] = ()
     passed: dict[str, PassedTime] = Default(default_factory=dict)
     late: dict[str, int] = Default(default_factory=dict)
 

@@ -339,7 +339,7 @@ def _find_readable(
             ends = {**ends, record.ssp: found.ranges[record.ssp]}
         limited = _limit_ranges(context, ends)
         if limited == found.ranges:
-            return HeldRanges(limited, tuple(held.values()))
+            return HeldRanges(limited, tuple(held.values()), found.early)
 
 
 def _plan_replay_batch(
@@ -419,8 +419,14 @@ def _plan_main_batch(
         epochs=epochs,
         lost=positions.lost,
         waiting=tuple(waiting),
+        joined=JoinedVersions(in_time=_list_in_time(context.app, readable)),
         held=to_stored(context.app, readable.held),
     )
+
+
+def _list_in_time(app: Application, readable: HeldRanges) -> tuple[str, ...]:
+    joins = [one.join for one in list_waits(app.operators)]
+    return tuple(join for join in joins if join not in readable.early)
 
 
 def share_by_lag(lags: Epochs, limit: int) -> Epochs:

@@ -31,6 +31,7 @@ from dagster_adjunct.orchestration.operators.waiting import (
     waits_by_input,
 )
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, snapshot_streams
+from dagster_adjunct.orchestration.step.event_times import TIME
 from dagster_adjunct.orchestration.step.progress import declared_event_times
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
@@ -53,11 +54,8 @@ from dagster_adjunct.resources.times import to_microseconds
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TIME = "time"
 ARRIVED = "arrived"
-"""The event time of a record and the time when it was written, in microseconds, next to PARTITION
-and OFFSET.
-"""
+"""The time when a record was written, in microseconds, next to PARTITION, OFFSET and TIME."""
 _TIMES = pa.schema(
     [(PARTITION, pa.int32()), (OFFSET, pa.int64()), (TIME, pa.int64()), (ARRIVED, pa.int64())]
 )
@@ -66,11 +64,12 @@ _TIMES = pa.schema(
 @dataclass(frozen=True, slots=True)
 class HeldRanges:
     """The parts of some ranges that may be read now, and the first record of each partition that
-    waits.
+    waits. `early` are the joins for which records in these parts are read before their time.
     """
 
     ranges: Ranges
     held: tuple[HeldRecord, ...] = ()
+    early: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +206,7 @@ class Waiting:
         declared = declared_event_times(self.app)
         cut = dict(ranges)
         held: list[HeldRecord] = []
+        early: set[str] = set()
         for name, waits in waits_by_input(self.app.operators).items():
             of_input = _without_empty(self.streams[name].system, of_stream(ranges, name))
             if not of_input:
@@ -224,7 +224,17 @@ class Waiting:
                     seen = unread[ssp].end
                     stream = self.streams[name].info.identity
                     held.append(replace(first, newest=newest, seen_to=seen, stream=stream))
-        return HeldRanges(cut, tuple(held))
+                    of_partition = of_partition.filter(pc.less(of_partition[OFFSET], first.offset))
+                early |= self._find_early(of_partition, waits)
+        return HeldRanges(cut, tuple(held), frozenset(early))
+
+    def _find_early(self, times: pa.Table, waits: Sequence[WaitsFor]) -> set[str]:
+        """Return the joins whose dataset is not complete up to the times of all these records."""
+        early = set()
+        for one in waits:
+            if pc.any(_is_beyond(times, self.known[one.join])).as_py():
+                early.add(one.join)
+        return early
 
     def _find_held(
         self,

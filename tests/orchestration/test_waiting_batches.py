@@ -79,6 +79,8 @@ def test_a_replay_goes_on_while_new_records_wait() -> None:
     assert world.read() == {F0: [0, 1, 2, 0, 1, 2]}
     first, second, *again = [one.intent.joined.known for one in world.work.inputs]
     assert again == [first, second]  # so the same records are marked
+    in_time = [one.intent.joined.in_time for one in world.work.inputs]
+    assert in_time == [("join-2-prices",), (), ("join-2-prices",), ()]
 
 
 @pytest.mark.parametrize("ahead", [timedelta(minutes=3), timedelta(days=365_000)])
