@@ -40,7 +40,7 @@ _NAMES = {  # what is imported below for type checkers; tests compare the two
     "dagster_adjunct.orchestration.code_location.definitions": ("build_definitions",),
     "dagster_adjunct.orchestration.code_location.resources": ("LakeResource", "SparkResource"),
     "dagster_adjunct.orchestration.operators.calls": ("SinkContext",),
-    "dagster_adjunct.orchestration.operators.lookups": ("Wait",),
+    "dagster_adjunct.orchestration.operators.lookups": ("Restate", "Wait"),
     "dagster_adjunct.orchestration.operators.table_updates": ("update_message",),
     "dagster_adjunct.orchestration.planner.planner": ("plan_application", "systems_for"),
     "dagster_adjunct.orchestration.step.progress": ("StepEvent", "StepReport"),
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.code_location.resources import LakeResource as LakeResource
     from dagster_adjunct.orchestration.code_location.resources import SparkResource as SparkResource
     from dagster_adjunct.orchestration.operators.calls import SinkContext as SinkContext
+    from dagster_adjunct.orchestration.operators.lookups import Restate as Restate
     from dagster_adjunct.orchestration.operators.lookups import Wait as Wait
     from dagster_adjunct.orchestration.operators.table_updates import (
         update_message as update_message,

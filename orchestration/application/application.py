@@ -364,6 +364,18 @@ class Application:
         return MappingProxyType(self._inputs)
 
     @property
+    def restated(self) -> Mapping[str, AdjunctDataset]:
+        """The datasets whose later changes results follow, by the stream of their changes: the
+        application has positions in these streams, but no operator reads them.
+        """
+        found = {}
+        for operator in self.operators:
+            match = operator.spec.match
+            if match is not None and match.dataset is not None and match.restate is not None:
+                found[f"{CHANGES}.{match.dataset}"] = self.dataset(match.dataset)
+        return found
+
+    @property
     def outputs(self) -> Mapping[str, OutputStream]:
         """The declared output streams by name."""
         return MappingProxyType(self._outputs)

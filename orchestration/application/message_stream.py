@@ -15,6 +15,7 @@ from pydantic import PositiveInt, SkipValidation
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
+from dagster_adjunct.assets.reading.point_in_time import Known
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
@@ -36,7 +37,13 @@ from dagster_adjunct.orchestration.operators.join_arguments import (
 )
 from dagster_adjunct.orchestration.operators.joins import Join, On, pair_key_columns
 from dagster_adjunct.orchestration.operators.lookup_join import LookupJoin
-from dagster_adjunct.orchestration.operators.lookups import BeforeHistory, How, OnNullTime, Wait
+from dagster_adjunct.orchestration.operators.lookups import (
+    BeforeHistory,
+    How,
+    OnNullTime,
+    Restate,
+    Wait,
+)
 from dagster_adjunct.orchestration.operators.made_records import LateRecords
 from dagster_adjunct.orchestration.operators.operator import Expectation, OnFail, Spec
 from dagster_adjunct.orchestration.operators.stream_join import (
@@ -322,7 +329,9 @@ class MessageStream:
         as_of: str | None = None,
         before_history: BeforeHistory = "null",
         on_null_time: OnNullTime = "null",
+        versions: Known = "now",
         wait: timedelta | Wait | None = None,
+        restate: timedelta | Restate | None = None,
     ) -> MessageStream:
         """Return the records with the columns of the entry for their key, from a dataset or a
         remote table.
@@ -344,9 +353,14 @@ class MessageStream:
         versions). A record from before the history of its key has no entry, or the key's first one
         with before_history="oldest" (of a bounded dataset the one in the oldest version, if any),
         or fails the batch ("error"); a record whose time is null has no entry, or fails the batch
-        with on_null_time="fail". With `wait`, records wait at most this long, in their stream,
+        with on_null_time="fail". With versions="known-then" it is the entry that the dataset served
+        at that time, by the commit that was current then; the dataset needs no history, and what
+        was discarded is before it. With `wait`, records wait at most this long, in their stream,
         until the watermark of the dataset (`watermark=`, or `valid_for=` of versions) has passed
         their event time; a `Wait` also says by which time, and can mark those that come too early.
+        With `restate`, results follow later changes of the dataset: when entries have changed, the
+        records with their keys that are at most this old are read again, and their results are sent
+        in a new epoch; a `Restate` also has limits.
 
         A remote table is asked once for each key of a batch. `select` may give types of columns
         that the table does not declare, {"seats": "int"}; `args` are passed to the table's
@@ -359,7 +373,15 @@ class MessageStream:
             self.graph.check_join_name(name, operator)
         given = JoinArguments(operator, on, how, select, prefix, min_match_rate)
         options = JoinOptions(
-            function, schema, as_of, before_history, on_null_time, wait, tuple(args)
+            function,
+            schema,
+            as_of,
+            before_history,
+            on_null_time,
+            versions,
+            wait,
+            restate,
+            tuple(args),
         )
         spec: Join | LookupJoin
         if isinstance(table, RemoteTableHandle):

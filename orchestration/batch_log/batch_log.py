@@ -31,10 +31,13 @@ from pydantic import ValidationError
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.batch_log.intent import (
     Epochs,
+    HeldTime,
     Intent,
     Offsets,
     Partition,
+    PassedTime,
     Ranges,
+    ReadVersions,
     of_stream,
     without_stream,
 )
@@ -154,6 +157,11 @@ class OffsetState(StoredDocument):
     or began a replay: if one is written again, it is not applied again. `furthest` has the end of
     all that the main position has read, where it was moved before. `abandoned` has the offsets at
     which batches have to end.
+
+    `skipped` are the spans [from, to) that the main position has passed without reading them, of
+    inputs whose results follow later changes of datasets. `joined` has, by dataset,
+    what batches have read since the last restatement, and `restated` the time of the last
+    one, by dataset.
     """
 
     streams: dict[str, str] = Default(default_factory=dict)
@@ -166,6 +174,9 @@ class OffsetState(StoredDocument):
     taken: dict[Partition, tuple[str, ...]] = Default(default_factory=dict)
     furthest: dict[Partition, str] = Default(default_factory=dict)
     abandoned: dict[Partition, AbandonedEnds] = Default(default_factory=dict)
+    skipped: dict[Partition, tuple[tuple[int, int], ...]] = Default(default_factory=dict)
+    joined: dict[str, tuple[ReadVersions, ...]] = Default(default_factory=dict)
+    restated: dict[str, datetime] = Default(default_factory=dict)
 
     def has_begun(self, ssp: SystemStreamPartition, startpoint_id: str) -> bool:
         """Return whether this startpoint is the latest one applied to the partition, or has started
@@ -280,6 +291,55 @@ class OffsetState(StoredDocument):
             if ends:
                 abandoned[ssp] = AbandonedEnds(startpoint=None, ends=tuple(ends))
         return self.model_copy(update={"abandoned": abandoned})
+
+    def with_joined(self, intent: Intent, *, done: bool = True) -> OffsetState:
+        """Return the state after a batch that read these versions of datasets; if it is `done` and
+        has restated results, none are left that were made of other versions.
+        """
+        joined = dict(self.joined)
+        if intent.restating is not None and done:
+            for name in intent.restating.datasets:
+                joined.pop(name, None)
+        for name, read in intent.joined.restated.items():
+            before = list(joined.get(name, ()))
+            if read in before:
+                continue
+            if read.base is not None and [one.base for one in before[-2:]] == [read.base] * 2:
+                before.pop()  # the deltas of the next one have what has changed since the first
+            joined[name] = (*before, read)
+        return self.model_copy(update={"joined": joined})
+
+    def with_restated(self, intent: Intent, at: datetime) -> OffsetState:
+        """Return the state after a batch that restated results, if this one did."""
+        if intent.restating is None:
+            return self
+        restated = {**self.restated, **dict.fromkeys(intent.restating.datasets, at)}
+        return self.with_opened(intent.epochs).model_copy(update={"restated": restated})
+
+    def with_reading(self, before: Offsets, ranges: Ranges) -> OffsetState:
+        """Return the state after records in these ranges were read; the main position, which was at
+        the offsets `before`, has skipped what is between.
+        """
+        skipped = dict(self.skipped)
+        for ssp, span in ranges.items():
+            if not (span.start.isdecimal() and span.end.isdecimal()):
+                continue
+            if followed_dataset(ssp.qualified_stream) is not None:
+                continue
+            start, end = int(span.start), int(span.end)
+            spans = list(skipped.get(ssp, ()))
+            if ssp in before:
+                spans.append((int(before[ssp]), start))
+            skipped[ssp] = _cut_out(spans, start, end)
+        kept = {ssp: spans for ssp, spans in skipped.items() if spans}
+        return self.model_copy(update={"skipped": kept})
+
+    def with_opened(self, epochs: Epochs) -> OffsetState:
+        """Return the state in which these epochs have been opened, next to the main position."""
+        opened = dict(self.opened)
+        for ssp, epoch in epochs.items():
+            opened[ssp] = max(epoch, opened.get(ssp, 0))
+        return self.model_copy(update={"opened": opened})
 
     def with_taken_back(
         self, startpoints: Sequence[tuple[SystemStreamPartition, str]]
@@ -415,7 +475,9 @@ class ApplicationState(StoredDocument):
     `checkpoint` is the next offset to read of each stream partition; `records` and `totals` sum up
     the input records and counters of all closed batches. `given_up` is the number of the abandoned
     batch before the next one, which reads its records again: local tables remove what it wrote.
-    `times` are the event times of the inputs. After a rename, `writes_as` is the name by which
+    `times` are the event times of the inputs, and `passed` the times up to which datasets were
+    complete for the records that waited for them. `held` has the records that the last batch, or
+    run, found waiting at the checkpoint. After a rename, `writes_as` is the name by which
     outputs know the application; the log of the former name has the new one in `renamed_to`. `note`
     says what else there is to know of this commit, such as its purpose if no batch made it.
     """
@@ -429,6 +491,8 @@ class ApplicationState(StoredDocument):
     offsets: OffsetState = OffsetState()
     given_up: int | None = None
     times: TimeState = TimeState()
+    passed: dict[str, PassedTime] = Default(default_factory=dict)
+    held: dict[Partition, HeldTime] = Default(default_factory=dict)
     writes_as: str | None = None
     renamed_to: str | None = None
     note: str | None = None
@@ -443,11 +507,11 @@ class ApplicationState(StoredDocument):
         return self.open is not None and self.open.startpoints.get(ssp) == startpoint_id
 
     @property
-    def has_just_replayed(self) -> bool:
-        """Whether the batch before the next one was a bounded replay."""
+    def has_just_read_again(self) -> bool:
+        """Whether the batch before the next one was a bounded replay or a restatement."""
         if self.last is None or self.last.intent.batch != self.batch:
             return False
-        return bool(self.last.intent.replays)
+        return self.last.intent.reads_again
 
     def has_position_in(self, stream: str) -> bool:
         """Return whether the checkpoint has partitions of this stream."""
@@ -521,6 +585,11 @@ class BatchLog:
         state = logged.state
         intent = done.intent
         checkpoint, offsets = _apply_batch(state, intent, done.closed_at)
+        passed = dict(state.passed)
+        held = state.held
+        if not intent.replays:
+            passed |= intent.joined.passed
+            held = intent.held
         closed = ApplicationState(
             checkpoint=checkpoint,
             batch=intent.batch,
@@ -529,6 +598,8 @@ class BatchLog:
             totals=add_counters(state.totals, done.counters),
             offsets=offsets,
             times=times or state.times,
+            passed=passed,
+            held=held,
             writes_as=state.writes_as,
         )
         note = None
@@ -563,16 +634,11 @@ class BatchLog:
         if skip:
             update["checkpoint"], update["offsets"] = _apply_batch(state, intent, self._lake.now())
         else:
-            again = {}
-            for ssp, span in intent.ranges.items():
-                if span.start != span.end:
-                    again[ssp] = intent.epochs.get(ssp, 0)
-            offsets = state.offsets.with_abandoned(again, intent.replays)
-            followed = {}
-            for ssp in again:
-                if ssp not in intent.replays and followed_dataset(ssp.qualified_stream):
-                    followed[ssp] = intent.ranges[ssp]
-            update["offsets"] = offsets.with_abandoned_ends(followed, intent.startpoints)
+            offsets = state.offsets.with_joined(intent, done=False)
+            if intent.restating is not None:
+                update["offsets"] = offsets.with_opened(intent.epochs)
+            else:
+                update["offsets"] = _give_up(offsets, intent)
             update["given_up"] = intent.batch
         self.commit(logged, state.model_copy(update=update), by=by, note=note)
         return intent
@@ -695,12 +761,44 @@ class BatchLog:
             ) from error
 
 
+def _cut_out(spans: Iterable[tuple[int, int]], start: int, end: int) -> tuple[tuple[int, int], ...]:
+    """Return what is left of these spans without the offsets [start, end), in order; of more than
+    MAX_SKIPPED the first ones count as left out.
+    """
+    left: set[tuple[int, int]] = set()
+    for low, high in spans:
+        for part in ((low, min(high, start)), (max(low, end), high)):
+            if part[0] < part[1]:
+                left.add(part)
+    return tuple(sorted(left)[-MAX_SKIPPED:])
+
+
+def _give_up(offsets: OffsetState, intent: Intent) -> OffsetState:
+    """Return the positions after a batch that was abandoned, whose records are read again."""
+    again = {}
+    for ssp, span in intent.ranges.items():
+        if span.start != span.end:
+            again[ssp] = intent.epochs.get(ssp, 0)
+    followed = {}
+    for ssp in again:
+        if ssp not in intent.replays and followed_dataset(ssp.qualified_stream):
+            followed[ssp] = intent.ranges[ssp]
+    given_up = offsets.with_abandoned(again, intent.replays)
+    return given_up.with_abandoned_ends(followed, intent.startpoints)
+
+
 def _apply_batch(
     state: ApplicationState, intent: Intent, at: datetime
 ) -> tuple[Offsets, OffsetState]:
     """Return the checkpoint and the other positions after this batch."""
-    offsets = state.offsets
+    offsets = state.offsets.with_joined(intent)
     ends = {ssp: span.end for ssp, span in intent.ranges.items()}
+    if intent.restating is not None:
+        followed = {ssp: span.end for ssp, span in intent.restating.changes.items()}
+        applied = offsets.with_applied(intent.startpoints, intent.batch, at)
+        return state.checkpoint | followed, applied.with_restated(intent, at)
+    before = {} if intent.replays else state.checkpoint
+    offsets = offsets.with_reading(before, intent.ranges)
     if not intent.replays:
         applied = offsets.with_applied(intent.startpoints, intent.batch, at)
         return state.checkpoint | ends, applied.with_reached(offsets, ends, intent.startpoints)

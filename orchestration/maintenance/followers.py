@@ -131,11 +131,32 @@ def find_versions_for_followers(
 ) -> dict[str, str]:
     """Return, by version id, which reader of the dataset's changes needs the version."""
     now = lake.now()
+    if states is None:
+        states = list_application_states(lake)
     needed = {}
+    let_go = set()
     for follower in find_lagging_followers(lake, dataset, states, policy):
         if follower.version is not None and follower.is_kept(now):
             needed[follower.version] = follower.describe(now)
+        else:
+            let_go.add(follower.application)
+    for application, state in states.items():
+        if application not in let_go and state.renamed_to is None:
+            for version in _list_joined(state, dataset):
+                needed.setdefault(
+                    version,
+                    f"application {application} has results that follow dataset {dataset}, made"
+                    f" with version {version}",
+                )
     return needed
+
+
+def _list_joined(state: ApplicationState, dataset: str) -> Iterator[str]:
+    """Yield the versions that results were made with which are not restated yet."""
+    for read in state.offsets.joined.get(dataset, ()):
+        if read.version is not None:
+            yield read.version
+        yield from read.over_time
 
 
 def find_manifests_for_followers(

@@ -30,6 +30,7 @@ class SendDeadLetters(OutputStreamSpec):
     """
 
     kind: ClassVar[str] = "dead-letters"
+    keeps_each: ClassVar[bool] = False
     stream: str
     at_most: int
 

@@ -52,6 +52,10 @@ class Expect(PassThroughSpec):
         return (self.expectation.condition,)
 
     @property
+    def keeps_each(self) -> bool:
+        return self.expectation.on_fail in ("warn", "fail")
+
+    @property
     def diverts(self) -> str:
         return "failed_records" if self.expectation.on_fail == "letter" else ""
 
@@ -161,6 +165,7 @@ class FailedRecords(PassThroughSpec):
     """The records that the expectation before this diverted, with its name in a column."""
 
     kind: ClassVar[str] = "failed-records"
+    keeps_each: ClassVar[bool] = False
     reads_diverted: ClassVar[bool] = True
     works_without_spark: ClassVar[bool] = True
     rule: str

@@ -407,6 +407,7 @@ class Explode(Spec):
     """
 
     kind: ClassVar[str] = "flat-map"
+    keeps_each: ClassVar[bool] = False
     expression: str
     name: str
     keep_empty: bool = False
@@ -440,6 +441,9 @@ class Explode(Spec):
             return made.add({self.name: replace(made.known[self.name], type=element)})
         return made
 
+    def came_from(self, name: str, arriving: Columns) -> str | None:
+        return self._as_columns.came_from(name, arriving)
+
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return self._as_columns.flow(context, arriving)
 
@@ -458,6 +462,7 @@ class FlatMap(Spec):
     """The records that a `function` returns for each record, with the columns of `schema`."""
 
     kind: ClassVar[str] = "flat-map"
+    keeps_each: ClassVar[bool] = False
     works_without_spark: ClassVar[bool] = True
     function: RecordFunction
     schema: Schema

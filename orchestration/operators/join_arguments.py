@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.point_in_time import Known
 from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of
 from dagster_adjunct.orchestration.operators.calls import RecordFunction
 from dagster_adjunct.orchestration.operators.functions import validate_record_function
@@ -24,6 +25,7 @@ from dagster_adjunct.orchestration.operators.lookups import (
     BeforeHistory,
     How,
     OnNullTime,
+    Restate,
     Wait,
 )
 from dagster_adjunct.resources.arguments import argument_error
@@ -70,12 +72,23 @@ class JoinOptions:
     as_of: str | None
     before_history: BeforeHistory
     on_null_time: OnNullTime
+    versions: Known
     wait: timedelta | Wait | None
+    restate: timedelta | Restate | None
     args: tuple[object, ...]
 
     @property
     def has_function(self) -> bool:
         return self.function is not None or self.schema is not None
+
+    @property
+    def later(self) -> str | None:
+        """The first argument that makes results depend on later changes, if there is one."""
+        if self.wait is not None:
+            return "wait"
+        if self.restate is not None:
+            return "restate"
+        return None
 
     @property
     def by_time(self) -> str | None:
@@ -86,6 +99,8 @@ class JoinOptions:
             return "before_history"
         if self.on_null_time != "null":
             return "on_null_time"
+        if self.versions != "now":
+            return "versions"
         return None
 
 
@@ -100,6 +115,8 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
     by_time = options.by_time
     if options.wait is not None:
         by_time = "wait"
+    if options.restate is not None:
+        by_time = "restate"
     if by_time is not None:
         problem = (
             f"{given.operator}: {by_time}= is for datasets; {table.name!r} is a remote table"
@@ -117,10 +134,31 @@ def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: Adju
     """Return the join with a dataset; raises ConfigurationError for options of other joins."""
     join = _build_dataset_join(given, options, dataset)
     wait = options.wait
-    if wait is None:
-        return join
-    check_wait(given.operator, dataset)
-    return replace(join, wait=Wait(wait) if isinstance(wait, timedelta) else wait)
+    if options.later is not None:
+        _check_known_then(given.operator, join, dataset, options.later)
+    if wait is not None:
+        check_wait(given.operator, dataset)
+        join = replace(join, wait=Wait(wait) if isinstance(wait, timedelta) else wait)
+    restate = options.restate
+    if restate is not None:
+        check_restate(given.operator, dataset)
+        join = replace(
+            join, restate=Restate(restate) if isinstance(restate, timedelta) else restate
+        )
+    return join
+
+
+def _check_known_then(operator: str, join: Join, dataset: AdjunctDataset, argument: str) -> None:
+    """Raise PlanningError if a join that follows later changes wants what was known before."""
+    if not isinstance(join, AsOfJoin) or not join.as_of.known_then:
+        return
+    raise PlanningError(
+        f"{operator} has {argument}= and versions='known-then': what was served at a record's"
+        " time does not depend on later changes.",
+        "Leave one of them out.",
+        dataset=dataset.name,
+        operator=operator,
+    )
 
 
 def _build_dataset_join(
@@ -155,8 +193,8 @@ def _build_as_of_join(
     if options.has_function:
         problem = f"{given.operator} has a function, and as_of=, which joins columns only."
         raise ConfigurationError(problem, _CALL_AFTER, argument="function")
-    check_as_of(given.operator, dataset, as_of)
-    times = AsOf(as_of, options.before_history, options.on_null_time)
+    times = AsOf(as_of, options.before_history, options.on_null_time, options.versions)
+    check_as_of(given.operator, dataset, times)
     return given.build(AsOfJoin, dataset, as_of=times)
 
 
@@ -175,6 +213,21 @@ def _build_function_join(
     validate_record_function(given.operator, options.function, options.schema, "record", "entry")
     given = replace(given, select=())  # None would add all columns of the entry
     return given.build(JoinFunction, dataset, function=options.function, schema=options.schema)
+
+
+def check_restate(operator: str, dataset: AdjunctDataset) -> None:
+    """Raise PlanningError for a dataset whose changes nobody can read."""
+    if not dataset.is_local and dataset.persistent:
+        return
+    kind = "is a local table"
+    if not dataset.is_local:
+        kind = "lives for one run"
+    problem = (
+        f"{operator} has restate=, but dataset {dataset.name!r} {kind}: it keeps no changes to"
+        " restate results by."
+    )
+    step = "Leave restate= out, or join a stored dataset: bounded_dataset or unbounded_dataset."
+    raise PlanningError(problem, step, dataset=dataset.name, operator=operator)
 
 
 def check_wait(operator: str, dataset: AdjunctDataset) -> None:

@@ -28,6 +28,7 @@ from dagster_adjunct.orchestration.operators.lookups import (
     EntryLookup,
     How,
     Pairs,
+    Restate,
     SelectedColumn,
     Wait,
 )
@@ -195,7 +196,8 @@ class Join(PassThroughSpec):
     `on` has pairs (stream column, dataset column) in the order of the dataset's key. `select` None
     means all columns of the dataset except its key, with `prefix` before their names.
     `min_match_rate` is the fraction of records that must have an entry, or None. `wait` says how
-    long records wait for the dataset, None if they don't.
+    long records wait for the dataset, and `restate` which results follow later changes of its
+    entries; None if they don't.
     """
 
     kind: ClassVar[str] = "join"
@@ -207,6 +209,11 @@ class Join(PassThroughSpec):
     prefix: str = ""
     min_match_rate: float | None = None
     wait: Wait | None = field(default=None, kw_only=True)
+    restate: Restate | None = field(default=None, kw_only=True)
+
+    @property
+    def keeps_each(self) -> bool:
+        return self.how == "left"
 
     def selection(self, dataset_columns: Iterable[str]) -> tuple[SelectedColumn, ...]:
         """Return the columns to add, for a dataset with these columns."""
@@ -214,7 +221,7 @@ class Join(PassThroughSpec):
 
     @property
     def match(self) -> Match:
-        return Match(self.dataset, self.min_match_rate, wait=self.wait)
+        return Match(self.dataset, self.min_match_rate, wait=self.wait, restate=self.restate)
 
     def summary(self) -> str:
         return f"{self.how} join {self.dataset} on {describe_on(self.on)}"
@@ -281,7 +288,8 @@ class Join(PassThroughSpec):
         Raises PlanningError as planning does, now that the types of the version that the batch
         joins are known.
         """
-        schema = batch.datasets.schema_of(self.dataset, over_time=as_of is not None)
+        over_time = as_of is not None and not as_of.known_then
+        schema = batch.datasets.schema_of(self.dataset, over_time=over_time)
         declared = batch.planned.app.dataset(self.dataset)
         arriving = batch.records.columns(frame)
         self._join_columns(operator, arriving, Columns.of_schema(schema), declared)
@@ -289,10 +297,12 @@ class Join(PassThroughSpec):
         matched = batch.datasets.match(operator, frame, lookup)
         if self.wait is None:
             return matched
-        early = f"{EVENT_TIME} is not null"
-        known = batch.planned.known_until(operator)
-        if known is not None:
-            early += f" and {EVENT_TIME} >= timestamp_micros({to_microseconds(known)})"
+        early = "false"
+        if batch.planned.has_waited(operator):
+            early = f"{EVENT_TIME} is not null"
+            known = batch.planned.known_until(operator)
+            if known is not None:
+                early += f" and {EVENT_TIME} >= timestamp_micros({to_microseconds(known)})"
         matched = batch.records.with_columns(matched, [(EARLY, early)])
         if self.wait.mark is None:
             return matched
@@ -359,6 +369,7 @@ class JoinFunction(Join):
     """
 
     kind: ClassVar[str] = "join"
+    keeps_each: ClassVar[bool] = False
     function: RecordFunction = field(kw_only=True)
     schema: Schema = field(kw_only=True)
 

@@ -248,6 +248,10 @@ class LookupJoin(PassThroughSpec):
     args: tuple[object, ...] = ()
 
     @property
+    def keeps_each(self) -> bool:
+        return self.how == "left"
+
+    @property
     def match(self) -> Match:
         return Match(None, self.min_match_rate, self.table)
 

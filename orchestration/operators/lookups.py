@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
+from pydantic import Field, PositiveInt
+
+from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID
+from dagster_adjunct.assets.reading.point_in_time import Known
 from dagster_adjunct.orchestration.operators.columns import check_duration, validate_column_names
 from dagster_adjunct.resources.schemas.paths import Path
 from dagster_adjunct.resources.validation import validated
@@ -17,6 +22,9 @@ OnNullTime = Literal["null", "fail"]
 
 
 WaitBy = Literal["clock", "event time"]
+
+
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @validated
@@ -46,6 +54,33 @@ class Wait:
         return f"at most {self.at_most} by the {self.by}"
 
 
+@validated
+@dataclass(frozen=True, slots=True)
+class Restate:
+    """Which results of a join are corrected when entries of its dataset change: those of records
+    that were written at most `age` ago, at most once in `every` (None: whenever entries change).
+
+    A restatement of more than `most_keys` changed keys, of more than `most_records` records, or of
+    more than the share `most_share` of the records of that age is an error.
+    """
+
+    age: timedelta
+    every: timedelta | None = None
+    most_keys: PositiveInt = 100_000
+    most_records: PositiveInt = 100_000
+    most_share: Share = 1.0
+
+    def __post_init__(self) -> None:
+        check_duration(self.age, "a join has restate", argument="restate")
+        if self.every is not None:
+            check_duration(self.every, "restate has every", argument="every")
+
+    def describe(self) -> str:
+        """Return a description for plans."""
+        often = "" if self.every is None else f", at most once in {self.every}"
+        return f"records of the last {self.age}{often}"
+
+
 @dataclass(frozen=True, slots=True)
 class AsOf:
     """The options of an as-of join, which uses the entry that was valid at the time in the record's
@@ -53,12 +88,20 @@ class AsOf:
 
     A record from before the history of its key has no entry ("null"), the key's first entry
     ("oldest"; of a bounded dataset, the one in the oldest version, if any), or fails the batch; a
-    record without a time has no entry or fails the batch.
+    record without a time has no entry or fails the batch. With `versions` "known-then", the entry
+    is the one that the dataset served at that time, and before the history is what nobody knows any
+    more.
     """
 
     column: str
     before_history: BeforeHistory
     on_null_time: OnNullTime
+    versions: Known = "now"
+
+    @property
+    def known_then(self) -> bool:
+        """Whether the entry is the one that was served at the record's time."""
+        return self.versions == "known-then"
 
 
 MATCHED = "__matched"
@@ -82,6 +125,11 @@ class SelectedColumn:
     type: str | None = None
 
 
+def selects_interval_id(selected: Iterable[SelectedColumn] | None) -> bool:
+    """Whether one of the selected columns is the id of the entry's interval, or has its name."""
+    return any(item.column == INTERVAL_ID for item in selected or ())
+
+
 ENTRY = "__entry"
 """A joined record's whole entry, as a struct."""
 
@@ -98,6 +146,15 @@ class EntryLookup:
     on: Pairs
     added: tuple[SelectedColumn, ...] | None
     as_of: AsOf | None = None
+
+    @property
+    def with_ids(self) -> bool:
+        """Whether it may take the id of the entry's interval: as of a time, and if no column of the
+        entries has this name.
+        """
+        if self.as_of is None or self.as_of.known_then:
+            return False
+        return selects_interval_id(self.added)
 
 
 @dataclass(frozen=True, slots=True)

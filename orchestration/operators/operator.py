@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.columns import is_sure_name
 from dagster_adjunct.orchestration.operators.event_times import EventTime
-from dagster_adjunct.orchestration.operators.lookups import AsOf, Wait
+from dagster_adjunct.orchestration.operators.lookups import AsOf, Restate, Wait
 from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,
     Catalog,
@@ -65,7 +65,8 @@ class Match:
     """A lookup of each record in a dataset, or else in a remote table.
 
     `min_rate` is the fraction of records that must have an entry. With `as_of` None, the current
-    entry is looked up. `wait` says how long records wait for the dataset, None if they don't.
+    entry is looked up. `wait` says how long records wait for the dataset, and `restate` which
+    results follow later changes of its entries; None if they don't.
     """
 
     dataset: str | None
@@ -73,6 +74,7 @@ class Match:
     table: str | None = None
     as_of: AsOf | None = None
     wait: Wait | None = None
+    restate: Restate | None = None
 
     @property
     def node(self) -> LineageNode:
@@ -240,6 +242,11 @@ class Spec(ABC):
         return False
 
     @property
+    def keeps_each(self) -> bool:
+        """Whether exactly one record leaves it for each that arrives, whatever their values are."""
+        return True
+
+    @property
     def diverts(self) -> str:
         """The method of streams that returns the records that it diverts: "late_records", or
         "failed_records"; "" if it diverts none.
@@ -328,6 +335,12 @@ class Spec(ABC):
         """Return the asset that it sends records to, or None."""
         return None
 
+    def came_from(self, name: str, arriving: Columns) -> str | None:
+        """Return the column, or the path of a value, of the records that arrive whose values those
+        of `name` are in the records that leave it; None if it makes them, or may.
+        """
+        return None
+
     def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         """Return the partitioning that it requires of each input, None if any will do; () if it
         requires nothing.
@@ -410,6 +423,10 @@ class PassThroughSpec(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         return arriving[0]
+
+    def came_from(self, name: str, arriving: Columns) -> str | None:
+        is_added = arriving.complete and arriving.find(name) is None
+        return None if is_added or self.over_time is not None else name
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return arriving[0]

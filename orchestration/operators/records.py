@@ -55,6 +55,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.paths import steps_among, write_path
 from dagster_adjunct.resources.schemas.schema import quote_name
 from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.sql.checking import (
@@ -245,6 +246,7 @@ class Filter(PassThroughSpec):
     """The records that match a Spark SQL condition."""
 
     kind: ClassVar[str] = "filter"
+    keeps_each: ClassVar[bool] = False
     condition: str
 
     def summary(self) -> str:
@@ -335,6 +337,16 @@ class Map(Spec):
             return column
         return passed.get(name)
 
+    def came_from(self, name: str, arriving: Columns) -> str | None:
+        passed: dict[str, tuple[str, ...]] = {}
+        for text in self.expressions:
+            read = parse_expression(text)
+            if read.star:
+                passed |= {kept: (kept,) for kept in read.expand_star(arriving.known)}
+            elif read.name is not None:
+                passed[read.name] = _passed_value(text)
+        return _rename_back(name, passed)
+
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         computed = []
         unnamed = ""
@@ -359,6 +371,25 @@ class Map(Spec):
         return batch.records.select(frame, (*hidden, *self.expressions))
 
 
+def _passed_value(expression: str) -> tuple[str, ...]:
+    """Return the steps to the value that an expression passes on unchanged; () if it makes one."""
+    what, _ = split_alias(expression)
+    column = plain_column(what)
+    return plain_path(what) if column is None else (column,)
+
+
+def _rename_back(name: str, passed: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Return where a value of a name was before columns were made of the values at these steps, by
+    the name of the column; None if it was computed.
+    """
+    steps = steps_among(name, passed)
+    before = passed.get(steps[0])
+    if not before:
+        return None
+    whole = (*before, *steps[1:])
+    return whole[0] if len(whole) == 1 else write_path(whole)
+
+
 def _derive_column(
     read: Expression, kind: str | None, columns: Columns, made: Mapping[str, Sources]
 ) -> ColumnFacts:
@@ -380,6 +411,7 @@ class MapFunction(Spec):
     """The records that a DataFrame `function` returns."""
 
     kind: ClassVar[str] = "map"
+    keeps_each: ClassVar[bool] = False
     function: DataFrameFunction
     keeps_partitioning: bool = False
 
@@ -411,6 +443,9 @@ class FilterFunction(MapFunction):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         return arriving[0]
+
+    def came_from(self, name: str, arriving: Columns) -> str | None:
+        return name
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         passed = MapFunction.compile(self, operator, frames, batch)
@@ -522,6 +557,9 @@ class Merge(Spec):
         if flow.partitioner != SPARK:
             return flow.lose(context.operator)
         return flow
+
+    def came_from(self, name: str, arriving: Columns) -> str | None:
+        return name
 
     def _check_names(self, operator: str, first: Columns, source: str, other: Columns) -> None:
         missing = [name for name in first.known if name not in other.known]
@@ -689,6 +727,14 @@ class WithColumns(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return arriving[0].rename(context, self._kept)
+
+    def came_from(self, name: str, arriving: Columns) -> str | None:
+        made = {column.lower(): _passed_value(text) for column, text in self.columns}
+        passed: dict[str, tuple[str, ...]] = {kept: (kept,) for kept in arriving.known}
+        for column in {*passed, *dict(self.columns)}:
+            if column.lower() in made:
+                passed[column] = made[column.lower()]
+        return _rename_back(name, passed)
 
     def _kept(self, column: str) -> str | None:
         """Return the name that an input column has after this operator, None if its values are

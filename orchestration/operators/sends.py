@@ -384,6 +384,9 @@ class SendToStream(OutputStreamSpec):
         known = {name: replace(it, sources=((node, name),)) for name, it in columns.known.items()}
         return replace(columns, known=known)
 
+    def came_from(self, name: str, arriving: Columns) -> str | None:
+        return name
+
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         """Append to the output stream; return the appended records for the next operators.
 
@@ -445,6 +448,9 @@ class Sink(Spec):
         if self.returns is None:
             return arriving[0]
         return Columns.of_schema(self.returns)
+
+    def came_from(self, name: str, arriving: Columns) -> str | None:
+        return name if self.returns is None else None
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving

@@ -328,6 +328,7 @@ class StreamFacts:
     evolves: bool = False
     numbered: bool = True
     in_arrow: bool = True
+    by_time: bool = True
     identity: str | None = None
     former: Mapping[str, str] = field(default_factory=dict)
 

@@ -7,7 +7,7 @@ A plan's JSON is one object: `format`, the number of the format, and a member fo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     PlanningError,
 )
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods
@@ -81,8 +82,35 @@ class ExecutionPlan(PlannedApplication):
         return known[name]
 
     def partitions_by_task(self) -> dict[str, frozenset[SystemStreamPartition]]:
-        """Return the input partitions that each task reads, by its name."""
-        return {task.name: frozenset(task.ssps) for task in self.tasks}
+        """Return the partitions that each task has positions in, by its name: those of inputs, and
+        of the changes of datasets by which results are restated.
+        """
+        changes = set()
+        for restated in self.restatements:
+            system, dataset = split_stream_name(restated.changes)
+            for number in range(restated.partitions):
+                changes.add(SystemStreamPartition(system, dataset, number))
+        owned = {}
+        for place, task in enumerate(self.tasks):
+            ssps = [ssp for ssp in changes if ssp.partition % len(self.tasks) == place]
+            owned[task.name] = frozenset((*task.ssps, *ssps))
+        return owned
+
+    def operators_that_restate(
+        self, datasets: Collection[str]
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the operators that compute results again when these datasets have changed, and
+        those among them that do not send to their tables.
+        """
+        needed: set[str] = set()
+        sent: set[str] = set()
+        unsent: set[str] = set()
+        for restated in self.restatements:
+            if restated.dataset in datasets:
+                needed.update(restated.operators)
+                unsent.update(restated.unsent)
+                sent |= {*restated.operators} - {*restated.unsent}
+        return frozenset(needed), frozenset(unsent - sent)
 
     def tables_joined_after_sends(self) -> frozenset[str]:
         """Return the names of the local tables in which a join finds records that are sent in

@@ -136,6 +136,41 @@ class PlannedWait:
 
 
 @dataclass(frozen=True, slots=True)
+class RestatedInput:
+    """How the records of a `stream` are found whose results a restatement corrects: `keys` are the
+    columns, or paths of values, with the dataset's key, in its order.
+
+    `time` is that of the time by which entries are joined; None for a join of current entries, and
+    for a time that the records of the stream do not have: then the age counts alone.
+    """
+
+    stream: str
+    keys: tuple[str, ...]
+    time: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRestatement:
+    """A join whose results follow later changes of its dataset, whose `changes` are a stream in
+    which the application has positions, in `partitions` partitions.
+
+    `records` says which records of the `inputs` are read again. `operators` are those that then
+    compute and send their results again, except to the tables at operators that are `unsent`, whose
+    records do not depend on the dataset. `effects` say what it does to each output.
+    """
+
+    join: str
+    dataset: str
+    changes: str
+    partitions: int
+    records: str
+    inputs: tuple[RestatedInput, ...]
+    operators: tuple[str, ...]
+    unsent: tuple[str, ...]
+    effects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedState:
     """A local table that the application writes at the operators `sends`; for one key, the later
     send wins.
@@ -213,6 +248,7 @@ class PlannedApplication(PlannedPartitions):
     fed_joins: tuple[FedJoin, ...]
     by_time: tuple[JoinByTime, ...]
     waits: tuple[PlannedWait, ...]
+    restatements: tuple[PlannedRestatement, ...] = ()
     columns: Mapping[str, Columns] = field(default_factory=dict, compare=False, repr=False)
     engine: str = "spark"
     needs_spark: tuple[SparkNeed, ...] = ()

@@ -63,6 +63,7 @@ from dagster_adjunct.orchestration.planner.planned import (
     PlannedOperator,
     SparkNeed,
 )
+from dagster_adjunct.orchestration.planner.restatements import plan_restatements
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -142,7 +143,14 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
         numbered = isinstance(system, NumberedOffsets)
         known = (info.partitions, info.key, info.partitioner, info.schema)
         return StreamFacts(
-            name, *known, can.evolves, numbered, can.reads_arrow, info.identity, info.former
+            name,
+            *known,
+            evolves=can.evolves,
+            numbered=numbered,
+            in_arrow=can.reads_arrow,
+            by_time=can.finds_times,
+            identity=info.identity,
+            former=info.former,
         )
 
     def size_of(stream: str) -> int | None:
@@ -153,7 +161,7 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
     for system_name, system in systems.items():
         if isinstance(system, StreamWriter):
             new_streams[system_name] = system.capabilities.new_streams
-    names = sorted(_stream_names(app))
+    names = sorted(_read_streams(app))
     facts = {}
     missing = {}
     for name, fact in zip(names, map_in_threads(read_facts, names), strict=True):
@@ -168,6 +176,10 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
 
 
 def _stream_names(app: Application) -> set[str]:
+    return {*_read_streams(app), *app.restated}
+
+
+def _read_streams(app: Application) -> set[str]:
     return {*app.inputs, *app.outputs, *_dataset_streams(app.datasets)}
 
 
@@ -197,6 +209,7 @@ def build_plan(
         raise PlanningError(problem, 'Declare one: app.input_stream("…").', application=app.name)
     catalog = facts if isinstance(facts, Catalog) else Catalog(facts)
     unproven, columns = derive_columns(app, catalog)
+    restatements = plan_restatements(app, catalog, columns)
     draft = _draft_plan(app, catalog, columns)
     streams = tuple(draft.streams.values())
     tables = notes.plan_tables(app, catalog, columns, writer=writes_as or app.name)
@@ -231,6 +244,7 @@ def build_plan(
         fed_joins=notes.plan_fed_joins(app),
         by_time=notes.plan_joins_by_time(app),
         waits=notes.plan_waits(app),
+        restatements=restatements,
         columns=columns,
         engine=app.engine,
         needs_spark=tuple(needs_spark),

@@ -455,10 +455,26 @@ def render_text(plan: PlannedApplication) -> str:
         rows = _table(_BY_TIME, plan.by_time)
         lines += _section("Joins by the records' own times", [*rows, f"  {AS_OF_NOTE}"])
     lines += _section("Waits for datasets", _table(_WAITS, plan.waits))
+    lines += _section("Results that follow later changes of datasets", _list_restated(plan))
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
     lines += _describe_engine(plan)
     lines += _section("Notes", [f"  - {note}" for note in (*plan.notes, *plan.stored_notes)])
     return "\n".join(lines) + "\n"
+
+
+def _list_restated(plan: PlannedApplication) -> list[str]:
+    lines = []
+    for restated in plan.restatements:
+        for one in restated.inputs:
+            found = f"by {', '.join(one.keys)}"
+            if one.time is not None:
+                found += f", within the changed times of {one.time}"
+            lines.append(
+                f"  {restated.join}: {restated.records} in {one.stream}, found {found}, when"
+                f" {restated.dataset} changes"
+            )
+        lines += [f"    {effect}" for effect in restated.effects]
+    return lines
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:

@@ -72,7 +72,11 @@ from dagster_adjunct.orchestration.startpoints.store import StartpointManager, o
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import resolve_startpoint_to_offset
-from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    OffsetRange,
+    StreamSystem,
+    SystemStreamPartition,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -435,6 +439,7 @@ def start_run(
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
     ).with_replays(resolved.replays.values())
+    offsets = _skip(offsets, state, streams, {ssp: checkpoint[ssp] for ssp in moved})
     held: set[SystemStreamPartition] = set()
     for task in tasks:
         held.update(fan_out.held.get(task, ()))
@@ -455,6 +460,27 @@ def start_run(
             *describe_unapplied(fan_out),
         ),
     )
+
+
+def _skip(
+    offsets: OffsetState,
+    state: ApplicationState,
+    streams: Mapping[str, StreamSnapshot],
+    moved: Offsets,
+) -> OffsetState:
+    """Return the positions with what the main position skips where it is moved to these offsets;
+    the offsets of a recreated stream are others than those before.
+    """
+    recreated = {name for name, stream in streams.items() if stream.was_recreated(state.offsets)}
+    skipped = dict(offsets.skipped)
+    before = {}
+    for ssp in moved:
+        before[ssp] = state.checkpoint.get(ssp, "0")
+        if ssp.qualified_stream in recreated:
+            before[ssp] = "0"
+            skipped.pop(ssp, None)
+    there = {ssp: OffsetRange(start, start) for ssp, start in moved.items()}
+    return offsets.model_copy(update={"skipped": skipped}).with_reading(before, there)
 
 
 def _describe_paused(app: Application, offsets: OffsetState) -> list[str]:

@@ -10,7 +10,8 @@ from datetime import datetime
 from functools import cache, cached_property, cmp_to_key, partial
 from typing import Any, Literal, TypeAlias
 
-from dagster_adjunct.assets.reading.change_streams import followed_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.change_streams import commit_offset, followed_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
@@ -91,7 +92,33 @@ def choose_first_positions(
         edges = stream.oldest if choice == "oldest" else stream.upcoming
         for ssp in fresh:
             positions[ssp] = edges[ssp]
+    for name, dataset in app.restated.items():
+        positions |= _choose_restated(name, dataset, streams.get(name), state, resolved)
     return positions
+
+
+def _choose_restated(
+    name: str,
+    dataset: AdjunctDataset,
+    stream: StreamSnapshot | None,
+    state: ApplicationState,
+    resolved: Mapping[SystemStreamPartition, ResolvedStartpoint],
+) -> Offsets:
+    """Return the positions in the changes of a dataset from which on results are restated: what is
+    served now; that nothing was, if the dataset has no version yet.
+    """
+    if stream is None:
+        system, short = split_stream_name(name)
+        ssps = [
+            SystemStreamPartition(system, short, number)
+            for number in range(dataset.partitions or 1)
+        ]
+        first = dict.fromkeys(ssps, commit_offset(0))
+    elif stream.was_recreated(state.offsets):
+        return {ssp: resolved[ssp].offset for ssp in stream.partitions}
+    else:
+        first = stream.upcoming
+    return {ssp: state.checkpoint.get(ssp, offset) for ssp, offset in first.items()}
 
 
 def find_furthest(
@@ -145,14 +172,16 @@ def _check_added(
 class InputPositions:
     """Where reading continues, by partition of the input streams.
 
-    `unread` are the offsets to read (an empty range if there are none), `lost` the unread ones that
-    retention has deleted. `startpoints` are those that the next batch applies, `replays` the
+    `unread` are the offsets to read (an empty range if there are none), `changed` those in the
+    changes of datasets by which results are restated, and `lost` the unread ones that retention has
+    deleted. `startpoints` are those that the next batch applies, `replays` the
     bounded replays to continue. No batch can read the following, for which `check_positions` raises
     an error: `past_end` has the position and the end of a partition that ends before its position,
     `stuck_replays` replays that can't continue, each with the reason.
     """
 
     unread: Ranges = field(default_factory=dict)
+    changed: Ranges = field(default_factory=dict)
     lost: Ranges = field(default_factory=dict)
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
     replays: dict[SystemStreamPartition, Replay] = field(default_factory=dict)
@@ -192,19 +221,28 @@ def input_positions(
     """
     positions = InputPositions()
     if app.startpoints:
-        for replay in sorted(state.offsets.replays.values(), key=replay_order):
-            positions.replays.setdefault(replay.ssp, replay)
-    for _, replay in sorted(positions.replays.items()):
-        why = _describe_stuck(replay, streams)
-        if why:
-            positions.stuck_replays.append((replay, why))
+        _add_replays(positions, streams, state)
     for stream in streams.values():
         if stream.was_recreated(state.offsets):
             continue  # the checkpoint has offsets of the former stream
         for ssp in stream.partitions:
             if ssp in state.checkpoint and ssp not in held:
                 _add_position(positions, stream, ssp, state)
+    for ssp in list(positions.unread):
+        if ssp.qualified_stream in app.restated:
+            positions.changed[ssp] = positions.unread.pop(ssp)
     return positions
+
+
+def _add_replays(
+    positions: InputPositions, streams: Mapping[str, StreamSnapshot], state: ApplicationState
+) -> None:
+    for replay in sorted(state.offsets.replays.values(), key=replay_order):
+        positions.replays.setdefault(replay.ssp, replay)
+    for _, replay in sorted(positions.replays.items()):
+        why = _describe_stuck(replay, streams)
+        if why:
+            positions.stuck_replays.append((replay, why))
 
 
 def _add_position(
@@ -288,7 +326,7 @@ def check_same_streams(
                 f"{name} was {info.change_since(before)} (its identity is {info.identity}, and was"
                 f" {before}): the checkpoint of application {app.name!r} is of the former stream,"
                 f" in {', '.join(without[:3])}{more}.",
-                _describe_new_start(name, info, before),
+                _describe_new_start(app, name, info, before),
                 application=app.name,
                 stream=name,
             )
@@ -367,11 +405,11 @@ def check_open_batch(app: Application, intent: Intent, lost: Ranges) -> None:
     """Raise OffsetOutOfRangeError if an open batch can't finish without records that retention has
     deleted (`lost`).
 
-    It can if the inputs declare on_lost="oldest", but not if it is a batch of a bounded replay.
+    It can if the inputs declare on_lost="oldest", but not if it reads records again.
     """
     refused = {}
     for ssp, span in sorted(lost.items()):
-        if intent.replays or app.inputs[ssp.qualified_stream].on_lost != "oldest":
+        if intent.reads_again or app.inputs[ssp.qualified_stream].on_lost != "oldest":
             refused[ssp] = span
     if not refused:
         return
@@ -379,7 +417,12 @@ def check_open_batch(app: Application, intent: Intent, lost: Ranges) -> None:
     there = of_stream(refused, first.qualified_stream)
     which = _name_partitions(there)
     give_up = f"adjunct checkpoint abandon {app.name} --reason …"
-    if intent.replays:
+    if intent.restating is not None:
+        step = (
+            f"Abandon the batch: {give_up}. The next run restates the results of the records that"
+            " are left."
+        )
+    elif intent.replays:
         step = (
             f"Abandon the batch ({give_up}), then cancel the replay (adjunct startpoint clear"
             f" MODULE:APP {which} --reason …) and request it again from an existing offset."
@@ -502,7 +545,12 @@ def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:
     return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
 
 
-def _describe_new_start(stream: str, info: StreamInfo, before: str) -> str:
+def _describe_new_start(app: Application, stream: str, info: StreamInfo, before: str) -> str:
+    if stream in app.restated:
+        return (
+            "Say from when on results are to follow its changes: adjunct startpoint set MODULE:APP"
+            f" {stream} --timestamp TIME --reason …, or --upcoming for later changes only."
+        )
     begin = (
         f"Set a startpoint in the new stream: adjunct startpoint set MODULE:APP {stream} --oldest"
         " --reason …."
@@ -556,6 +604,7 @@ def carry_over_stream(
         return None
     now = _by_partition(stream, rewritten.continued_at)
     update = {
+        "skipped": without_stream(offsets.skipped, stream) | _skip_rewritten(stream, now),
         "streams": {**offsets.streams, stream: info.identity},
         "applied": without_stream(offsets.applied, stream),
         "furthest": without_stream(offsets.furthest, stream),
@@ -569,6 +618,21 @@ def carry_over_stream(
             "times": state.times.carry_over(stream, now),
         }
     )
+
+
+def _skip_rewritten(
+    stream: str, continued: Offsets
+) -> dict[SystemStreamPartition, tuple[tuple[int, int], ...]]:
+    """Return the offsets whose results can't be restated in a repartitioned stream: the results
+    that are there were made of records at other offsets.
+    """
+    if followed_dataset(stream) is not None:
+        return {}
+    skipped: dict[SystemStreamPartition, tuple[tuple[int, int], ...]] = {}
+    for ssp, offset in continued.items():
+        if offset.isdecimal() and int(offset):
+            skipped[ssp] = ((0, int(offset)),)
+    return skipped
 
 
 def _spread(epochs: Epochs, stream: str, partitions: Iterable[SystemStreamPartition]) -> Epochs:

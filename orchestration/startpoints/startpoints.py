@@ -635,6 +635,7 @@ def request_startpoints(
     """
     startpoints = open_startpoints(lake, app)
     startpoints.check_on()
+    _check_ends(app, requests)
     stored = startpoints.read()
     state = application_state(lake, app.name)
     check_not_renamed(app.name, state)
@@ -668,6 +669,20 @@ def request_startpoints(
     tables = describe_remote_tables(plan, again)
     taken_over = tuple(held for held in old if held not in stays)
     return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, tuple(notes))
+
+
+def _check_ends(app: Application, requests: Sequence[StartpointRequest]) -> None:
+    """Raise ConfigurationError for a replay of changes by which results are restated."""
+    for request in requests:
+        stream = request.ssp.qualified_stream
+        if request.until is not None and stream in app.restated:
+            raise ConfigurationError(
+                f"{request.ssp} has the changes by which results are restated, always up to the"
+                " newest: until= can't end them.",
+                "Leave until= out.",
+                argument="until",
+                stream=stream,
+            )
 
 
 def _retain_recorded(

@@ -306,7 +306,8 @@ class WrittenOutputs(Generic[Frame]):
         planned = self.planned
         context = planned.context
         table = context.app.tables[send.table]
-        if planned.inputs.consumed is None and table.on_replay == "skip":
+        has_records = planned.inputs.consumed is None and table.on_replay == "skip"
+        if has_records or operator in planned.unsent:
             # The table has these records, or will get them from the main position. If the replay
             # left marks, what the main position writes could look old.
             self._letters[operator] = (send.table, ())

@@ -53,6 +53,8 @@ class BatchEngine:
         self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
     ) -> BatchMetrics:
         """Write every output of the batch once; return its metrics."""
+        if inputs.places:  # this process has read them
+            return run_small_batch(context, inputs, before_output)
         small = read_small_batch(context, inputs)
         if small is not None:
             return run_small_batch(context, small, before_output)

@@ -114,6 +114,7 @@ class PlannedBatch:
     - `consumers`: how many operators use the records of each; `diverted_from`: the operators whose
       diverted records are read.
     - `gathered`: whether all records are in one partition, so that none are moved.
+    - `unsent`: the operators that do not send their records, because a table has them.
     """
 
     context: StepContext
@@ -127,6 +128,7 @@ class PlannedBatch:
     consumers: Mapping[str, int]
     diverted_from: frozenset[str]
     gathered: bool
+    unsent: frozenset[str] = frozenset()
 
     @staticmethod
     def of(context: StepContext, inputs: BatchInputs, *, gathered: bool = False) -> PlannedBatch:
@@ -141,10 +143,16 @@ class PlannedBatch:
             consumers.update(operator.inputs)
             if operator.spec.reads_diverted:
                 diverted_from.update(operator.inputs)
+        operators = find_written(app.operators)
+        unsent: frozenset[str] = frozenset()
+        restating = inputs.intent.restating
+        if restating is not None:
+            needed, unsent = context.plan.operators_that_restate(restating.datasets)
+            operators = tuple(operator for operator in operators if operator.id in needed)
         return PlannedBatch(
             context,
             inputs,
-            operators=find_written(app.operators),
+            operators=operators,
             planned={planned.id: planned for planned in context.plan.operators},
             exchanges=exchanges,
             origins=trace_origins(app.operators, partial(system_of, context, inputs)),
@@ -153,6 +161,7 @@ class PlannedBatch:
             consumers=consumers,
             diverted_from=frozenset(diverted_from),
             gathered=gathered,
+            unsent=unsent,
         )
 
     @property
@@ -188,6 +197,9 @@ class PlannedBatch:
 
     def stream_of(self, operator: str) -> str | None:
         return self.origins[operator].positions
+
+    def has_waited(self, operator: str) -> bool:
+        return operator in self.inputs.intent.joined.known
 
     def known_until(self, operator: str) -> datetime | None:
         return self.inputs.intent.joined.known.get(operator)

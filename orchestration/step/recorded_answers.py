@@ -339,7 +339,8 @@ class RecordedAnswers:
         return answers
 
     def _key(self, turn: int) -> str:
-        return f"{_prefix(self.lake, self.application)}{self.batch}/{self.operator}/{turn}.arrow"
+        prefix = answers_prefix(self.lake, self.application)
+        return f"{prefix}{self.batch}/{self.operator}/{turn}.arrow"
 
 
 def _describe_asked(about: Mapping[str, Any]) -> str:
@@ -348,7 +349,7 @@ def _describe_asked(about: Mapping[str, Any]) -> str:
 
 def purge_answers(lake: Lake, application: str, closed: int) -> None:
     """Delete the recorded answers of batches up to `closed`, which never run again."""
-    prefix = _prefix(lake, application)
+    prefix = answers_prefix(lake, application)
     old = []
     for info in lake.store.list(prefix):
         batch = info.key.removeprefix(prefix).partition("/")[0]
@@ -357,5 +358,6 @@ def purge_answers(lake: Lake, application: str, closed: int) -> None:
     lake.store.delete_many(old)
 
 
-def _prefix(lake: Lake, application: str) -> str:
+def answers_prefix(lake: Lake, application: str) -> str:
+    """Return the prefix of what batches record, before their numbers."""
     return f"{lake.application_prefix(application)}/answers/"

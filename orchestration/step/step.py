@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import create_state
@@ -60,6 +60,7 @@ from dagster_adjunct.orchestration.step.context import (
 )
 from dagster_adjunct.orchestration.step.dry_run import inputs_of_dry_run
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
+from dagster_adjunct.orchestration.step.late_changes import late_counters
 from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
@@ -67,6 +68,7 @@ from dagster_adjunct.orchestration.step.plan_batch import (
     find_lost_ranges,
     lease_versions,
     maintain_local_tables,
+    open_served,
     plan_batch,
     resume_open_batch,
     snapshot_inputs,
@@ -79,10 +81,17 @@ from dagster_adjunct.orchestration.step.progress import (
     times_at_batch_start,
 )
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
+from dagster_adjunct.orchestration.step.restatement import read_places
+from dagster_adjunct.orchestration.step.waiting import to_stored
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
+from dagster_adjunct.resources.streams.system import OffsetRange
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 from dagster_adjunct.resources.threads import call_in_threads, run_blocking
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger("adjunct.run")
 # How often a run starts, at most: the run that it took over from may commit once more.
@@ -251,7 +260,9 @@ class _RunningStep:
         inputs = self._commit_intent(batch)
         committed = time.monotonic()
         try:
-            outputs = self._write_outputs(inputs)
+            outputs = BatchMetrics({}, {})
+            if inputs.intent.ranges:  # there may be nothing to restate
+                outputs = self._write_outputs(inputs)
         except errors.OffsetOutOfRangeError:
             if not find_lost_ranges(self.context, inputs.intent):
                 raise
@@ -275,17 +286,23 @@ class _RunningStep:
             context.registered.begin_batch(context.fence)
         logged = context.log.open(self.state.logged, intent)
         self.state = replace(self.state, logged=logged)
+        restating = intent.restating
+        records = sum(context.count_offsets(intent.ranges).values())
+        if restating is not None:
+            records = restating.records
         inputs = BatchInputs(
             intent,
             views,
             identities=before.offsets.streams,
-            records=sum(context.count_offsets(intent.ranges).values()),
+            records=records,
             over_time={
                 name: context.versions.over_time(name, ids)
                 for name, ids in intent.joined.over_time.items()
             },
+            served=open_served(context.versions, intent, views),
             times=times_at_batch_start(context.app, before, intent),
             streams={name: stream.system for name, stream in batch.streams.items()},
+            places=read_places(context, restating) if restating and restating.records else {},
         )
         inputs = classify_batch(context.app, inputs)
         if not inputs.few:
@@ -375,6 +392,8 @@ class _RunningStep:
                 now = snapshot_open_inputs(context, intent, inputs.identities)
                 systems = {name: stream.system for name, stream in now.items()}
                 inputs = replace(inputs, streams=systems)
+            if inputs.places:
+                inputs = replace(inputs, arrived=_read_places(inputs))
             _announce_run(context)
             return self.engine.run(context, inputs, self._before_output)
         except Exception as error:
@@ -409,17 +428,18 @@ class _RunningStep:
         context = self.context
         intent = inputs.intent
         before = self.logged.offsets
+        counters = add_counters(outputs.counters, late_counters(context.app, intent))
         done = ClosedBatch(
             intent=intent,
             closed_at=context.lake.now(),
             records=inputs.records,
-            counters=add_counters(outputs.counters, _count_lost(context, intent.lost)),
+            counters=add_counters(counters, _count_others(context, intent)),
             seconds=seconds,
         )
         context.report("outputs", intent.batch)
         logged = context.log.close(self.state.logged, done, outputs.times, checks=[context.check])
         context.startpoints.remove_applied(context.tasks, intent.startpoints)
-        if any(call.recorded for call in context.plan.calls):
+        if intent.restating is not None or any(call.recorded for call in context.plan.calls):
             purge_answers(context.lake, context.app.name, intent.batch)
         if intent.batch % _FORGETTING == 0:
             _forget_old_batches(context)
@@ -438,29 +458,41 @@ class _RunningStep:
             intent.batch,
             records=logged.state.records,
             unit=context.unit,
-            counters=outputs.counters,
+            counters=counters,
             in_process=outputs.in_process,
             watermarks=measure_input_times(context.app, logged.state.times, done.closed_at),
         )
 
     def _commit_positions(self, nothing: NothingToRead) -> None:
         """Commit the positions that the inputs have been read up to, with the startpoints applied
-        there.
+        there, and the records that wait.
 
-        Does nothing if no startpoint or loss has moved a position.
+        Does nothing if no startpoint or loss has moved a position, and the same records wait as
+        before.
         """
         context = self.context
         positions = nothing.positions
-        if not positions.startpoints and not positions.lost:
+        held = to_stored(context.app, nothing.held)
+        applied = {}
+        for ssp, start in positions.startpoints.items():
+            if ssp in positions.unread:
+                applied[ssp] = start.id
+        if not applied and not positions.lost:
+            if held != self.logged.held:
+                waits = self.logged.model_copy(update={"held": held})
+                logged = context.log.commit(self.state.logged, waits, by=context.run)
+                self.state = replace(self.state, logged=logged)
             return
-        applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
         starts = {ssp: span.start for ssp, span in positions.unread.items()}
         lost = _count_lost(context, positions.lost)
         before = self.logged
+        offsets = before.offsets.with_applied(applied, None, context.lake.now())
+        here = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
         update = {
             "checkpoint": before.checkpoint | starts,
-            "offsets": before.offsets.with_applied(applied, None, context.lake.now()),
+            "offsets": offsets.with_reading(before.checkpoint, here),
             "totals": add_counters(before.totals, lost),
+            "held": held,
         }
         note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
         logged = context.log.commit(
@@ -469,8 +501,8 @@ class _RunningStep:
         context.startpoints.remove_applied(context.tasks, applied)
         texts = []
         for ssp in applied:
-            start = logged.state.offsets.applied[ssp]
-            texts.append(f"{start.describe(ssp)} applied; there is nothing to read yet")
+            there = logged.state.offsets.applied[ssp]
+            texts.append(f"{there.describe(ssp)} applied; there is nothing to read yet")
         report = self.state.report
         report = replace(report, counters=add_counters(report.counters, lost))
         state = replace(self.state, logged=logged, report=report)
@@ -564,6 +596,24 @@ def _forget_old_batches(context: StepContext) -> None:
         context.log.forget(context.app.log_retention)
     except errors.AdjunctError as error:
         _log.warning("the batch log of %s keeps old commits for now: %s", context.app.name, error)
+
+
+def _count_others(context: StepContext, intent: Intent) -> Counters:
+    """Return the counters of a batch besides those of its outputs and operators."""
+    counters = _count_lost(context, intent.lost)
+    restating = intent.restating
+    if restating is not None:
+        counted = {"changed_keys": restating.keys, "records": restating.records}
+        counters = add_counters(counters, {"restated": counted})
+    return counters
+
+
+def _read_places(inputs: BatchInputs) -> dict[str, pa.Table]:
+    """Return the records whose results are restated, by input stream."""
+    arrived = {}
+    for stream, places in inputs.places.items():
+        arrived[stream] = inputs.streams[stream].read_records(split_stream_name(stream)[1], places)
+    return arrived
 
 
 def _count_lost(context: StepContext, lost: Ranges) -> Counters:

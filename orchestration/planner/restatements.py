@@ -1,0 +1,381 @@
+"""Which results follow later changes of datasets: how their records are found, which operators
+compute them again, and why that can't be done for some applications.
+
+A restatement reads the records of changed keys again and sends their results in a higher epoch. So
+keys must be found in the inputs, and each output must be able to replace the results of exactly
+these records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_adjunct.assets.reading.change_streams import followed_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.joins import Join
+from dagster_adjunct.orchestration.operators.operator import BROADCAST, Operator
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    Catalog,
+    Columns,
+    LineageNode,
+    require_facts,
+)
+from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.streams.system import CHANGES, LAKE
+
+
+def plan_restatements(
+    app: Application, catalog: Catalog, columns: Mapping[str, Columns]
+) -> tuple[PlannedRestatement, ...]:
+    """Return the joins whose results follow later changes of their datasets. Raises PlanningError
+    for results that can't.
+    """
+    graph = _Graph(app, catalog, columns)
+    restatements = []
+    for operator in app.operators:
+        match = operator.spec.match
+        if match is None or match.dataset is None or match.restate is None:
+            continue
+        stream = f"{CHANGES}.{match.dataset}"
+        if stream in app.inputs:
+            raise PlanningError(
+                f"{operator.id} has restate=, and application {app.name!r} also reads the changes"
+                f" of dataset {match.dataset!r} as an input: it would have two positions in"
+                f" {stream}.",
+                "Read the changes in another application.",
+                operator=operator.id,
+                dataset=match.dataset,
+            )
+        restatements.append(
+            PlannedRestatement(
+                operator.id,
+                match.dataset,
+                stream,
+                app.dataset(match.dataset).partitions or 1,
+                match.restate.describe(),
+                tuple(graph.find_inputs(operator)),
+                tuple(graph.list_operators(operator)),
+                tuple(graph.list_unsent(operator)),
+                tuple(graph.describe_effects(operator)),
+            )
+        )
+    return tuple(restatements)
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """The operators of an application, the facts of its streams and the columns after each
+    operator.
+    """
+
+    app: Application
+    catalog: Catalog
+    columns: Mapping[str, Columns]
+
+    # -- what is read again
+
+    def find_inputs(self, join: Operator) -> Iterator[RestatedInput]:
+        """Yield how the records of each input that reaches the join are found."""
+        assert isinstance(join.spec, Join)
+        on = dict(join.spec.on)
+        match = join.spec.match
+        assert match is not None
+        found: dict[str, RestatedInput] = {}
+        for path in self._paths_above(join):
+            source = path[0]
+            stream = str(source.spec.reads)
+            self._check_input(join, source)
+            keys = tuple(self._trace_key(join, name, path) for name in on)
+            time = None
+            if match.as_of is not None:
+                time, _ = self._trace(match.as_of.column, path)
+            one = RestatedInput(stream, keys, time)
+            if found.setdefault(stream, one) != one:
+                raise PlanningError(
+                    f"{join.id} has restate=, and records of {stream} reach it on several ways,"
+                    " with their keys in different columns.",
+                    f"Join each of them by itself, with restate=, or leave it out of {join.id}.",
+                    operator=join.id,
+                    stream=stream,
+                )
+        yield from found.values()
+
+    def _paths_above(self, operator: Operator) -> list[tuple[Operator, ...]]:
+        """Return the ways to the operator: the input, what comes after it, and the operator."""
+        if operator.spec.reads is not None:
+            return [(operator,)]
+        paths = []
+        for source in dict.fromkeys(operator.inputs):
+            for above in self._paths_above(self.app.operator(source)):
+                paths.append((*above, operator))
+        return paths
+
+    def _trace_key(self, join: Operator, name: str, path: Sequence[Operator]) -> str:
+        found, made_by = self._trace(name, path)
+        if found is not None:
+            return found
+        raise PlanningError(
+            f"{join.id} has restate=, so records are found by {name!r} in {path[0].spec.reads}, but"
+            f" {made_by} computes it, or may.",
+            f"Join before {made_by}, or by columns that the input has; or send the records to a"
+            " stream that has the column, and join them in another application.",
+            operator=join.id,
+            column=name,
+        )
+
+    def _trace(self, name: str, path: Sequence[Operator]) -> tuple[str | None, str]:
+        """Return the name in the input's records of a value that arrives at the end of a path; or
+        None, and the operator that computes it.
+        """
+        for operator in reversed(path[1:-1]):
+            arriving = self.columns[operator.inputs[0]]
+            before = operator.spec.came_from(name, arriving)
+            if before is None:
+                return None, operator.id
+            name = before
+        return name, ""
+
+    def _check_input(self, join: Operator, source: Operator) -> None:
+        stream = str(source.spec.reads)
+        facts = require_facts(self.catalog, stream, source.id)
+        problem = ""
+        if source.spec.role in BROADCAST:
+            problem = f"all tasks read {stream}"
+        elif followed_dataset(stream) is not None:
+            problem = (
+                f"{stream} has the changes of a dataset, whose records depend on where batches end"
+            )
+        elif not facts.numbered:
+            problem = f"the offsets of {stream} are no numbers, by which single records are read"
+        elif not facts.in_arrow:
+            problem = f"{stream} can't be read without Spark, in which records are found"
+        elif not facts.by_time:
+            problem = f"{stream} can't find records by their time, so their age is not known"
+        if problem:
+            raise PlanningError(
+                f"{join.id} has restate=, but {problem}.",
+                "Leave restate= out, or send the records to a stream of the lake first, and join"
+                " them in another application.",
+                operator=join.id,
+                stream=stream,
+            )
+
+    # -- what is computed again
+
+    def list_operators(self, join: Operator) -> list[str]:
+        """Return the operators that compute the results of read records again, in order.
+
+        Whatever else sends results of the same records to the same streams is among them: in each
+        stream, a higher epoch replaces all results of a record.
+        """
+        below = self._below(join.id)
+        streams = {self._written_stream(operator) for operator in below} - {None}
+        writers = [operator.id for operator in below if operator.spec.writes is not None]
+        inputs = self._streams_above(join.id)
+        for operator in self.app.operators:
+            is_shared = self._written_stream(operator) in streams
+            is_shared = is_shared and not self._has_state(operator.id)
+            if is_shared and self._streams_above(operator.id) <= inputs:
+                writers.append(operator.id)
+        needed = set()
+        for writer in writers:
+            needed |= {operator.id for operator in self._above(writer)}
+        return [operator.id for operator in self.app.operators if operator.id in needed]
+
+    def list_unsent(self, join: Operator) -> Iterator[str]:
+        """Yield the operators before the join that send records to tables, which have them."""
+        below = {operator.id for operator in self._below(join.id)}
+        for name in self.list_operators(join):
+            if name not in below and self.app.operator(name).spec.send is not None:
+                yield name
+
+    def describe_effects(self, join: Operator) -> Iterator[str]:
+        """Yield what a restatement does to each output. Raises PlanningError for what it would
+        leave wrong.
+        """
+        unsent = set(self.list_unsent(join))
+        below = {operator.id for operator in self._below(join.id)}
+        for name in sorted({*below, *self.list_operators(join)}, key=self._place):
+            operator = self.app.operator(name)
+            spec = operator.spec
+            self._check_state(join, operator)
+            if spec.role in BROADCAST:
+                raise self._refused(
+                    join,
+                    operator,
+                    "hands all records to every task",
+                    "Leave it out, or send the results to a stream, and broadcast that one.",
+                )
+            if name in unsent:
+                continue
+            if spec.send is not None:
+                self._check_table(join, operator)
+                yield f"table {spec.send.table}: their records replace earlier ones, by newest_by"
+            elif spec.role == "output":
+                self._check_stream(join, operator)
+                yield f"{spec.writes}: their results come again in a higher epoch"
+            elif spec.writes is not None and spec.feeds is None:
+                yield f"{spec.writes} is called again with them"
+
+    def _check_state(self, join: Operator, operator: Operator) -> None:
+        state = ""
+        if operator.spec.over_time is not None:
+            state = "keeps state of the former results"
+        elif operator.spec.feeds is not None:
+            state = f"has sent the former results to dataset {operator.spec.feeds}"
+        if state:
+            raise self._refused(
+                join,
+                operator,
+                f"{state}, and would not follow",
+                "Send the results to a stream of the lake, and compute this of its latest results"
+                ' (LakeStreams.read, epochs="latest").',
+            )
+
+    def _check_stream(self, join: Operator, operator: Operator) -> None:
+        inputs = self._streams_above(operator.id)
+        if len(inputs) > 1:
+            raise self._refused(
+                join,
+                operator,
+                f"gets records of {' and '.join(sorted(inputs))}, and results that are made of"
+                " several inputs have no positions by which they could be replaced",
+                "Send what is made of each input to a stream of its own.",
+            )
+        dropping = self._find_dropping(join, operator)
+        if dropping is not None and split_stream_name(str(operator.spec.writes))[0] != LAKE:
+            raise self._refused(
+                join,
+                operator,
+                f"sends results to {operator.spec.writes}, which would not show that {dropping.id}"
+                " drops one that was there before",
+                'Keep the record, with nulls (how="left"), or send to a stream of the lake.',
+            )
+
+    def _check_table(self, join: Operator, operator: Operator) -> None:
+        send = operator.spec.send
+        assert send is not None
+        table = self.app.tables[send.table]
+        changed = operator.spec.changed(self.app, self.columns[operator.inputs[0]])
+        if changed.adds:
+            raise self._refused(
+                join,
+                operator,
+                f"adds or appends to table {table.name}, which would count records twice",
+                "Set values, in a table with newest_by; or compute sums over the latest results of"
+                " a stream.",
+            )
+        if table.newest_by is None:
+            raise self._refused(
+                join,
+                operator,
+                f"writes table {table.name}, in which results of old records would replace those of"
+                " newer ones",
+                'Declare the table with newest_by="COLUMN", such as the time of the records.',
+            )
+        if table.on_replay == "skip":
+            raise self._refused(
+                join,
+                operator,
+                f'writes table {table.name}, which has on_replay="skip" and so takes no record'
+                " twice",
+                "Declare the table without on_replay.",
+            )
+        dropping = self._find_dropping(join, operator)
+        if dropping is not None:
+            raise self._refused(
+                join,
+                operator,
+                f"writes table {table.name}, and {dropping.id} may drop a record whose row the"
+                " table has by then, which would stay",
+                'Keep the record, with nulls (how="left").',
+            )
+        for name in send.key_sources(table.key):
+            if self._may_depend_on_entries(operator.inputs[0], name):
+                raise self._refused(
+                    join,
+                    operator,
+                    f"writes table {table.name} under {name!r}, which may be made of entries: when"
+                    " they change, the row under the former key would stay",
+                    "Let the table have a key of columns of the input.",
+                )
+
+    def _find_dropping(self, join: Operator, operator: Operator) -> Operator | None:
+        """Return an operator after which a record may be missing that was there before a change of
+        a dataset or table.
+        """
+        below = {one.id for one in self._below(join.id)}
+        for above in self._above(operator.id):
+            depends = above.id in below or above.spec.match is not None
+            if depends and not above.spec.keeps_each:
+                return above
+        return None
+
+    def _may_depend_on_entries(self, operator: str, name: str) -> bool:
+        """Whether a column may be made of values of a dataset or remote table."""
+        column = self.columns[operator].find(name)
+        if column is None or not column.sources:
+            return True
+        outputs = {}
+        for one in self._above(operator):
+            if one.spec.role == "output":
+                outputs[LineageNode("stream", str(one.spec.writes))] = one.inputs[0]
+        for node, source in column.sources:
+            if node in outputs:
+                if self._may_depend_on_entries(outputs[node], source):
+                    return True
+            elif node.kind != "stream":
+                return True
+        return False
+
+    def _refused(
+        self, join: Operator, operator: Operator, problem: str, next_step: str
+    ) -> PlanningError:
+        return PlanningError(
+            f"{join.id} has restate=, but {operator.id} {problem}.",
+            f"{next_step} Or leave restate= out.",
+            operator=operator.id,
+            dataset=join.spec.match.dataset if join.spec.match is not None else None,
+        )
+
+    # -- the graph
+
+    def _place(self, operator: str) -> int:
+        return [one.id for one in self.app.operators].index(operator)
+
+    def _written_stream(self, operator: Operator) -> str | None:
+        target = operator.spec.target(self.app)
+        return target.name if target is not None and target.kind == "stream" else None
+
+    def _below(self, join: str) -> list[Operator]:
+        """Return the join and all operators that its records reach, in order."""
+        reached = {join}
+        found = []
+        for operator in self.app.operators:
+            if operator.id in reached or not reached.isdisjoint(operator.inputs):
+                reached.add(operator.id)
+                found.append(operator)
+        return found
+
+    def _above(self, operator: str) -> list[Operator]:
+        """Return the operators whose records reach this one, and itself, in order."""
+        needed = {operator}
+        found = []
+        for one in reversed(self.app.operators):
+            if one.id in needed:
+                needed.update(one.inputs)
+                found.append(one)
+        return found[::-1]
+
+    def _streams_above(self, operator: str) -> set[str]:
+        return _names(one.spec.reads for one in self._above(operator))
+
+    def _has_state(self, operator: str) -> bool:
+        return any(one.spec.over_time is not None for one in self._above(operator))
+
+
+def _names(streams: Iterable[str | None]) -> set[str]:
+    return {stream for stream in streams if stream is not None}

@@ -1,0 +1,380 @@
+"""Plans the batch that restates results: finds the keys of datasets that have changed, and the
+records that were joined by them.
+
+The places of these records are stored before the batch begins, so a repeated batch reads the same
+ones, whatever the streams and datasets have become.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+from uuid import uuid4
+
+from dagster_adjunct.assets.reading.change_streams import parse_commit
+from dagster_adjunct.assets.reading.changed_keys import SINCE, UNTIL, ChangedKeys, VersionIds
+from dagster_adjunct.assets.reading.served_history import ServedHistory
+from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+from dagster_adjunct.orchestration.batch_log.intent import (
+    Ranges,
+    ReadVersions,
+    Restating,
+    of_stream,
+)
+from dagster_adjunct.orchestration.operators.joins import Join
+from dagster_adjunct.orchestration.operators.lookups import Restate
+from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
+from dagster_adjunct.orchestration.startpoints.positions import InputPositions, StreamSnapshot
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.recorded_answers import answers_prefix
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.types import arrow_type
+from dagster_adjunct.resources.streams.system import (
+    OFFSET,
+    PARTITION,
+    OffsetRange,
+    SystemStreamPartition,
+)
+from dagster_adjunct.resources.times import subtract_span
+
+STREAM = "stream"
+Places: TypeAlias = Mapping[str, pa.Table]
+"""By input stream, the places of records: PARTITION and OFFSET, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueRestatement:
+    """The changes of datasets, by their partition, by which results are restated next: how many
+    `keys` have changed, and the `places` of the records with them.
+    """
+
+    changes: Ranges
+    places: Places
+    keys: int
+
+    @property
+    def records(self) -> int:
+        return sum(places.num_rows for places in self.places.values())
+
+
+def find_due(
+    context: StepContext,
+    state: ApplicationState,
+    positions: InputPositions,
+    served: Mapping[str, VersionIds],
+) -> Ranges:
+    """Return the changes of datasets by which results are restated now: not those of one whose
+    last restatement was too short a time ago.
+
+    They are unread, or a startpoint says from where; or there are none, but joins by time have read
+    other versions than those that are `served`.
+    """
+    due: Ranges = {}
+    for restated in context.plan.restatements:
+        changes = of_stream(positions.changed, restated.changes)
+        is_moved = not changes.keys().isdisjoint(positions.startpoints)
+        if is_moved or _is_due(context, state, restated, changes, served):
+            due |= changes
+    return due
+
+
+def _is_due(
+    context: StepContext,
+    state: ApplicationState,
+    restated: PlannedRestatement,
+    changes: Ranges,
+    served: Mapping[str, VersionIds],
+) -> bool:
+    if not _may_begin(context, state, restated):
+        return False
+    return _are_unread(context, changes) or _has_read_others(state, restated, served)
+
+
+def _may_begin(context: StepContext, state: ApplicationState, restated: PlannedRestatement) -> bool:
+    """Whether the last restatement was long enough ago."""
+    every = _options(context, restated).every
+    last = state.offsets.restated.get(restated.dataset)
+    return every is None or last is None or context.lake.now() - last >= every
+
+
+def _are_unread(context: StepContext, changes: Ranges) -> bool:
+    return any(context.compare(ssp, span.start, span.end) < 0 for ssp, span in changes.items())
+
+
+def _has_read_others(
+    state: ApplicationState, restated: PlannedRestatement, served: Mapping[str, VersionIds]
+) -> bool:
+    """Whether batches have read other versions over time than those of now."""
+    _, over_time = served[restated.dataset]
+    joined = state.offsets.joined.get(restated.dataset, ())
+    return any(set(read.over_time) != set(over_time) for read in joined)
+
+
+def find_restatement(
+    context: StepContext,
+    state: ApplicationState,
+    streams: Mapping[str, StreamSnapshot],
+    positions: InputPositions,
+    changes: Ranges,
+    served: Mapping[str, VersionIds],
+) -> DueRestatement:
+    """Return the records whose results these changes of datasets concern. Raises RestatementError
+    if there are more than declared.
+    """
+    found: dict[str, list[pa.Table]] = {}
+    keys = 0
+    for restated in context.plan.restatements:
+        ranges = {ssp: at for ssp, at in changes.items() if ssp.stream == restated.dataset}
+        if not ranges:
+            continue
+        moved = {ssp: at for ssp, at in ranges.items() if ssp in positions.startpoints}
+        search = _Search(context, state, streams, restated, served[restated.dataset], moved)
+        keys += search.number
+        for stream, places in search.find_places():
+            found.setdefault(stream, []).append(places)
+    merged = {name: _merge(places) for name, places in found.items()}
+    return DueRestatement(changes, merged, keys)
+
+
+def describe_read(version: SealedVersion | None, over_time: Sequence[str]) -> ReadVersions:
+    """Return what is read of a dataset with this version, and these over time."""
+    if version is None:
+        return ReadVersions(version=None)
+    base = None
+    if version.positioned:
+        base = version.generations[0].folder
+    return ReadVersions(version=version.id, over_time=tuple(over_time), base=base)
+
+
+def _options(context: StepContext, restated: PlannedRestatement) -> Restate:
+    match = context.app.operator(restated.join).spec.match
+    assert match is not None, "it is a join"
+    assert match.restate is not None, "it restates"
+    return match.restate
+
+
+def _merge(places: list[pa.Table]) -> pa.Table:
+    """Return the places in order, each once."""
+    every = pa.concat_tables(places).group_by([PARTITION, OFFSET]).aggregate([])
+    return every.select([PARTITION, OFFSET]).sort_by(
+        [(PARTITION, "ascending"), (OFFSET, "ascending")]
+    )
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Finds the records that a join has joined by keys which are `served` with other entries now.
+
+    `moved` are the changes of the dataset where a startpoint says since when.
+    """
+
+    context: StepContext
+    state: ApplicationState
+    streams: Mapping[str, StreamSnapshot]
+    restated: PlannedRestatement
+    served: VersionIds
+    moved: Ranges
+
+    @cached_property
+    def options(self) -> Restate:
+        return _options(self.context, self.restated)
+
+    @cached_property
+    def changed(self) -> pa.Table:
+        """The changed keys; in a join by time, with the intervals in which they did."""
+        context = self.context
+        name = self.restated.dataset
+        read = []
+        since = [parse_commit(span.start, str(ssp)) for ssp, span in self.moved.items()]
+        if not since:
+            for one in self.state.offsets.joined.get(name, ()):
+                read.append((one.version, one.over_time))
+        history = ServedHistory.read(context.lake, name)
+        store = context.lake.store
+        keys = ChangedKeys(store, history, read, self.served, min(since, default=None))
+        match = context.app.operator(self.restated.join).spec.match
+        if match is not None and match.as_of is not None:
+            return keys.find_over_time(oldest=match.as_of.before_history == "oldest")
+        return keys.find()
+
+    @cached_property
+    def keys(self) -> pa.Table:
+        """The changed keys, each once, in the order of the dataset's key."""
+        join = self.context.app.operator(self.restated.join).spec
+        assert isinstance(join, Join)
+        key = [entry for _, entry in join.on]
+        return self.changed.group_by(key).aggregate([]).select(key)
+
+    @property
+    def number(self) -> int:
+        """How many keys have changed."""
+        return int(self.keys.num_rows)
+
+    def find_places(self) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the places of the records in each input stream."""
+        self._check("keys", self.number, self.options.most_keys)
+        records = 0
+        searched = 0
+        found = []
+        for one in self.restated.inputs:
+            ranges = self._age_of(one.stream)
+            searched += sum(self.context.count_offsets(ranges).values())
+            if not ranges or not self.number:
+                continue
+            places = self._read_before(one.stream, self._find(one, ranges))
+            records += places.num_rows
+            found.append((one.stream, places))
+        self._check("records", records, self.options.most_records)
+        share = int(searched * self.options.most_share)
+        self._check("records", records, max(share, 1), f" ({self.options.most_share:.0%} of them)")
+        yield from found
+
+    def _check(self, what: str, number: int, most: int, share: str = "") -> None:
+        if number <= most:
+            return
+        restated = self.restated
+        command = f"adjunct startpoint set MODULE:APP {restated.changes} --upcoming --reason …"
+        limit = "most_keys" if what == "keys" else "most_share" if share else "most_records"
+        raise errors.RestatementError(
+            f"{restated.join}: dataset {restated.dataset!r} has changed, and its results of"
+            f" {number:,} {what} would be restated: at most {most:,}{share} are allowed.",
+            f"Allow more once, by deploying restate=Restate(…, {limit}={number}); or leave these"
+            f" results as they are: {command}.",
+            application=self.context.app.name,
+            operator=restated.join,
+            dataset=restated.dataset,
+        )
+
+    def _age_of(self, stream: str) -> Ranges:
+        """Return the offsets that are young enough, and before the position of the main input."""
+        snapshot = self.streams[stream]
+        since = subtract_span(self.context.lake.now(), self.options.age)
+        moment = int(since.timestamp() * 1000)
+        ranges = {}
+        for ssp in snapshot.partitions:
+            end = self.state.checkpoint.get(ssp)
+            if end is None:
+                continue
+            start = snapshot.system.offset_for_timestamp(ssp, moment)
+            if snapshot.system.compare(start, snapshot.oldest[ssp]) < 0:
+                start = snapshot.oldest[ssp]
+            if snapshot.system.compare(start, end) < 0:
+                ranges[ssp] = OffsetRange(start, end)
+        return ranges
+
+    def _find(self, one: RestatedInput, ranges: Ranges) -> pa.Table:
+        """Return the places of the records in these ranges that have changed keys, at a time in
+        which they have changed.
+        """
+        system = self.streams[one.stream].system
+        keys = self.keys.rename_columns(one.keys)
+        if one.time is None:
+            return system.find_records(ranges, keys).select([PARTITION, OFFSET])
+        times = [] if one.time in one.keys else [one.time]
+        records = system.find_records(ranges, keys, [*one.keys, *times])
+        return self._within_intervals(one, records).select([PARTITION, OFFSET])
+
+    def _within_intervals(self, one: RestatedInput, records: pa.Table) -> pa.Table:
+        """Return those of the records whose time is in an interval in which their key changed."""
+        named = self.changed.rename_columns([*one.keys, SINCE, UNTIL])
+        numbered = self.keys.rename_columns(one.keys)
+        numbers = numbered.append_column("__key", pa.array(range(numbered.num_rows), pa.int64()))
+        of_records = _number_keys(records.select(one.keys), numbers)
+        of_changes = _number_keys(named.select(one.keys), numbers)
+        time = records.column(one.time).cast(arrow_type("timestamp")).cast(pa.int64())
+        moments = time.to_numpy()
+        known = pc.is_valid(time).to_numpy()
+        kept = np.zeros(records.num_rows, np.bool_)
+        by_key: dict[int, list[tuple[int | None, int | None]]] = {}
+        for number, since, until in zip(
+            of_changes, named[SINCE].to_pylist(), named[UNTIL].to_pylist(), strict=True
+        ):
+            by_key.setdefault(number, []).append((since, until))
+        for row, number in enumerate(of_records):
+            if known[row]:
+                moment = moments[row]
+                kept[row] = any(
+                    (since is None or since <= moment) and (until is None or moment < until)
+                    for since, until in by_key[number]
+                )
+        return records.filter(pa.array(kept))
+
+    def _read_before(self, stream: str, places: pa.Table) -> pa.Table:
+        """Return the places without those that the main input has skipped."""
+        for ssp, spans in self.state.offsets.skipped.items():
+            if ssp.qualified_stream != stream:
+                continue
+            is_here = pc.equal(places.column(PARTITION), ssp.partition)
+            for start, end in spans:
+                offsets = places.column(OFFSET)
+                is_within = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
+                places = places.filter(pc.invert(pc.and_(is_here, is_within)))
+                is_here = pc.equal(places.column(PARTITION), ssp.partition)
+        return places
+
+
+def _number_keys(keys: pa.Table, numbers: pa.Table) -> list[int]:
+    """Return the number of each of these keys."""
+    known = {}
+    for *key, number in zip(*(column.to_pylist() for column in numbers.columns), strict=True):
+        known[tuple(key)] = number
+    return [known[key] for key in zip(*(c.to_pylist() for c in keys.columns), strict=True)]
+
+
+# -- the places of a batch, as they are stored
+
+
+def store_places(context: StepContext, batch: int, places: Places) -> str:
+    """Store the places of a batch that is about to begin; return the name of the object."""
+    tables = []
+    for stream, table in places.items():
+        names = pa.repeat(pa.scalar(stream), table.num_rows)
+        tables.append(table.append_column(STREAM, names))
+    table = pa.concat_tables(tables)
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    name = f"{batch}/restated-{uuid4().hex}.arrow"
+    key = f"{answers_prefix(context.lake, context.app.name)}{name}"
+    context.lake.store.put_if_absent(key, sink.getvalue().to_pybytes())
+    return name
+
+
+def read_places(context: StepContext, restating: Restating) -> Places:
+    """Return the places of a batch that has begun. Raises MalformedDocumentError."""
+    key = f"{answers_prefix(context.lake, context.app.name)}{restating.places}"
+    try:
+        data = context.lake.store.get(key).data
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        streams = pc.unique(table.column(STREAM)).to_pylist()
+    except (errors.ObjectNotFoundError, pa.ArrowException, KeyError) as error:
+        raise errors.MalformedDocumentError(
+            f"the places of the records that the open batch of application {context.app.name!r}"
+            f" restates can't be read: {error}.",
+            "Restore that object from a backup, or abandon the batch: adjunct checkpoint abandon"
+            f" {context.app.name} --reason ….",
+            document=key,
+        ) from error
+    places = {}
+    for stream in streams:
+        here = table.filter(pc.equal(table.column(STREAM), stream))
+        places[stream] = here.select([PARTITION, OFFSET])
+    return places
+
+
+def ranges_of_places(places: Places) -> Ranges:
+    """Return the offsets from the first to the last place of each partition."""
+    ranges = {}
+    for stream, table in places.items():
+        system, name = split_stream_name(stream)
+        edges = table.group_by(PARTITION).aggregate([(OFFSET, "min"), (OFFSET, "max")])
+        for row in edges.to_pylist():
+            ssp = SystemStreamPartition(system, name, row[PARTITION])
+            ranges[ssp] = OffsetRange(str(row[f"{OFFSET}_min"]), str(row[f"{OFFSET}_max"] + 1))
+    return ranges

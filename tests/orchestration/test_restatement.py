@@ -1,0 +1,304 @@
+"""Results that follow later changes of datasets, against plain Python."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.operators.lookups import Restate
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.errors import RestatementError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.startpoint import (
+    StartpointOldest,
+    StartpointTimestamp,
+    StartpointUpcoming,
+)
+from dagster_adjunct.resources.tables.table import RemoteTable
+from tests.faulty_store import Crash, Fault, FaultyStore, deaths
+from tests.orchestration.changing_datasets import (
+    KEYS,
+    Changing,
+    Delivered,
+    Following,
+    follow,
+    follow_and_die,
+    new_world,
+)
+from tests.orchestration.step_world import StepWorld
+from tests.rounds import rounds
+
+WEEK = timedelta(days=7)
+EVENTS = ("intent", "output", "outputs", "batch")
+Results = dict[int, tuple[str, int | None]]
+
+
+def enriching(
+    dataset: Changing, how: str = "left", restate: Any = WEEK, **options: Any
+) -> Application:
+    app = Application("app", engine="auto", **options)
+    facts = app.input_stream("lake.facts", default_offset="oldest")
+    planes = app.table(replace(dataset.declare(), bootstrap=False))
+    joined = facts.join(planes, on="k", how=how, select=["v"], restate=restate)
+    joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    return app
+
+
+def latest(world: StepWorld) -> Results:
+    ranges = world.streams.all_ranges("out")
+    rows = world.streams.read_arrow(ranges, epochs="latest").to_pylist()
+    found = {row["n"]: (row["k"], row["v"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def expected(dataset: Changing, facts: dict[int, str], how: str = "left") -> Results:
+    """Return what a run that knew everything from the start would have sent."""
+    results = {}
+    for n, k in facts.items():
+        entry = dataset.served.get(k)
+        if entry is not None or how == "left":
+            results[n] = (k, None if entry is None else entry[0])
+    return results
+
+
+def begun(kind: type[Changing], folder: Path, how: str = "left") -> tuple[Changing, dict[int, str]]:
+    """Return a dataset with some entries, and the facts that were joined with them."""
+    dataset = kind(new_world(folder), random.Random(1))
+    world = dataset.world
+    dataset.begin()
+    world.stream("facts", "k", 2, n="int", k="string")
+    dataset.send({"a": (1, 1), "b": (2, 2), "c": (3, 3)})
+    facts = {n: "abcd"[n % 4] for n in range(8)}
+    world.send("facts", *facts.items())
+    run_step(world.context(enriching(dataset, how)))
+    return dataset, facts
+
+
+@pytest.mark.parametrize("kind", [Following, Delivered])
+@pytest.mark.parametrize("how", ["left", "inner"])
+def test_results_are_those_of_a_run_that_knew_everything(
+    tmp_path: Path, kind: type[Changing], how: str
+) -> None:
+    dataset, facts = begun(kind, tmp_path, how)
+    world = dataset.world
+    assert latest(world) == expected(dataset, facts, how)
+    dataset.send({"a": (7, 1), "d": (4, 4)}, gone=["b"])
+    report = run_step(world.context(enriching(dataset, how)))
+    assert report.counters["restated"] == {"changed_keys": 3, "records": 6}
+    assert latest(world) == expected(dataset, facts, how)
+    everything = world.streams.read_arrow(world.streams.all_ranges("out")).to_pylist()
+    assert {row["k"] for row in everything if row["__epoch"]} <= {"a", "b", "d"}
+    assert run_step(world.context(enriching(dataset, how))).batches == 0
+
+
+def abandon(world: StepWorld) -> None:
+    log = BatchLog(world.lake, "app")
+    if log.read().state.open is not None:
+        log.abandon(skip=False, by="test", reason="test")
+
+
+@pytest.mark.rounds
+@pytest.mark.parametrize("kind", [Following, Delivered])
+@pytest.mark.parametrize("seed", range(rounds(2, 40)))
+def test_whatever_happens_results_become_those_of_a_run_that_knew_everything(
+    tmp_path: Path, kind: type[Changing], seed: int
+) -> None:
+    draw = random.Random(f"{kind.__name__} {seed}")
+    dataset = kind(new_world(tmp_path), draw, draw.choice([2, None]))
+    world = dataset.world
+    how = draw.choice(["left", "inner"])
+    dataset.begin()
+    world.stream("facts", "k", 2, n="int", k="string")
+    dataset.change()
+    facts: dict[int, str] = {}
+
+    def make() -> Application:
+        return enriching(dataset, how, max_batch_records=draw.choice([1, 4, 1000]))
+
+    for _ in range(rounds(25, 40)):
+        draw.choice(dataset.actions)()
+        fresh = {len(facts) + n: draw.choice(KEYS) for n in range(draw.randrange(3))}
+        if fresh:
+            world.send("facts", *fresh.items())
+            facts |= fresh
+        match draw.randrange(6):
+            case 0:
+                follow_and_die(world, make(), draw.choice(EVENTS))
+                if draw.randrange(3) == 0:
+                    abandon(world)
+            case 1 | 2:
+                follow(world, make(), max_batches=1)
+            case 3 if facts:
+                Startpoints(make(), lake=world.lake).request(
+                    "lake.facts",
+                    StartpointOldest(),
+                    until=StartpointUpcoming(),
+                    reason="test",
+                    by="test",
+                )
+            case 4:
+                follow(world, make())
+    follow(world, make())
+    assert latest(world) == expected(dataset, facts, how)
+    assert world.state(make()).open is None
+
+
+def restated_with(plan: Sequence[Fault], kind: type[Changing], folder: Path) -> list[Any]:
+    """Run once with these faults, and once without, when entries have changed; return the requests."""
+    dataset, facts = begun(kind, folder)
+    world = dataset.world
+    dataset.send({"a": (7, 1), "d": (4, 4)}, gone=["b"])
+    lake = world.lake
+    store = FaultyStore(lake.store, plan)
+    world.lake = Lake(store, lake.id)
+    with suppress(Crash):
+        run_step(world.context(enriching(dataset)))
+    world.lake = lake
+    run_step(world.context(enriching(dataset)))
+    assert latest(world) == expected(dataset, facts)
+    assert len(world.rows("out")) == 14, "each record once in each epoch"
+    assert not list(lake.store.list("applications/app/answers/"))
+    return store.requests
+
+
+@pytest.mark.rounds
+@pytest.mark.parametrize("kind", [Following, Delivered])
+def test_a_restatement_that_is_killed_at_any_request_is_repeated_as_it_was(
+    tmp_path: Path, kind: type[Changing]
+) -> None:
+    requests = restated_with((), kind, tmp_path)
+    for nth in deaths(requests)[:: rounds(5, 1)]:
+        restated_with([Fault("*", nth, "crash-before")], kind, tmp_path)
+
+
+def test_an_application_that_began_later_restates_only_what_it_has_read(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    world = dataset.world
+    late = Application("late", engine="auto")
+    joined = late.input_stream("lake.facts", default_offset="upcoming").join(
+        late.table(dataset.declare()), on="k", how="left", select=["v"], restate=WEEK
+    )
+    joined.send_to(late.output_stream("lake.later", partitions=2, key="k"))
+    run_step(world.context(late))
+    world.send("facts", (100, "a"))
+    run_step(world.context(late))
+    dataset.send({"a": (7, 1)})
+    report = run_step(world.context(late))
+    assert report.counters["restated"] == {"changed_keys": 1, "records": 1}
+    assert [(row["n"], row["v"]) for row in world.rows("later")] == [(100, 1), (100, 7)]
+
+
+def test_records_that_are_too_old_keep_their_results(tmp_path: Path) -> None:
+    dataset = Following(new_world(tmp_path), random.Random(1))
+    world = dataset.world
+    dataset.begin()
+    world.stream("facts", "k", 2, n="int", k="string")
+    dataset.send({"a": (1, 1)})
+    world.send("facts", (0, "a"), sent_at=datetime.now(UTC) - 2 * WEEK)
+    world.send("facts", (1, "a"))
+    run_step(world.context(enriching(dataset)))
+    dataset.send({"a": (7, 1)})
+    run_step(world.context(enriching(dataset)))
+    assert latest(world) == {0: ("a", 1), 1: ("a", 7)}
+
+
+@pytest.mark.parametrize(
+    "limits", [{"most_keys": 2}, {"most_records": 5}, {"most_share": 0.5}], ids=str
+)
+def test_too_much_is_an_error_once_the_input_has_been_read(
+    tmp_path: Path, limits: dict[str, Any]
+) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    world = dataset.world
+    before = latest(world)
+    dataset.send({"a": (7, 1), "d": (4, 4)}, gone=["b"])
+    world.send("facts", (8, "a"))
+    app = enriching(dataset, restate=Restate(WEEK, **limits))
+    with pytest.raises(RestatementError):
+        run_step(world.context(app))
+    assert latest(world) == {**before, 8: ("a", 7)}
+    # The advice works: these results are left, and later changes are followed.
+    Startpoints(app, lake=world.lake).request(
+        "changes.planes", StartpointUpcoming(), reason="test", by="test"
+    )
+    run_step(world.context(app))
+    assert latest(world) == {**before, 8: ("a", 7)}
+    dataset.send({"c": (9, 9)})
+    run_step(world.context(app))
+    assert latest(world) == {**before, 8: ("a", 7), 2: ("c", 9), 6: ("c", 9)}
+
+
+@pytest.mark.parametrize("kind", [Following, Delivered])
+def test_a_startpoint_says_since_when_changes_count(tmp_path: Path, kind: type[Changing]) -> None:
+    dataset = kind(new_world(tmp_path), random.Random(1))
+    world = dataset.world
+    dataset.begin()
+    world.stream("facts", "k", 2, n="int", k="string")
+    dataset.send({"a": (1, 1), "b": (2, 2)})
+    facts = dict(enumerate("ab"))
+    world.send("facts", *facts.items())
+    run_step(world.context(enriching(dataset, restate=None)))
+    moment = datetime.now(UTC)
+    dataset.send({"a": (7, 1)})
+    app = enriching(dataset)
+    run_step(world.context(app))
+    assert latest(world) == {0: ("a", 1), 1: ("b", 2)}, "it follows only what changes from now on"
+    since = StartpointTimestamp(int(moment.timestamp() * 1000))
+    Startpoints(app, lake=world.lake).request("changes.planes", since, reason="test", by="test")
+    report = run_step(world.context(app))
+    assert report.counters["restated"] == {"changed_keys": 1, "records": 1}
+    assert latest(world) == expected(dataset, facts)
+
+
+def test_results_are_restated_at_most_as_often_as_declared(tmp_path: Path) -> None:
+    dataset, facts = begun(Following, tmp_path)
+    world = dataset.world
+    often = enriching(dataset, restate=Restate(WEEK, every=timedelta(hours=1)))
+    dataset.send({"a": (7, 1)})
+    run_step(world.context(often))
+    assert latest(world) == expected(dataset, facts)
+    before = latest(world)
+    dataset.send({"a": (8, 1)})
+    assert run_step(world.context(often)).batches == 0
+    assert latest(world) == before
+    run_step(world.context(enriching(dataset)))
+    assert latest(world) == expected(dataset, facts)
+
+
+def test_tables_keep_the_newest_record_of_a_key_and_get_its_correction(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    world = dataset.world
+
+    def make() -> Application:
+        app = Application("tables", engine="auto")
+        records = app.input_stream("lake.facts", default_offset="oldest")
+        before = app.table(world.table("before"))
+        sent = records.update(before, set={"w": "n"}, if_missing=[])
+        joined = sent.join(
+            app.table(dataset.declare()), on="k", how="left", select=["v"], restate=WEEK
+        )
+        newest = RemoteTable(
+            "newest", key="k", write_function=world.table("newest").write_function, newest_by="w"
+        )
+        joined.update(app.table(newest), set={"v": "v", "w": "n"}, if_missing=[])
+        return app
+
+    run_step(world.context(make()))
+    dataset.send({"a": (7, 1), "d": (4, 4)}, gone=["b"])
+    world.send("facts", (8, "a"))
+    run_step(world.context(make()))
+    assert world.records("newest") == {"a": (7, 8), "b": (None, 5), "c": (3, 6), "d": (4, 7)}
+    assert world.records("before")["a"] == (None, 8), (
+        "it is before the join, and gets nothing again"
+    )
