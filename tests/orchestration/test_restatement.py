@@ -15,10 +15,12 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.operators.lookups import Restate
+from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import RestatementError
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.lake import key_index
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
     StartpointTimestamp,
@@ -197,6 +199,27 @@ def test_an_application_that_began_later_restates_only_what_it_has_read(tmp_path
     report = run_step(world.context(late))
     assert report.counters["restated"] == {"changed_keys": 1, "records": 1}
     assert [(row["n"], row["v"]) for row in world.rows("later")] == [(100, 1), (100, 7)]
+
+
+def test_records_of_changed_keys_are_found_by_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_index, "FEWEST_RECORDS", 1)
+    dataset, facts = begun(Following, tmp_path)
+    world = dataset.world
+
+    def has_index() -> list[bool]:
+        plan = plan_application(enriching(dataset), lake=world.lake)
+        return [one.indexed for restated in plan.restatements for one in restated.inputs]
+
+    assert has_index() == [False]
+    world.streams.configure("facts", retention=None, compaction=None, find_by=["k"])
+    assert world.streams.maintain("facts").indexes == 1
+    assert has_index() == [True]
+    dataset.send({"a": (7, 1)})
+    report = run_step(world.context(enriching(dataset)))
+    assert report.counters["restated"] == {"changed_keys": 1, "records": 2}
+    assert latest(world) == expected(dataset, facts)
 
 
 def test_records_that_are_too_old_keep_their_results(tmp_path: Path) -> None:
