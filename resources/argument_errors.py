@@ -121,6 +121,7 @@ def _functions_that_take(argument: str, called: str) -> list[str]:
 
 
 def _nearest_argument(argument: str, known: Sequence[str]) -> str | None:
+    """Return the argument for which this one may be a misspelling, None if there is none."""
     for near in difflib.get_close_matches(argument, known, n=1):
         is_longer = near.startswith(f"{argument}_") or argument.startswith(f"{near}_")
         if is_longer or difflib.SequenceMatcher(None, near, argument).ratio() >= _CLOSE:
@@ -144,10 +145,12 @@ def too_many_error(call: RejectedCall) -> ConfigurationError:
 
 
 def _keywords(names: Sequence[str]) -> str:
+    """Return names as they are written in a call: "name=, key="."""
     return ", ".join(f"{name}=" for name in names)
 
 
 def _value_error(call: RejectedCall, problems: Sequence[ErrorDetails]) -> ConfigurationError:
+    """Return the error for a wrong value, of the first argument with a problem."""
     argument = call.argument(problems[0])
     if not argument:  # the values don't fit together; they are not shown, some may be secret
         text = problems[0]["msg"].removeprefix("Value error, ")
@@ -168,6 +171,7 @@ def _value_error(call: RejectedCall, problems: Sequence[ErrorDetails]) -> Config
 
 
 def _is_secret(argument: str, problem: ErrorDetails) -> bool:
+    """Whether the value that a problem is about must not be shown."""
     names = [argument, *map(str, problem["loc"])]
     return any(_SECRET.match(name) for name in names)
 
@@ -190,6 +194,7 @@ def _most_useful(call: RejectedCall, own: Sequence[ErrorDetails]) -> Sequence[Er
 
 
 def _expected(problem: ErrorDetails) -> str:
+    """Return what was expected of a value, in words."""
     if problem["type"] == "string_unicode":
         return "whole characters, which UTF-8 can hold"
     text = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
@@ -199,6 +204,7 @@ def _expected(problem: ErrorDetails) -> str:
 
 
 def _next_step(problems: Sequence[ErrorDetails], shown: str) -> str:
+    """Return how to pass what was probably meant, "" if that is not known."""
     value = problems[0]["input"]
     kind = type(value).__name__
     if kind in _CONVERSIONS:
@@ -213,6 +219,7 @@ def _next_step(problems: Sequence[ErrorDetails], shown: str) -> str:
 
 
 def _is_for_lake(problem: ErrorDetails) -> bool:
+    """Whether a problem is that a Lake was expected."""
     return problem.get("ctx", {}).get("class") == "Lake"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources.times import utc_now
 
@@ -144,6 +144,7 @@ def new_session(
 
 
 def _plain_session(profile: str | None) -> Session:
+    """Return a session of botocore that shares the descriptions of services."""
     from botocore.session import Session
 
     session = Session(profile=profile)
@@ -154,6 +155,7 @@ def _plain_session(profile: str | None) -> Session:
 def _renew_if_stale(
     credentials: RenewableCredentials, parsed: Mapping[str, Any], **event: Any
 ) -> None:
+    """Renew the credentials after an answer that may be due to them; called with each answer."""
     code = (parsed.get("Error") or {}).get("Code", "")
     if code in STALE_CODES or code in _SIGNATURE_CODES:
         credentials.renew()
@@ -161,45 +163,56 @@ def _renew_if_stale(
 
 @cache
 def _loader(data_path: str | None) -> Loader:
+    """Return the loader of descriptions of services, one for all sessions."""
     from botocore.loaders import create_loader
 
     return create_loader(data_path)
 
 
-def stale_reason(error: BaseException) -> tuple[str, str]:
-    """Return why credentials are refused now but may be accepted later, and the next step; two ""
-    for other errors.
+class StaleReason(NamedTuple):
+    """Why credentials are refused now but may be accepted later, and the next step; "" and "" for
+    an error of another kind.
+    """
 
-    `error` is one of botocore's. Credentials have expired, their provider fails, or this machine's
-    clock is wrong.
+    reason: str
+    next_step: str
+
+
+_NOT_STALE = StaleReason("", "")
+
+
+def stale_reason(error: BaseException) -> StaleReason:
+    """Return why an error of botocore may pass: credentials have expired, their provider fails, or
+    this machine's clock is wrong.
     """
     if any(kind.__name__ in _PROVIDER_ERRORS for kind in type(error).__mro__):
         step = (
             "Check the provider of the credentials (a process, a role, a login by SSO), then run it"
             " again."
         )
-        return "the provider of the credentials has none now", step
+        return StaleReason("the provider of the credentials has none now", step)
     response = getattr(error, "response", None)
     if not isinstance(response, Mapping):
-        return "", ""
+        return _NOT_STALE
     code = str(response.get("Error", {}).get("Code", ""))
     skew = clock_skew(response)
     is_skewed = skew is not None and abs(skew) > _MOST_SKEW
-    if code in _CLOCK_CODES or (code in _SIGNATURE_CODES and is_skewed):
+    is_due_to_skew = code in _SIGNATURE_CODES and is_skewed
+    if code in _CLOCK_CODES or is_due_to_skew:
         apart = ""
         if skew is not None:
             apart = f": the service's is {skew.total_seconds():+,.0f} s from it"
-        return (
+        return StaleReason(
             f"this machine's clock is wrong{apart}",
             "Let it follow a time server, then run it again.",
         )
     if code not in STALE_CODES:
-        return "", ""
+        return _NOT_STALE
     step = (
         "Run it again: it asks the provider of the credentials (a file, a process, a role) again."
-        " Renew those that "
+        " Renew those that do not renew themselves."
     )
-    return "the credentials have expired", f"{step}do not renew themselves."
+    return StaleReason("the credentials have expired", step)
 
 
 def clock_skew(response: Mapping[str, Any]) -> timedelta | None:
@@ -211,4 +224,6 @@ def clock_skew(response: Mapping[str, Any]) -> timedelta | None:
         moment = parsedate_to_datetime(stated)
     except (TypeError, ValueError):
         return None
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)) - utc_now()
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment - utc_now()

@@ -76,6 +76,7 @@ class ClassRegistry(Generic[T]):
         return make(**settings)
 
     def _find(self, name: str) -> Callable[..., T] | None:
+        """Return the class registered under a name, None if there is none."""
         if name not in self._ours:
             return self._classes.get(name)
         module, _, cls = self._ours[name].rpartition(".")
@@ -83,4 +84,5 @@ class ClassRegistry(Generic[T]):
         return found
 
     def _names(self) -> str:
+        """Return the registered names, for errors."""
         return ", ".join(sorted({*self._ours, *self._classes}))

@@ -102,7 +102,9 @@ def show_lines(lines: Sequence[str], line: int, column: int) -> str:
     width = len(str(last))
     shown = []
     for number in range(first, last + 1):
-        hidden = max(column - _WIDTH // 2, 0) if number == line else 0
+        hidden = 0  # characters left out at the beginning of the line
+        if number == line:
+            hidden = max(column - _WIDTH // 2, 0)
         text = _SECRET.sub(r"\1***", lines[number - 1].rstrip())[hidden:]
         if len(text) > _WIDTH:
             text = f"{text[:_WIDTH]}…"

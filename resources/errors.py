@@ -53,7 +53,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 # The text after the colon is a password, unless it is a port before a path. Some passwords contain
 # a slash.
@@ -122,6 +122,7 @@ class AdjunctError(_ErrorFields, Exception, kw_only=False):
 
 
 def _rebuild(kind: type[AdjunctError], *args: object) -> AdjunctError:
+    """Return an unpickled error, made without a call of its constructor."""
     return kind.__new__(kind, *args)
 
 
@@ -338,9 +339,11 @@ class EmptyVersionError(DatasetError):
 
 
 class BadChangeError(DatasetError):
-    """A change on a stream that can't be applied: it is unreadable, has no key, or an unknown
-    operation.
+    """A change on a stream that can't be applied: it is unreadable, has no key or an unknown
+    operation, or does not meet a validator.
     """
+
+    validator: str | None = None  # the name of the one that it does not meet
 
 
 class KeyOrderError(DatasetError):
@@ -507,51 +510,47 @@ def needs_action(error: BaseException | None) -> bool:
     return False
 
 
-def describe_file_error(error: OSError, place: str | Path) -> tuple[str, str]:
+class FileProblem(NamedTuple):
+    """The reason of an error of the file system, and what to do about it."""
+
+    reason: str
+    next_step: str
+
+
+# What to do about errors that no access of the user helps with.
+_FILE_STEPS = {
+    errno.EMFILE: (
+        "Let this process have more open files: ulimit -n 4096, or LimitNOFILE= of its service."
+    ),
+    errno.ENFILE: "Let this machine have more open files (fs.file-max), then run it again.",
+    errno.EFBIG: "Let this process write larger files: ulimit -f, or LimitFSIZE= of a service.",
+    errno.EDQUOT: (
+        "Make room or raise the quota of this user, then run it again. What was committed is kept."
+    ),
+    errno.ENOSPC: "Make room on that disk, then run it again. What was committed is kept.",
+}
+
+
+def describe_file_error(error: OSError, place: str | Path) -> FileProblem:
     """Return the reason of an error of the file system at `place`, and what to do about it."""
     reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
-    if error.errno == errno.EMFILE:
-        return (
-            reason,
-            (
-                "Let this process have more open files: ulimit -n 4096, or LimitNOFILE= of its"
-                " service."
-            ),
-        )
-    if error.errno == errno.ENFILE:
-        return reason, "Let this machine have more open files (fs.file-max), then run it again."
-    if error.errno == errno.EFBIG:
-        return (
-            reason,
-            "Let this process write larger files: ulimit -f, or LimitFSIZE= of a service.",
-        )
-    if error.errno == errno.EDQUOT:
-        return (
-            reason,
-            (
-                "Make room or raise the quota of this user, then run it again. What was committed"
-                " is kept."
-            ),
-        )
-    if error.errno == errno.ENOSPC:
-        if _lacks_inodes(place):
-            reason = f"{reason}: no inode is free, though there may be room"
-        return reason, "Make room on that disk, then run it again. What was committed is kept."
-    if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
-        return (
-            reason,
-            (
-                "Give this user read and write access, or choose another path (for temporary files:"
-                " TMPDIR)."
-            ),
-        )
-    return (
-        reason,
-        "Check whether the disk is full or failing, then run it again. What was committed is kept.",
+    if error.errno == errno.ENOSPC and _lacks_inodes(place):
+        reason = f"{reason}: no inode is free, though there may be room"
+    if error.errno in _FILE_STEPS:
+        return FileProblem(reason, _FILE_STEPS[error.errno])
+    step = (
+        "Check whether the disk is full or failing, then run it again. What was committed is kept."
     )
+    if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
+        step = (
+            "Give this user read and write access, or choose another path (for temporary files:"
+            " TMPDIR)."
+        )
+    return FileProblem(reason, step)
 
 
 def _lacks_inodes(place: str | Path) -> bool:
+    """Whether the file system at `place` can't store another file although it may have room."""
     found = _read_file_system(place)
     if found is None or found.f_files == 0:  # some file systems have no such limit
         return False

@@ -71,7 +71,7 @@ def rewrite_pages(
 ) -> NamespaceDocument | None:
     """Return the document with these entries set (None removes one), or None if nothing changes.
 
-    `read` returns the entries of a page, `write` stores entries as a new page.
+    `read` returns the entries of a page, `write` stores (key, value) pairs as a new page.
     """
     by_page: dict[int, dict[str, Any]] = {}
     for key, value in changes.items():
@@ -115,6 +115,7 @@ def _pages_and_runs(
             continue
         run: list[tuple[str, Any]] = []
         size = 0
+        # Take in pages that change and, while the run is too small, those behind it.
         while number < count and (number in touched or size < PAGE_BYTES // 4):
             entries = touched[number] if number in touched else read(document.pages[number])
             added = sorted(entries.items())
@@ -147,15 +148,12 @@ def _parts(run: Sequence[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
 
 
 def _size(entry: tuple[str, Any]) -> int:
+    """Return how many bytes a (key, value) pair takes in a page. Raises ConfigurationError for a
+    value that JSON can't hold.
+    """
     try:
-        return (
-            len(
-                json.dumps(
-                    entry, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-                ).encode()
-            )
-            + 1
-        )
+        text = json.dumps(entry, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return len(text.encode()) + 1  # for the comma behind it
     except (TypeError, ValueError) as error:
         problem = f"the entry {entry[0]!r} can't be written as JSON: {error}."
         step = "Use strings, numbers, booleans, lists and dictionaries only."
@@ -199,11 +197,9 @@ class MetadataStore:
             prefix, kind, _ = item.key.rsplit("/", 2)
             if kind in ("pages", "manifests") and item.modified < before:
                 old.setdefault(prefix, []).append(item.key)
-        garbage = [
-            key
-            for prefix, keys in sorted(old.items())
-            for key in Namespace(self.lake, prefix).unreached(keys)
-        ]
+        garbage: list[str] = []
+        for prefix, keys in sorted(old.items()):
+            garbage += Namespace(self.lake, prefix).unreached(keys)
         self.lake.store.delete_many(garbage)
         return len(garbage)
 
@@ -269,19 +265,19 @@ class Namespace:
         commit may have happened: the call may be repeated if deciding twice is harmless) and
         StoreUnavailableError (it did not happen).
         """
-        decided: list[T] = []
+        results: list[T] = []
 
         def body(commit: Commit | None) -> dict[str, Any] | None:
             snapshot = self._snapshot(commit)
             changes, result = decide(snapshot)
-            decided[:] = [result]
+            results.append(result)
             after = rewrite_pages(snapshot.document, changes, self._page, self._write)
             if after is None:
                 return None
             return after.model_dump(mode="json")
 
         self._log.transact(body, by=by, attempts=_ATTEMPTS)
-        return decided[0]
+        return results[-1]  # of the last try
 
     def continue_from(self, other: Namespace, *, by: str) -> None:
         """Start with the entries and the `version` of another namespace, which stays as it is.
@@ -306,10 +302,18 @@ class Namespace:
         if commit is None:
             return []
         pages = {page.key for page in self._snapshot(commit).document.pages}
-        kept = self._log.manifest_key(max(commit.number - _MANIFESTS_KEPT, 0), "")[: -len(".json")]
-        return [key for key in keys if (key not in pages if "/pages/" in key else key < kept)]
+        oldest_kept = self._log.manifest_key(max(commit.number - _MANIFESTS_KEPT, 0), "")
+        oldest_kept = oldest_kept.removesuffix(".json")
+
+        def is_needed(key: str) -> bool:
+            if "/pages/" in key:
+                return key in pages
+            return key >= oldest_kept
+
+        return [key for key in keys if not is_needed(key)]
 
     def _snapshot(self, commit: Commit | None) -> NamespaceSnapshot:
+        """Return the namespace as of a commit; None is before the first."""
         if commit is None:
             return NamespaceSnapshot(0, NamespaceDocument(), self._page)
         where = f"the namespace {commit.manifest_key!r} in {self._store.url}"
@@ -320,6 +324,7 @@ class Namespace:
         return NamespaceSnapshot(commit.number, document, self._page)
 
     def _page(self, page: DocumentPage) -> Entries:
+        """Return the entries of a page, from the cache if it was read before."""
         entries = self._pages.get(page.key)
         if entries is None:
             entries = self._keep(
@@ -329,11 +334,14 @@ class Namespace:
         return entries
 
     def _write(self, entries: Sequence[tuple[str, Any]]) -> DocumentPage:
+        """Store these (key, value) pairs as a new page."""
         ref = commit_log.write_page(self._store, self._prefix, entries)
         self._keep(ref.key, entries)
-        return DocumentPage(first=entries[0][0], key=ref.key, count=ref.count, sha256=ref.sha256)
+        first, _ = entries[0]
+        return DocumentPage(first=first, key=ref.key, count=ref.count, sha256=ref.sha256)
 
     def _keep(self, key: str, entries: Sequence[Any]) -> Entries:
+        """Cache the entries of a page and return them."""
         while len(self._pages) >= _PAGES_KEPT:
             self._pages.pop(next(iter(self._pages), key), None)
         kept = self._pages[key] = dict(entries)
@@ -398,6 +406,9 @@ class SharedValue:
         return commit_log.retry_conflicts(decided, attempts=_VALUE_ATTEMPTS)
 
     def _write(self, value: bytes, seen: StoredObject | None) -> None:
+        """Replace the value `seen` (None: create it). Raises CommitConflictError if it has changed
+        since.
+        """
         self._seen = None  # read it again, unless this write succeeds
         try:
             before = None if seen is None else seen.etag

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 
@@ -36,7 +37,14 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
-def split_stream_name(qualified: str) -> tuple[str, str]:
+class StreamName(NamedTuple):
+    """A stream's name in its system."""
+
+    system: str
+    stream: str
+
+
+def split_stream_name(qualified: str) -> StreamName:
     """Return the system and the stream that "system.stream" names, both checked."""
     system, dot, stream = str(qualified).partition(".")
     if not dot:
@@ -52,7 +60,7 @@ def split_stream_name(qualified: str) -> tuple[str, str]:
             " has no dots."
         )
         raise InvalidNameError(problem, step, name=str(qualified))
-    return check_name("system", system), check_name("stream", stream)
+    return StreamName(check_name("system", system), check_name("stream", stream))
 
 
 def unqualify_stream_name(system: str, name: str) -> str:

@@ -34,6 +34,7 @@ def read_package_folder(place: str) -> Iterator[tuple[str, str]]:
 
 
 def _read_folder(folder: Traversable, above: str) -> Iterator[tuple[str, str]]:
+    """Yield the files of a folder; `above` is the folder's path, before theirs."""
     for child in folder.iterdir():
         if child.is_file():
             yield above + child.name, child.read_text(encoding="utf-8")

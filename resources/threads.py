@@ -167,6 +167,7 @@ class LoopThread:
             running.loop.close()
 
     def _enter(self) -> _Running:
+        """Return the running loop, started if there is none, with this thread among its callers."""
         with self._change:
             if self._running is None:
                 self._running = _Running(self._name)
@@ -174,6 +175,7 @@ class LoopThread:
             return self._running
 
     def _leave(self, running: _Running) -> None:
+        """Remove this thread from a loop's callers."""
         with self._change:
             running.callers.remove(threading.get_ident())
             self._change.notify_all()
@@ -207,6 +209,7 @@ _parent_loops: list[_Running | None] = []
 
 
 def _reset_after_fork() -> None:
+    """Let all loop threads start anew in a forked process."""
     for loop_thread in list(_loop_threads):
         loop_thread._abandon()
 
@@ -215,6 +218,7 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped; runs in the loop's thread."""
     while True:
         try:
             loop.run_forever()
@@ -238,7 +242,9 @@ class PerLoop(Generic[T]):
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> None:
         self._make = make
         self._drop = drop
+        # Of each loop: its object, and the generator that drops it when the loop ends.
         self._of: dict[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None]]] = {}
+        # The loop that asked last, and its object.
         self._last: tuple[asyncio.AbstractEventLoop, T] | None = None
         self._lock = threading.Lock()
 
@@ -246,20 +252,22 @@ class PerLoop(Generic[T]):
         """The running event loop's object."""
         loop = asyncio.get_running_loop()
         last = self._last  # read once, as another thread may change it
-        if last is not None and last[0] is loop:
-            return last[1]
+        if last is not None:
+            last_loop, found = last
+            if last_loop is loop:
+                return found
         with self._lock:
             gone = []
             for other in list(self._of):
                 if other.is_closed():
                     gone.append(self._of.pop(other))
-            held = self._of.get(loop)
-            if held is None:
-                held = self._of[loop] = (self._make(), self._start_watch(loop))
-            self._last = (loop, held[0])
+            if loop not in self._of:
+                self._of[loop] = (self._make(), self._start_watch(loop))
+            mine, _ = self._of[loop]
+            self._last = (loop, mine)
         for unused, _ in gone:
             self._drop(unused)
-        return held[0]
+        return mine
 
     def take(self) -> T | None:
         """Remove and return the running event loop's object; None if there is none."""
@@ -283,10 +291,12 @@ class PerLoop(Generic[T]):
         return watch
 
     async def _drop_at_end(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+        """Wait until the loop ends, then drop its object."""
         try:
             yield
         finally:
             held = self._of.pop(loop, None)
             if held is not None:
+                mine, _ = held
                 self._last = None
-                self._drop(held[0])
+                self._drop(mine)

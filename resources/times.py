@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -82,14 +83,21 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def read_clocks() -> tuple[float, float]:
-    """Return two times in seconds: since the boot, with the time that the machine slept, and by the
-    wall clock.
+class Clocks(NamedTuple):
+    """A time by two clocks, in seconds: since the boot, with the time that the machine slept, and
+    by the wall clock.
 
     The wall clock also shows the sleep of a virtual machine, whose own clocks all stand still. It
     may be set, so the larger of the two differences counts.
     """
-    return time.clock_gettime(_BOOT_CLOCK), time.time()
+
+    since_boot: float
+    wall: float
+
+
+def read_clocks() -> Clocks:
+    """Return the time of now, to measure spans of time from it."""
+    return Clocks(time.clock_gettime(_BOOT_CLOCK), time.time())
 
 
 @cache
@@ -105,10 +113,11 @@ def machine_id() -> str:
 class Deadline:
     """A moment `seconds` after `since`, which `read_clocks` has returned on this machine."""
 
-    since: tuple[float, float]
+    since: Clocks
     seconds: float
 
     def has_passed(self) -> bool:
         """Return whether it has passed, by the clock that says that more time has."""
-        now = read_clocks()
-        return now[0] - self.since[0] >= self.seconds or now[1] - self.since[1] >= self.seconds
+        since_boot, wall = self.since
+        boot_now, wall_now = read_clocks()
+        return max(boot_now - since_boot, wall_now - wall) >= self.seconds

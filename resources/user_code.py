@@ -37,11 +37,9 @@ def check_plain_function(
     if isinstance(function, partial):
         inner = function.func
     name = getattr(inner, "__name__", type(inner).__name__)
-    if any(
-        asks(callee)
-        for asks in (iscoroutinefunction, isasyncgenfunction)
-        for callee in (inner, type(inner).__call__)
-    ):
+    callees = (inner, type(inner).__call__)
+    is_async = any(map(iscoroutinefunction, callees)) or any(map(isasyncgenfunction, callees))
+    if is_async:
         problem = f"{what} got {name}(), which is async: expected a synchronous function."
         step = "Write it with def; to await something in it, call asyncio.run(…)."
         raise ConfigurationError(problem, step, argument=argument)
@@ -88,10 +86,9 @@ def function_failed_error(
     message = ""
     if not sensitive:
         message = str(error).strip()
-    problem = (
-        f"{operator}: {called} raised"
-        f" {type(error).__name__}{f': {truncate_text(message)}' if message else ''}"
-    )
+    problem = f"{operator}: {called} raised {type(error).__name__}"
+    if message:
+        problem += f": {truncate_text(message)}"
     return operator_failed_error(
         problem, place, record, sensitive, among=among, operator=operator, **about
     )
@@ -187,6 +184,7 @@ def failing_line_in_text(text: str) -> CodeLine | None:
 
 
 def _innermost(lines: Iterable[tuple[str, int]]) -> CodeLine | None:
+    """Return the last of these (file, line) that is user code, None without one."""
     user_lines = []
     for file, line in lines:
         if _is_user_code(file):
@@ -197,6 +195,9 @@ def _innermost(lines: Iterable[tuple[str, int]]) -> CodeLine | None:
 
 
 def _is_user_code(file: str) -> bool:
+    """Whether a file is neither of Python, of this distribution, nor of a library whose frames only
+    lead to user code.
+    """
     if file.startswith("<") or is_library_code(file) or _LIBRARIES.search(file):
         return False
     return not file.startswith(_STDLIB) or "site-packages" in Path(file).parts

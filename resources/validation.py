@@ -114,6 +114,7 @@ def validated_methods(cls: type[T]) -> type[T]:
 
 
 def _raise_no_member(cls: type[enum.Enum], value: object) -> None:
+    """Raise ConfigurationError for a value that is of no member of an enum."""
     members = ", ".join(f"{cls.__name__}.{member.name}" for member in cls)
     raise located_error(f"{cls.__name__} has no {value!r}.", f"Use one of {members}.")
 
@@ -145,10 +146,8 @@ class _Arguments:
 
     parameters: Sequence[inspect.Parameter]
     validate: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
-
-    @property
-    def accept_all(self) -> bool:
-        return all(parameter.annotation is Any for parameter in self.parameters)
+    accept_all: bool
+    """Whether all arguments may be anything."""
 
 
 def _read_arguments(function: Callable[..., Any], annotated: Any) -> _Arguments:
@@ -166,7 +165,9 @@ def _read_arguments(function: Callable[..., Any], annotated: Any) -> _Arguments:
 
     accept.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     accept.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return _Arguments(parameters, validate_call(config=ConfigDict(strict=True))(accept))
+    accept_all = all(parameter.annotation is Any for parameter in parameters)
+    validate = validate_call(config=ConfigDict(strict=True))(accept)
+    return _Arguments(parameters, validate, accept_all)
 
 
 def _validate_call(
@@ -178,15 +179,14 @@ def _validate_call(
     """
 
     @functools.cache
-    def arguments() -> tuple[_Arguments, bool]:
-        read = _read_arguments(function, fields_of or inspect.unwrap(function))
-        return read, read.accept_all
+    def arguments() -> _Arguments:
+        return _read_arguments(function, fields_of or inspect.unwrap(function))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        expected, accept_all = arguments()
+        expected = arguments()
         # only the number and the names of arguments can be wrong, and Python checks those faster
-        if accept_all:
+        if expected.accept_all:
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
@@ -208,6 +208,7 @@ def _reject(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> RejectedCall:
+    """Return the call that was rejected, with the names that its function takes."""
     called = name
     positional = []
     for parameter in parameters:
@@ -235,6 +236,7 @@ def _keywords(parameter: inspect.Parameter) -> list[str]:
 
 
 def _translate_model_errors(cls: type[BaseModel]) -> Callable[..., None]:
+    """Return the constructor of a pydantic model, with errors as functions have them."""
     construct = cls.__init__
     known = list(cls.model_fields)
     takes_names_only = _takes_names_only(construct)
@@ -295,6 +297,7 @@ def type_hints(item: Any) -> dict[str, Any]:
 
 
 def _placeholder(name: str) -> Any:
+    """Return what stands for a name that is imported for type checkers only."""
     if name[0].isupper():
         return _SPARK_CLASSES.get(name, Any)
     return _UnloadedModule()
@@ -328,6 +331,7 @@ def checked_type(hint: Any) -> Any:
 
 
 def _annotated(parts: tuple[Any, ...]) -> Any:
+    """Return an annotated type as pydantic should check it."""
     declared, *constraints = parts
     if any(type(each) is SkipValidation for each in constraints):
         return Any
@@ -335,6 +339,7 @@ def _annotated(parts: tuple[Any, ...]) -> Any:
 
 
 def _union(parts: tuple[Any, ...]) -> Any:
+    """Return a union of types as pydantic should check it."""
     members = tuple(map(checked_type, parts))
     return Any if Any in members else Union[members]  # noqa: UP007
 
@@ -349,6 +354,7 @@ def _options(declared: Any) -> Any:
 
 
 def _class(kind: type, parts: tuple[Any, ...]) -> Any:
+    """Return a class, with the types of its elements, as pydantic should check it."""
     if kind in _BY_CLASS:
         return _BY_CLASS[kind]
     if kind is tuple:
@@ -368,10 +374,12 @@ def _is_instance(kind: type, value: object) -> bool:
 
 
 def _is_unchecked_protocol(kind: type) -> bool:
+    """Whether a class is a protocol that can't be checked at run time."""
     return getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
 
 
 def _is_of_spark(name: str, value: object) -> bool:
+    """Whether a value is an object of the class of this name in PySpark."""
     return any(
         cls.__name__ == name and cls.__module__.startswith("pyspark.")
         for cls in type(value).__mro__
@@ -443,7 +451,13 @@ class _Collection:
     elements: tuple[Any, ...]  # their declared types, empty if they may be anything
 
     def check(self, value: Any, check_elements: Callable[[Any], Any]) -> Any:
-        if self.kind is Sequence and _is_ordered(value):
+        """Return the value as it is, after checking it with its elements; a tuple for arrays and
+        views.
+
+        `check_elements` is pydantic's check of them, which returns a copy. Raises
+        PydanticCustomError.
+        """
+        if self.kind is Sequence and _is_array_or_view(value):
             return tuple(check_elements(tuple(value)))
         if self._is_text_for_list(value):
             raise self._error(TEXT_FOR_LIST)
@@ -455,6 +469,7 @@ class _Collection:
 
     @property
     def is_mapping(self) -> bool:
+        """Whether it is a mapping."""
         return issubclass(self.kind, Mapping)
 
     def _is_text_for_list(self, value: object) -> bool:
@@ -463,6 +478,7 @@ class _Collection:
         return isinstance(value, str | bytes) and is_element and not self.is_mapping
 
     def _error(self, type_of_error: Literal["wrong_type", "text_for_list"]) -> PydanticCustomError:
+        """Return the error of pydantic for a value that is no such collection."""
         expected = _with_article(self.kind)
         if self.elements:
             expected += f" of {' to '.join(map(_name, self.elements))}"
@@ -472,11 +488,13 @@ class _Collection:
 
 
 def _is_collection(kind: type) -> bool:
+    """Whether a class is one of Python's collections, or an abstract one."""
     is_abstract = kind.__module__ == "collections.abc" and issubclass(kind, Iterable)
     return is_abstract or kind in (list, dict, set, frozenset)
 
 
 def _collection(kind: type, parts: tuple[Any, ...]) -> Any:
+    """Return a collection's type, with the types of its elements, as pydantic should check it."""
     is_typed = any(part not in (Any, object) for part in parts)
     collection = _Collection(kind, parts if is_typed else ())
     elements = tuple(map(checked_type, parts))
@@ -486,14 +504,15 @@ def _collection(kind: type, parts: tuple[Any, ...]) -> Any:
     return Annotated[container[elements], Strict(False), WrapValidator(collection.check)]
 
 
-def _is_ordered(value: object) -> bool:
-    """Return whether the value is no sequence and has an order, as arrays and views have."""
+def _is_array_or_view(value: object) -> bool:
+    """Whether the value has an order without being a sequence, as arrays and views have."""
     if isinstance(value, Sequence | Mapping | bytes | set | frozenset):
         return False
     return isinstance(value, Collection) and getattr(value, "ndim", 1) == 1
 
 
 def _name(kind: Any) -> str:
+    """Return a type's name for errors."""
     if kind in (Any, object):
         return "any value"
     return str(getattr(get_origin(kind) or kind, "__name__", kind))

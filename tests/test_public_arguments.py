@@ -298,9 +298,9 @@ def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]
         (lambda: public.Application("a", max_batch=5), "Did you mean max_batch_records="),
         (
             lambda: public.unbounded_dataset(
-                "d", input="lake.s", key="k", partitions=2, validators=[]
+                "d", input="lake.s", key="k", partitions=2, valid_for=None
             ),
-            "no validators=. It is an argument of bounded_dataset:",
+            "no valid_for=. It is an argument of bounded_dataset:",
         ),
         (
             lambda: public.bounded_dataset(

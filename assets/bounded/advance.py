@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from dagster_adjunct.assets.bounded.candidate import (
     AdvanceGroup,
@@ -68,9 +68,6 @@ from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
@@ -102,8 +99,9 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
     for version, together in by_version.items():
         # A member that had this version before it joined the set is not waited for. One that
         # abandoned it is, so the set never completes this version.
-        had = {member.name for member in group.members if version in member.manifest.taken}
-        if len(together.keys() | had) == len(group.members):
+        had_it = {member.name for member in group.members if version in member.manifest.taken}
+        all_have_it = len(together.keys() | had_it) == len(group.members)
+        if all_have_it:
             return PollResult(complete, waiting, together)
     if len(by_version) > 1:
         named = "; ".join(f"{name}: {delivery.version!r}" for name, delivery in complete.items())
@@ -285,19 +283,26 @@ def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[Adv
             commit_waits(group, {})
             raise
         group = publish_candidates(group, validated, make_current=make_current)
-    asked = Awaiting(None, (), idle=True)
-    return [build_bounded_report(replace(member, awaiting=asked)) for member in group.members]
+    # One version was wanted and is published: nothing more is awaited.
+    nothing = Awaiting(None, (), idle=True)
+    return [build_bounded_report(replace(member, awaiting=nothing)) for member in group.members]
 
 
 def _has_query(group: AdvanceGroup) -> bool:
+    """Whether one of the datasets is the result of a query."""
     return any(isinstance(member.spec.input, QuerySource) for member in group.members)
 
 
 def _check_partition(spec: BoundedDataset, partition: str | None) -> None:
+    """Raise ConfigurationError for a requested partition that the dataset does not declare, and for
+    a missing request if a query computes the dataset by partition.
+    """
     if partition is None:
-        if spec.versions is None or not isinstance(spec.input, QuerySource):
+        versions = spec.versions
+        if versions is None or not isinstance(spec.input, QuerySource):
             return
-        if spec.versions.start is None and not spec.versions.names:
+        lists_partitions = versions.start is not None or bool(versions.names)
+        if not lists_partitions:
             return
         # A name made of the time would sort after all others, which could then never become
         # current.
@@ -332,18 +337,18 @@ def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion
         member = candidate.member
         now = manifests.get(member.name)
         if now is not None:
-            what = _find_conflict(candidate, now)
+            deed = _find_conflict(candidate, now)
         elif member.committed is not None:
-            what = "discarded this build"
+            deed = "discarded this build"
         else:
             continue  # it has no commit yet, only other members of its version set have
-        if not what:
+        if not deed:
             continue
         if now is not None:
             _delete_if_settled(candidate, now)
         raise errors.CommitConflictError(
             f"dataset {member.name!r}, version {candidate.delivery.version!r}: another writer"
-            f" {what} meanwhile.",
+            f" {deed} meanwhile.",
             "Nothing of this attempt is served. Advance again: it continues from the other"
             " writer's commit.",
             dataset=member.name,
@@ -375,9 +380,10 @@ def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
         if candidate.document in now.doomed or not candidate.is_stored():
             return "discarded this build"
         return ""
-    is_same = before.head == now.head and now.retains(candidate.unchanged or "")
-    if candidate.unchanged and not is_same:
-        return "changed what is current, to which this version was equal"
+    if candidate.unchanged:
+        still_equal = before.head == now.head and now.retains(candidate.unchanged)
+        if not still_equal:
+            return "changed what is current, to which this version was equal"
     return ""
 
 
@@ -390,10 +396,11 @@ def rebase_waiting(group: AdvanceGroup) -> AdvanceGroup | None:
         before = member.committed
         now = manifests.get(member.name)
         if before is not None and now is not None:
-            is_new = _has_new_delivery(before, now)
+            has_changed = _has_new_delivery(before, now)
         else:
-            is_new = before is not now
-        if is_new:
+            # Its first commit was made, or undone, meanwhile.
+            has_changed = before is not now
+        if has_changed:
             return None
     return rebased
 
@@ -445,8 +452,8 @@ def input_position(
     delivered = _with_copies(manifest, answer.copies)
     known = list(manifest.known)
     if done is not None:
-        delivered, older = _add_delivery(delivered, done)
-        known += older
+        delivered, old_names = _add_delivery(delivered, done)
+        known += old_names
     lost = manifest.lost if answer.lost is None else (*manifest.lost, answer.lost)
     return {
         "offsets": dict(answer.offsets),
@@ -474,23 +481,26 @@ def _with_copies(
 def _add_delivery(
     delivered: Sequence[Delivered], done: Delivered
 ) -> tuple[list[Delivered], list[str]]:
-    """Return the recorded deliveries with this one, and the names of those that are too old.
+    """Return the deliveries to record, with `done` as the last one, and the names of those that
+    are too old to be recorded.
 
-    A freed name is taken again. Names that are still free are kept, whatever their age.
+    `done` replaces a delivery of its name that was freed. Deliveries whose names are free stay,
+    whatever their age.
     """
-    kept = []
+    recorded = []
     for earlier in delivered:
-        if earlier.name != done.name or not earlier.freed:
-            kept.append(earlier)
-    kept.append(done)
+        is_replaced = earlier.name == done.name and earlier.freed
+        if not is_replaced:
+            recorded.append(earlier)
+    recorded.append(done)
     free = []
-    names = []
-    for earlier in kept[:-MAX_DELIVERIES]:
+    old_names = []
+    for earlier in recorded[:-MAX_DELIVERIES]:
         if earlier.freed:
             free.append(earlier)
         else:
-            names.append(earlier.name)
-    return [*free, *kept[-MAX_DELIVERIES:]], names
+            old_names.append(earlier.name)
+    return [*free, *recorded[-MAX_DELIVERIES:]], old_names
 
 
 def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
@@ -582,12 +592,12 @@ def _begin_waiting(member: Member, awaiting: Awaiting, others: str | None) -> Aw
 
 
 def apply_delivery(
-    candidate: CandidateVersion, rejected: CandidateVersion | None, *, switches: bool, between: bool
+    candidate: CandidateVersion, rejected: CandidateVersion | None, *, switches: bool, by_time: bool
 ) -> Member:
     """Return the member after the commit of this delivery, with the outcome.
 
     `rejected` is the candidate, perhaps of another member, for which the delivery is rejected; None
-    publishes it. `switches` makes the version current; otherwise `between` inserts it by time.
+    publishes it. `switches` makes the version current; otherwise `by_time` inserts it by time.
     """
     member = candidate.member
     version = candidate.version
@@ -599,11 +609,11 @@ def apply_delivery(
         after = _reject(candidate, rejected)
         outcome = replace(outcome, rejected=(*outcome.rejected, candidate.id))
     elif candidate.unchanged:
-        after = _publish(candidate, switches=switches, between=between)
+        after = _publish(candidate, switches=switches, by_time=by_time)
         outcome = replace(outcome, unchanged=(*outcome.unchanged, candidate.unchanged))
     else:
         assert version is not None, "a version that was not built is rejected"
-        after = _publish(candidate, switches=switches, between=between)
+        after = _publish(candidate, switches=switches, by_time=by_time)
         counters = sum_counters(outcome.counters, version.counters)
         outcome = replace(outcome, sealed=(*outcome.sealed, candidate.id), counters=counters)
         if after.head != candidate.id:
@@ -628,8 +638,11 @@ def _reject(candidate: CandidateVersion, rejected: CandidateVersion) -> BoundedM
     return actions.with_ref(draft, ref).after(change=change)
 
 
-def _publish(candidate: CandidateVersion, *, switches: bool, between: bool) -> BoundedManifest:
-    """Return the manifest with this delivery published, or recorded as unchanged."""
+def _publish(candidate: CandidateVersion, *, switches: bool, by_time: bool) -> BoundedManifest:
+    """Return the manifest with this delivery published, or recorded as unchanged.
+
+    `switches` makes the version current; otherwise `by_time` inserts it by time.
+    """
     ref = _sealed_ref(candidate)
     draft = _take_delivery(candidate, ref.id)
     action = "unchanged"
@@ -641,7 +654,7 @@ def _publish(candidate: CandidateVersion, *, switches: bool, between: bool) -> B
     if switches:
         draft = actions.switch_to(draft, ref)
     elif not candidate.unchanged:
-        draft = actions.insert_unserved_version(draft, ref, between=between)
+        draft = actions.insert_unserved_version(draft, ref, between=by_time)
     change = Change(action=action, version=ref.id, reason=commit_reason(candidate.delivery, note))
     return actions.with_served_version(candidate.member.log, draft, change, candidate.version)
 
@@ -734,10 +747,10 @@ def publish_candidates(
     with first.stages("switch", version) as stage:
         publication = _Publication(candidates, None, make_current)
         group = publication.commit(group)
-        done = publication.candidates_in(group)
-        if all(candidate.unchanged for candidate in done):
+        published = publication.candidates_in(group)
+        if all(candidate.unchanged for candidate in published):
             stage.name = "unchanged"
-        elif not any(candidate.is_served for candidate in done):
+        elif not any(candidate.is_served for candidate in published):
             stage.name = "keep"
             stage.detail = "what is served stays"
     return group
@@ -773,17 +786,21 @@ class _Publication:
         return group
 
     def _commit_once(self, group: AdvanceGroup) -> AdvanceGroup:
+        """Commit the candidates on top of the group, and return the group after it."""
         now = self.candidates_in(group)
         switches = self.make_current or all(map(is_at_or_after_head, now))
-        between = all(member.manifest.declaration.by_time for member in group.members)
+        by_time = all(member.manifest.declaration.by_time for member in group.members)
         after = []
         for candidate in now:
             after.append(
-                apply_delivery(candidate, self.rejected, switches=switches, between=between)
+                apply_delivery(candidate, self.rejected, switches=switches, by_time=by_time)
             )
         return group.commit_members(after)
 
     def _catch_up(self, group: AdvanceGroup) -> AdvanceGroup:
+        """Return the group with what other writers committed, for another try. If they made a build
+        unusable, delete the documents and raise CommitConflictError.
+        """
         try:
             return rebase_candidates(group, self.candidates)
         except errors.CommitConflictError:

@@ -177,6 +177,7 @@ class CandidateVersion:
 
     @property
     def id(self) -> str:
+        """The id that the version gets if it is published."""
         return version_id(self.number, self.attempt.id)
 
     @property
@@ -248,11 +249,11 @@ def evolve_known_columns(member: Member) -> KnownColumns:
     new -= {*spec.evolution.unknown(declared, before.names)}
     for path in sorted(new & spec.evolution.renamed.keys()):
         name = spec.evolution.renamed[path]
-        part, there = find_known_part(before.columns, path)
+        part, fields = find_known_part(before.columns, path)
         had = f"{part} has" if part else "its columns are"
         problems.append(
             f"{path} is renamed to {name}, which is new, and no version has had {path}: {had}"
-            f" {', '.join(there) or 'no fields'}"
+            f" {', '.join(fields) or 'no fields'}"
         )
     if problems:
         raise errors.DatasetError(
@@ -464,8 +465,9 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
     if new.valid_from is not None:
         # The same content with another valid-from time is a version of its own, because versions
         # between the two times may be added or revoked later.
-        newest = {other.valid_from: other for other in manifest.sealed}[new.valid_from]
-        if newest.number > ref.number:
+        numbers = [other.number for other in manifest.sealed if other.valid_from == ref.valid_from]
+        is_corrected = numbers[-1] > ref.number
+        if is_corrected:
             return None
     return ref.id if _has_same_content(member, ref, new) else None
 
@@ -483,6 +485,7 @@ def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bo
 
 
 def _list_digests(version: SealedVersion) -> list[tuple[int, int, int | None]]:
+    """Return (bucket, rows, digest of the rows) for each file of a version."""
     return [(file.bucket, file.rows, file.digest) for file in version.generations[0].files]
 
 
@@ -672,6 +675,7 @@ def _list_version_notes(member: Member) -> Iterator[str]:
 
 
 def _name_awaited(awaiting: Awaiting, manifest: BoundedManifest) -> str:
+    """Return how a note names the version that is awaited."""
     if awaiting.version:
         return f"version {awaiting.version!r}"
     if manifest.version is None:

@@ -24,12 +24,14 @@ from dagster_adjunct.assets.declaration.policies import (
     DiscardPolicy,
     History,
     OnLostOffset,
+    RowValidator,
     Validator,
     VersionPartitions,
     Watermark,
     check_positive,
     check_valid_from,
     check_validators,
+    list_row_validators,
 )
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.arguments import argument_error
@@ -532,6 +534,32 @@ class AdjunctDataset:
         return False
 
     @property
+    def history_columns(self) -> tuple[str, ...] | None:
+        """The columns whose changes begin an interval of the history; None are all columns."""
+        return None
+
+    def _history_column_problems(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what is wrong with `history_columns`, as `_problems` does."""
+        if self.history_columns is None:
+            return
+        argument = "history_columns"
+        if not self.over_time:
+            needed = "history=…" if self.follows_changes else "valid_from=…"
+            problem = f"has {argument}, which have no effect without {needed}"
+            yield argument, problem, f"Declare {needed}, or remove {argument}."
+        if not self.history_columns:
+            problem = f"has {argument}=[], so that changes of entries would begin no interval"
+            yield argument, problem, "Name the columns whose changes begin one."
+        yield from _name_problems(argument, self.history_columns)
+        for name in self.history_columns:
+            if name in self.key:
+                problem = f"names {name!r} in {argument}, a column of the key, which never changes"
+                yield argument, problem, "Name other columns."
+            elif self.columns is not None and name not in self.columns:
+                problem = f"names {name!r} in {argument}, and does not store it"
+                yield argument, problem, "Add it to columns=, or name another one."
+
+    @property
     def has_watermark(self) -> bool:
         """Whether it declares up to when it is complete, so that joins can wait for it."""
         return False
@@ -572,7 +600,8 @@ class BoundedDataset(AdjunctDataset):
     in Dagster. `on_damage="previous"` lets readers fall back to the previous sealed version if a
     file is damaged. `valid_from` says what determines since when a version is valid (see
     `bounded_dataset`), None if nothing does. For joins that wait, the newest version is complete
-    for `valid_for` after that; None if no join can wait.
+    for `valid_for` after that; None if no join can wait. For `history_columns` see
+    `bounded_dataset`.
     """
 
     kind = "bounded"
@@ -585,8 +614,10 @@ class BoundedDataset(AdjunctDataset):
     on_damage: Literal["fail", "previous"] = "fail"
     valid_from: str | None = None
     valid_for: timedelta | None = None
+    history_columns: tuple[str, ...] | None = None
 
     def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
+        yield from self._history_column_problems()
         if self.valid_from is not None:
             check_valid_from(self.name, self.valid_from)
         check_positive("valid_for", self.valid_for)
@@ -612,15 +643,19 @@ class BoundedDataset(AdjunctDataset):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnboundedDataset(AdjunctDataset):
     """A dataset that follows the change stream `input`; `following` says how that becomes a
-    table.
+    table, and `validators` what each changed row must meet.
     """
 
     kind = "unbounded"
 
     input: str
     following: ChangeStreamOptions = field(default_factory=ChangeStreamOptions)
+    validators: tuple[RowValidator, ...] = ()
 
     def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
+        if self.validators:
+            yield from self._validator_problems()
+        yield from self._history_column_problems()
         dead = self.following.on_bad_change
         if isinstance(dead, DeadLetters) and dead.stream == self.input:
             problem = (
@@ -632,6 +667,12 @@ class UnboundedDataset(AdjunctDataset):
         if self.following.initial is not None and not self.bootstrap:
             problem = "has an initial snapshot, which needs bootstrap=True"
             yield "initial", problem, "Remove initial= or bootstrap=False."
+        if self.extractor is not None and self.following.groups:
+            problem = (
+                f"has an extractor ({self.extractor.describe()}), and order_by orders groups of"
+                " columns, of which it may compute one from another"
+            )
+            yield "extractor", problem, "Replace extractor= by columns=, or order whole rows."
         if self.extractor is not None and self.following.completes:
             problem = (
                 f"has an extractor ({self.extractor.describe()}), and its changes"
@@ -640,6 +681,18 @@ class UnboundedDataset(AdjunctDataset):
             )
             step = "Replace extractor= by columns=, or let the source send whole rows."
             yield "extractor", problem, step
+
+    def _validator_problems(self) -> Iterator[tuple[str, str, str]]:
+        check_validators(f"dataset {self.name!r}", self.validators)
+        if self.following.completes:
+            problem = (
+                f"has validators, and its changes ({self.following.changes.describe()}) may leave"
+                " out columns, which validators would have to see"
+            )
+            yield "validators", problem, "Remove validators, or let the source send whole rows."
+        if not self.following.persistent:
+            problem = "has validators, and with persistent=False nothing keeps what they find"
+            yield "validators", problem, "Declare persistent=True, or remove validators."
 
     @property
     def persistent(self) -> bool:
@@ -667,6 +720,11 @@ class UnboundedDataset(AdjunctDataset):
     def over_time(self) -> bool:
         """Whether it keeps the entries of each key over time."""
         return self.following.history is not None
+
+    @property
+    def history_columns(self) -> tuple[str, ...] | None:
+        """The columns whose changes begin an interval of the history; None are all columns."""
+        return self.following.history_columns
 
     @property
     def has_watermark(self) -> bool:
@@ -721,6 +779,8 @@ def _check_source_columns(dataset: BoundedDataset, records: Schema) -> None:
         stored = select_stored_columns(dataset, entries, what)
         argument = "key"
         check_key_types(stored, dataset.key, what)
+        argument = "history_columns"
+        _check_known(what, dataset.history_columns or (), stored.names)
         argument = "sensitive"
         for name in dataset.sensitive:
             if records.column_of(name) is None and stored.column_of(name) is None:
@@ -830,6 +890,7 @@ def bounded_dataset(  # noqa: PLR0913
     on_damage: Literal["fail", "previous"] = "fail",
     valid_from: str | None = None,
     valid_for: timedelta | None = None,
+    history_columns: Sequence[str] | None = None,
     **shown: Unpack[DescriptionOptions],
 ) -> BoundedDataset:
     """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a
@@ -838,8 +899,10 @@ def bounded_dataset(  # noqa: PLR0913
     By default, `discard` retains the newest three versions, or all that are partitions in Dagster
     or valid over time. `valid_from` says what determines since when a version is valid: "name" (its
     name is a date or time), "marker" (its end-of-dataset markers), or a pattern of its name such as
-    "%Y-%m-%d". For joins that wait, the newest version is complete for `valid_for` after that. Give
-    exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key by default.
+    "%Y-%m-%d". For joins that wait, the newest version is complete for `valid_for` after that. With
+    `history_columns` an interval of a key lasts until one of these columns changes or the entry
+    disappears; other columns have the values that they have at its end. Give exactly one of
+    `partitions` and `broadcast=True`. `partition_by` is the whole key by default.
     See AdjunctDataset for the other arguments.
     """
     named = _name_columns(name, input, key, columns)
@@ -867,6 +930,7 @@ def bounded_dataset(  # noqa: PLR0913
         on_damage=on_damage,
         valid_from=valid_from,
         valid_for=valid_for,
+        history_columns=None if history_columns is None else to_name_tuple(history_columns),
         presentation=_presentation(shown),
     )
 
@@ -886,7 +950,7 @@ def unbounded_dataset(  # noqa: PLR0913
     drop: str | Sequence[str] = (),
     extractor: KeyValueExtractor | None = None,
     changes: ChangeFormat | None = None,
-    order_by: str | Sequence[str] | None = None,
+    order_by: str | Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     keep_tombstones: int | None = None,
     on_bad_change: Literal["fail"] | DeadLetters = "fail",
     initial: InitialLoad | None = None,
@@ -898,7 +962,9 @@ def unbounded_dataset(  # noqa: PLR0913
     freshness: timedelta | None = None,
     history: History | None = None,
     valid_from: str | None = None,
+    history_columns: Sequence[str] | None = None,
     watermark: Watermark | None = None,
+    validators: Sequence[Validator] = (),
     discard: DiscardPolicy | None = None,
     **shown: Unpack[DescriptionOptions],
 ) -> UnboundedDataset:
@@ -907,16 +973,25 @@ def unbounded_dataset(  # noqa: PLR0913
     Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key by
     default. For the format of changes and the recovery of the table see `ChangeStreamOptions`.
     `discard` says how long earlier commits can be read (its grace period, and at least the newest
-    `keep` commits). With `history` the table keeps the entries of each key over time, each valid
-    from the time in its column `valid_from`, or from its record's time. `watermark` says up to when
-    its changes are taken as complete, for joins that wait.
+    `keep` commits). If several writers each own columns, `order_by` maps an ordering column of each
+    to its other columns (see `ChangeStreamOptions.groups`). With `history` the table keeps the
+    entries of each key over time, each valid from the time in its column `valid_from`, or from its
+    record's time; for `history_columns` see `bounded_dataset`. `watermark` says up to when its
+    changes are taken as complete, for joins that wait. `validators` are rules of each row: a change
+    that does not meet one can't be applied, as `on_bad_change` says.
     """
     named = _name_columns(name, input, key, columns)
     spread = bucket_columns(name, named.key, partitions, partition_by, broadcast)
+    groups: list[tuple[str, tuple[str, ...]]] = []
+    if isinstance(order_by, Mapping):
+        for order, ordered in order_by.items():
+            groups.append((order, to_name_tuple(ordered)))
+        order_by = tuple(order_by)
     try:
         following = ChangeStreamOptions(
             changes=changes or Upserts(),
             order_by=order_by,  # type: ignore[arg-type]  # becomes a tuple when it is checked
+            groups=tuple(groups),
             keep_tombstones=keep_tombstones,
             on_bad_change=on_bad_change,
             initial=initial,
@@ -926,6 +1001,7 @@ def unbounded_dataset(  # noqa: PLR0913
             persistent=persistent,
             history=history,
             valid_from=valid_from,
+            history_columns=None if history_columns is None else to_name_tuple(history_columns),
             watermark=watermark,
             chunk=CHUNK_RECORDS if chunk is None else chunk,
         )
@@ -947,6 +1023,7 @@ def unbounded_dataset(  # noqa: PLR0913
         extractor=extractor,
         discard=discard or DiscardPolicy(),
         following=following,
+        validators=list_row_validators(name, validators),
         presentation=presentation,
     )
 

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.arguments import argument_error, check_zone
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
 from dagster_adjunct.resources.names import check_name, split_stream_name
-from dagster_adjunct.resources.schemas.schema import repeated_names
+from dagster_adjunct.resources.schemas.schema import Schema, repeated_names
 from dagster_adjunct.resources.times import describe_span, fits_utc
 from dagster_adjunct.resources.validation import validated
 
@@ -266,6 +266,10 @@ class Watermark:
         check_positive("idle_after", self.idle_after)
 
 
+ColumnGroups = tuple[tuple[str, tuple[str, ...]], ...]
+"""Ordering columns, each with the other columns of its group."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChangeStreamOptions:
     """How a change stream becomes a table.
@@ -273,6 +277,9 @@ class ChangeStreamOptions:
     - `changes`: the format of the records
     - `order_by`: the column whose highest value wins, or several, of which the first that differs
       decides; None for the offset
+    - `groups`: for each column in `order_by` the other columns that changes set in its order; where
+      it is null, a change leaves them all out, and a deletion does not delete them. () if one order
+      is that of whole rows
     - `keep_tombstones`: how far below the newest value of `order_by` deletions are remembered, in
       its own unit (microseconds for a timestamp, days for a date); None for ever. Without
       `order_by`, in offsets, and only for formats whose snapshot rows never replace streamed
@@ -288,12 +295,14 @@ class ChangeStreamOptions:
       newest only
     - `valid_from`: the column (timestamp or date) that says since when an entry is valid; None for
       the record's time
+    - `history_columns`: the columns whose changes begin an interval of the history; None for all
     - `watermark`: up to when the changes are taken as complete, for joins that wait; None if no
       join can wait
     """
 
     changes: ChangeFormat = field(default_factory=Upserts)
     order_by: Order | None = None
+    groups: ColumnGroups = ()
     keep_tombstones: int | None = None
     on_bad_change: Literal["fail"] | DeadLetters = "fail"
     initial: InitialLoad | None = None
@@ -304,6 +313,7 @@ class ChangeStreamOptions:
     chunk: int = CHUNK_RECORDS
     history: History | None = None
     valid_from: str | None = None
+    history_columns: tuple[str, ...] | None = None
     watermark: Watermark | None = None
 
     def __post_init__(self) -> None:
@@ -320,6 +330,8 @@ class ChangeStreamOptions:
         check_positive("history", self.history)
         if self.chunk < 1:
             yield "chunk", f"chunk is {self.chunk}: expected 1 or more records.", ""
+        if self.groups:
+            yield from self._group_problems()
         if not self.persistent:
             for argument, why in self._needs_of_storage():
                 problem = f"a table with persistent=False can't {why}"
@@ -330,8 +342,6 @@ class ChangeStreamOptions:
             problem = "watermark has no effect without a history: changes have no times."
             step = 'Declare history=timedelta(…) or "all", or remove watermark.'
             yield "watermark", problem, step
-        if self.completes:
-            yield from self._completion_problems()
 
     def _tombstone_problems(self, distance: int) -> Iterator[tuple[str, str, str]]:
         argument = "keep_tombstones"
@@ -358,6 +368,33 @@ class ChangeStreamOptions:
             )
             yield argument, problem, f"Remove {argument}."
 
+    def _group_problems(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what can't be done where groups of columns have orders of their own."""
+        named = []
+        for order, columns in self.groups:
+            named += [order, *columns]
+        for name in repeated_names(named):
+            problem = f"order_by has the column {name!r} in two of its groups."
+            yield "order_by", problem, "Name each column once. An ordering column is in its group."
+        others = {
+            "history": (self.history, "a history has one order"),
+            "keep_tombstones": (self.keep_tombstones, "there is no distance between several"),
+            "initial": (self.initial, "rows of a snapshot have no place in them"),
+        }
+        for argument, (value, why) in others.items():
+            if value is not None:
+                problem = f"{argument} is {value!r}, and order_by orders groups of columns: {why}."
+                yield argument, problem, f"Remove {argument}, or order whole rows by one column."
+        if self.completes:
+            problem = (
+                "order_by orders groups of columns, and changes"
+                f" ({self.changes.describe()}) may leave out single ones of a group."
+            )
+            step = (
+                "Let changes have all columns of a group, or none: a null in its ordering column."
+            )
+            yield "order_by", problem, step
+
     def _needs_of_storage(self) -> Iterator[tuple[str, str]]:
         """Yield each given argument that needs a stored table, with the end of the sentence "a
         table with persistent=False can't …".
@@ -383,26 +420,23 @@ class ChangeStreamOptions:
             step = 'Declare history=timedelta(…) or "all", or remove valid_from.'
             yield "valid_from", problem, step
 
-    def _completion_problems(self) -> Iterator[tuple[str, str, str]]:
-        """Yield what can't be done with changes that leave out columns."""
-        partial = f"but changes ({self.changes.describe()}) may leave out columns"
-        if self.order_by is not None:
-            problem = (
-                f"order_by is {self.order_by!r}, {partial}, which keep their stored values, so"
-                " changes must be applied in the order of offsets."
-            )
-            yield "order_by", problem, "Leave order_by out, or let the source send whole rows."
-        if self.history is not None:
-            problem = (
-                f"history is {self.history!r}, {partial}: a late change would have to be completed"
-                " from the values at its time, and so would all changes after it."
-            )
-            yield "history", problem, "Remove history, or let the source send whole rows."
-
     @property
     def completes(self) -> bool:
         """Whether changes may leave out columns, which then keep their stored values."""
         return bool(getattr(self.changes, "completes", False))
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether changes are completed from stored rows."""
+        return self.completes or bool(self.groups)
+
+    @property
+    def merges_columns(self) -> bool:
+        """Whether each column of a row may be set by a change of its own, in any order: offsets do
+        not say which changes come before others.
+        """
+        orders = self.order_by is not None or self.history is not None
+        return bool(self.groups) or (self.completes and orders)
 
     @property
     def ordering(self) -> Order:
@@ -453,6 +487,41 @@ class Validator(Protocol):
     def __call__(self, candidate: Any, /) -> Any:
         """Return the Verdict on a Candidate."""
         ...
+
+
+@runtime_checkable
+class RowValidator(Validator, Protocol):
+    """A validator that may check each row by itself, so that it works for changes, too."""
+
+    @property
+    def checks_rows(self) -> bool:
+        """Whether each row meets the rule by itself or does not, whatever the others are."""
+        ...
+
+    def row_condition(self, dataset: str, columns: Schema) -> str:
+        """Return the rule as a condition, in Spark SQL, of rows with these columns. Raises
+        PlanningError for a mistake in it.
+        """
+        ...
+
+
+def list_row_validators(dataset: str, validators: Sequence[Validator]) -> tuple[RowValidator, ...]:
+    """Return the validators of an unbounded dataset. Raises ConfigurationError for one that needs a
+    whole version, which changes never are.
+    """
+    checking = []
+    for validator in validators:
+        if not isinstance(validator, RowValidator) or not validator.checks_rows:
+            raise ConfigurationError(
+                f"dataset {dataset!r} has the validator {validator.name!r}, which checks a whole"
+                " version: an unbounded dataset gets changes, which are checked one by one.",
+                "Use no_nulls(…), values_in(…) or sql_check(NAME, CONDITION), or remove it. Null"
+                " keys are bad changes by themselves.",
+                argument="validators",
+                dataset=dataset,
+            )
+        checking.append(validator)
+    return tuple(checking)
 
 
 def check_validators(what: str, validators: Sequence[Validator]) -> None:

@@ -60,6 +60,8 @@ class AppendedFile:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
+    """A file to append, and the producer under whose name its records are appended."""
+
     name: str
     declared: DeclaredFiles
     file: ListedFile
@@ -108,7 +110,8 @@ def append_files(
         if first is not source:
             done.append(AppendedFile(source.name, count, 0, same_as=first.name))
             continue
-        sent = streams.state(stream)[1].producers.get(source.producer, ())
+        _, state = streams.state(stream)  # anew: another process may append the same file
+        sent = state.producers.get(source.producer, ())
         after = sent[-1].sequence if sent else 0  # parts are appended one after the other
         added = 0
         for sequence, part in enumerate(source.parts(), 1):
@@ -124,6 +127,9 @@ def append_files(
 def _open_source(
     path: Path, what: str, stream: StreamDeclaration, format: FileFormat | None
 ) -> _Source:
+    """Return a file to append, with its producer. Raises ConfigurationError for a file that can't
+    be read or whose name tells no format.
+    """
     tree = LocalTree(str(path.absolute().parent))
     with translate_file_errors(path, "a file to append"):
         if not path.is_file():

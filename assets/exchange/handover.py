@@ -9,14 +9,16 @@ stream's view are not retained.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.reading import valid_time
 from dagster_adjunct.assets.reading.dataset import Dataset
+from dagster_adjunct.assets.reading.interval_ids import interval_ids
 from dagster_adjunct.assets.reading.stored_file import (
     StoredFile,
     list_generation_files,
@@ -105,35 +107,55 @@ def _valid_rows(view: VersionReader | EntriesOverTime | EntriesAt, reader: Reade
 
 
 def _edge(reader: Reader) -> datetime | None:
+    """Return the time before which a reader has no history, None if it has all."""
     edge = valid_time.history_edge(reader)
     if edge is None:
         return None
     return datetime_from_micros(edge)
 
 
-def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
+def _polars_over_time(pl: Any, over_time: EntriesOverTime, rows: Any) -> polars.LazyFrame:
     """Return the query of all entries over time; adjacent equal ones of a key are merged.
 
     `rows` is a LazyFrame of all rows with their intervals.
     """
-    if (edge := _edge(reader)) is not None:
-        rows = rows.filter(pl.col(VALID_TO).is_null() | (pl.col(VALID_TO) > edge))
-    key = [_exactly(pl, name) for name in reader.sealed.key]
+    reader = over_time.reader
+    sealed = reader.sealed
+    key = [_exactly(pl, name) for name in sealed.key]
     same = pl.col(VALID_TO).shift(1).over(key) == pl.col(VALID_FROM)
     same &= ~pl.col(TOMBSTONE).shift(1).over(key) & ~pl.col(TOMBSTONE)
-    for name in valid_time.content_columns(reader):
-        same &= _exactly(pl, name).shift(1).over(key).eq_missing(_exactly(pl, name))
+    for path in sealed.compared:
+        value = _exactly(pl, path.steps[0])
+        for step in path.steps[1:]:
+            value = value.struct.field(step)
+        same &= value.shift(1).over(key).eq_missing(value)
     rows = rows.sort(*key, VALID_FROM).with_columns(__starts=~same.fill_null(False))
     rows = rows.with_columns(__run=pl.col("__starts").cum_sum().over(key))
-    rows = rows.with_columns(pl.col(VALID_TO).last().over([*key, "__run"]))
-    start, end, current = valid_time.time_column_names(reader)
-    times = []
+    latest = [_exactly(pl, name) for name in (VALID_TO, *sealed.latest_columns)]
+    rows = rows.with_columns(*[value.last().over([*key, "__run"]) for value in latest])
+    valid = pl.col("__starts") & ~pl.col(TOMBSTONE)
+    if (edge := _edge(reader)) is not None:
+        valid &= pl.col(VALID_TO).is_null() | (pl.col(VALID_TO) > edge)
+    identified = over_time.interval_id
+    start, end, current = valid_time.time_column_names(reader, interval_id=identified)
+    shown = [_exactly(pl, name) for name in reader.schema.names]
     if start:
-        times = [pl.col(VALID_FROM).alias(start)]
-    times += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
-    entries = [_exactly(pl, name) for name in reader.schema.names]
-    whole = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*entries, *times)
-    return whole  # type: ignore[no-any-return]
+        shown.append(pl.col(VALID_FROM).alias(start))
+    shown += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
+    if identified:
+        of_key = pl.struct(*key, VALID_FROM)
+        ids = of_key.map_batches(partial(_polars_ids, sealed.key), return_dtype=pl.String)
+        shown.append(ids.alias(over_time.id_column))
+    return rows.filter(valid).select(*shown)  # type: ignore[no-any-return]
+
+
+def _polars_ids(key: Sequence[str], intervals: Any) -> Any:
+    """Return the ids of intervals, structs of their keys and begins, as a Polars series."""
+    import polars
+
+    rows = intervals.struct.unnest().to_arrow()
+    begins = rows.column(VALID_FROM).cast(arrow_type("timestamp")).cast("int64").to_pylist()
+    return polars.Series(interval_ids(rows, key, begins))
 
 
 def _exactly(pl: Any, name: str) -> Any:
@@ -145,25 +167,36 @@ def _exactly(pl: Any, name: str) -> Any:
     return pl.col(name)
 
 
-def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
-    """Return the files of a reader, each with the interval of its version, or None if its rows
-    store their intervals.
+class ViewFile(NamedTuple):
+    """A file of a view, with the interval in which its version is valid; `span` is None if its rows
+    have no intervals or store them.
+    """
+
+    span: Span | None
+    stored: StoredFile
+
+
+def _files_over_time(reader: Reader) -> list[ViewFile]:
+    """Return the files of a reader of entries over time.
 
     Raises DatasetError for a version with history whose generations must be merged.
     """
     what = f"dataset {reader.dataset!r}, version {reader.version}"
     if isinstance(reader, VersionsOverTime):
-        files: list[tuple[Span | None, StoredFile]] = []
+        files = []
         for span, generation in zip(reader.spans, reader.generations, strict=True):
-            stored = list_generation_files(reader.store, what, generation)
-            files += [(span, file) for file in stored]
+            for stored in list_generation_files(reader.store, what, generation):
+                files.append(ViewFile(span, stored))
         return files
     generations = reader.sealed.nonempty
     if len(generations) > 1 or reader.sealed.lacks_base:
         raise _not_merged_error(reader, len(generations), "superseded or have a changed end")
-    return [
-        (None, stored) for stored in list_stored_files(reader.store, reader.dataset, reader.sealed)
-    ]
+    return _without_spans(list_stored_files(reader.store, reader.dataset, reader.sealed))
+
+
+def _without_spans(stored: Iterable[StoredFile]) -> list[ViewFile]:
+    """Return these files as those of a view, without intervals."""
+    return [ViewFile(None, file) for file in stored]
 
 
 def _partition_expression(span: Span) -> Any:
@@ -202,11 +235,13 @@ def _renamed_rows(
 
 
 def _sql_name(name: str) -> str:
+    """Return a name quoted for DuckDB's SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 _MOST_CONDITIONS = 1000
-SHOWN = (STREAM_TOMBSTONE, EPOCH)
+_SHOWN_OF_STREAM = (STREAM_TOMBSTONE, EPOCH)
+"""The hidden columns of a stream's files that other engines see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +287,7 @@ class StreamView:
     @property
     def hidden(self) -> dict[str, str]:
         """Columns that files may have and other engines don't see, with their types."""
-        return {name: kind for name, kind in self.stored if name not in SHOWN}
+        return {name: kind for name, kind in self.stored if name not in _SHOWN_OF_STREAM}
 
 
 @validated
@@ -323,22 +358,21 @@ View = Dataset | Held
 
 @dataclass(frozen=True, slots=True)
 class ViewFiles:
-    """What other engines read of a view: its files, each with the time span of its version unless
-    its rows store it.
+    """What other engines read of a view: its files, and which of their columns and rows.
 
     Engines see `columns`; files may also have `hidden` ones. `condition` is the pyarrow expression
     for the rows of the view (None: all rows), and may need the hidden columns in `tested`. With
-    `over_time`, rows are intervals of this reader's entries; adjacent intervals of a key with equal
-    entries are merged.
+    `over_time`, rows are intervals of these entries; adjacent intervals of a key with equal entries
+    are merged.
     """
 
     view: Held
-    files: list[tuple[Span | None, StoredFile]]
+    files: list[ViewFile]
     columns: dict[str, str]
     hidden: dict[str, str]
     condition: Any = None
     tested: tuple[str, ...] = ()
-    over_time: Reader | None = None
+    over_time: EntriesOverTime | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -370,20 +404,24 @@ class ViewFiles:
         """Return a column for which files have another name than engines see, or that was dropped
         and that they still have; None if there is none.
         """
-        for steps, stored in self.layout.names.names:
-            return f"{stored} for {'.'.join(steps)}"
-        retired = self.layout.names.retired
-        for _, file in self.files if retired else ():
-            found = file.open().schema_arrow
+        names = self.layout.names
+        if names.names:
+            steps, name_in_files = names.names[0]
+            return f"{name_in_files} for {'.'.join(steps)}"
+        if not names.retired:
+            return None
+        for file in self.files:
+            found = file.stored.open().schema_arrow
             own = [field for field in found if not field.name.startswith("__")]
-            for steps in sorted(retired & list_steps(Schema.from_arrow(pa.schema(own)))):
-                return f"{'.'.join(steps)}, which was dropped"
+            dropped = names.retired & list_steps(Schema.from_arrow(pa.schema(own)))
+            if dropped:
+                return f"{'.'.join(min(dropped))}, which was dropped"
         return None
 
     @property
     def paths(self) -> list[str]:
         """The locations of the files."""
-        return [object_location(stored.store, stored.key) for _, stored in self.files]
+        return [object_location(file.stored.store, file.stored.key) for file in self.files]
 
     def plain_paths(self) -> list[str]:
         """Return the paths of the files if engines can read them without pyarrow, else [].
@@ -403,8 +441,8 @@ class ViewFiles:
         if not sealed.positioned and not sealed.projected:
             return paths
         wanted = self.layout.arrow_schema()
-        for _, stored in self.files:
-            if not stored.open().schema_arrow.remove_metadata().equals(wanted):
+        for file in self.files:
+            if not file.stored.open().schema_arrow.remove_metadata().equals(wanted):
                 return []
         return paths
 
@@ -412,6 +450,7 @@ class ViewFiles:
         """Return a pyarrow dataset of the view's rows. Of a view over time it has intervals as
         stored, not merged.
         """
+        _refuse_ids(self.view)
         rows = self.all_rows()
         if self.condition is None:
             return rows
@@ -443,6 +482,7 @@ class ViewFiles:
         return dataset.FileSystemDataset(fragments, schema, parquet, filesystem=filesystem)
 
     def _schema_with(self, more: Mapping[str, str]) -> pa.Schema:
+        """Return the columns that engines see, followed by these (name to type)."""
         schema = self.view.schema.to_arrow()
         for name, kind in {**self.columns, **more}.items():
             if name not in schema.names:
@@ -483,8 +523,9 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked:
             f" {view.stream} --epochs latest --to FOLDER.",
             stream=view.stream,
         )
+    _refuse_ids(view)
     files = read_files(view, masked=masked)
-    if any(span is not None for span, _ in files.files):
+    if any(file.span is not None for file in files.files):
         raise DatasetError(
             f"dataset {view.dataset!r}: its files have no valid-from times, which are those of"
             " whole versions.",
@@ -493,6 +534,19 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked:
             dataset=view.dataset,
         )
     return hand_over(files)
+
+
+def _refuse_ids(view: Held) -> None:
+    """Raise DatasetError for entries over time with ids of their intervals: files have rows, of
+    which an interval may have several.
+    """
+    if isinstance(view, EntriesOverTime) and view.interval_id:
+        raise DatasetError(
+            f"dataset {view.dataset!r}: over_time(interval_id=True) has merged intervals, and its"
+            " files have their rows.",
+            "Use duckdb_view, polars_frame or Spark; or leave interval_id out.",
+            dataset=view.dataset,
+        )
 
 
 def _is_over_time(view: Held) -> bool:
@@ -514,12 +568,10 @@ def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
     if isinstance(view, EntriesAt) and not _is_over_time(view):
         view = view.read  # the version that was valid at the view's moment
     columns = view.schema.types
-    files: list[tuple[Span | None, StoredFile]] = []
     if isinstance(view, VersionReader) and view.sealed.history is None:
         if not masked:
             _check_whole(view)
-        for stored in list_stored_files(view.store, view.dataset, view.sealed):
-            files.append((None, stored))
+        files = _without_spans(list_stored_files(view.store, view.dataset, view.sealed))
         return ViewFiles(view, files, columns, dict(view.sealed.layout.hidden))
     reader = view if isinstance(view, VersionReader) else view.reader
     hidden = dict(reader.sealed.layout.hidden)
@@ -527,16 +579,17 @@ def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
         hidden.pop(name, None)
     return ViewFiles(
         view,
-        _files_with_spans(reader),
+        _files_over_time(reader),
         {**columns, **SHOWN_OVER_TIME},
         hidden,
         _valid_rows(view, reader),
-        over_time=reader if isinstance(view, EntriesOverTime) else None,
+        over_time=view if isinstance(view, EntriesOverTime) else None,
     )
 
 
 def _read_stream(view: StreamView) -> ViewFiles:
-    files: list[tuple[Span | None, StoredFile]] = [(None, stored) for stored in view.files]
+    """Return what other engines read of a stream's view."""
+    files = _without_spans(view.files)
     if not view.replaced:
         return ViewFiles(view, files, view.columns, view.hidden)
     condition = arrow_filter(view)
@@ -559,6 +612,9 @@ def parquet_files(view: View) -> list[str]:
 
 
 def _plain_locations(files: ViewFiles) -> list[str]:
+    """Return the locations of the files. Raises DatasetError if they have other columns than the
+    view.
+    """
     other = files.find_other_column()
     if other is None:
         return files.paths
@@ -606,8 +662,11 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) ->
 
 
 def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name: str) -> str:
+    """Return the SELECT of a DuckDB view over the files; what it reads through pyarrow is
+    registered in the connection.
+    """
     if files.over_time is not None:
-        edge = _edge(files.over_time)
+        edge = _edge(files.over_time.reader)
         moment = ""
         if edge:
             moment = f"TIMESTAMPTZ '{edge.isoformat(sep=' ')}'"
@@ -617,7 +676,8 @@ def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name:
     if isinstance(files.view, StreamView):
         columns = columns.replace(_sql_name(EPOCH), f"coalesce({EPOCH}, 0) AS {EPOCH}")
     paths = files.plain_paths()
-    if paths and not any(mark in path for path in paths for mark in "*?["):
+    has_pattern = any(mark in path for path in paths for mark in "*?[")  # to DuckDB
+    if paths and not has_pattern:
         listed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
         # Without hive partitioning: a folder named a=b would add or replace a column.
         return f"SELECT {columns} FROM read_parquet([{listed}], hive_partitioning = false)"
@@ -655,6 +715,7 @@ def polars_frame(view: View) -> polars.LazyFrame:
 
 
 def _lazy_frame(polars: Any, files: ViewFiles) -> polars.LazyFrame:
+    """Return a Polars LazyFrame of the view's rows."""
     if files.over_time is not None:
         return _polars_over_time(
             polars, files.over_time, polars.scan_pyarrow_dataset(files.all_rows())
@@ -696,6 +757,9 @@ def _check_whole(view: VersionReader) -> None:
 
 
 def _not_merged_error(reader: VersionReader, generations: int, problem: str) -> DatasetError:
+    """Return the error for a version whose rows other engines would have to merge; `problem` says
+    what some of its rows are.
+    """
     count = "one generation"
     if generations != 1:
         count = f"{generations} generations"

@@ -43,7 +43,7 @@ from dagster_adjunct.assets.versions.leases import (
 )
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, version_number
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.bucketing.files import IS_FIRST
+from dagster_adjunct.resources.bucketing.files import IS_FIRST, SET_AT
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.optional_packages import import_package
@@ -66,13 +66,15 @@ DATASET = "adjunct.dataset"
 VERSION = "adjunct.version"
 NAME = "adjunct.version-name"
 GARBAGE = "gc.enabled"
-_COMPACTIONS = 3
+_COMPACTIONS = 3  # of a version before it is registered, while others commit changes
 _ATTEMPTS = 3  # to register what is served while others change that
 _FIRST_HIDDEN = 2_147_000_000
 _HIDDEN = {
     name: _FIRST_HIDDEN + place
     for place, name in enumerate(
-        dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST))
+        dict.fromkeys(
+            (POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST, SET_AT)
+        )
     )
 }
 """Field ids beyond those of any real table, and below those reserved by Iceberg."""
@@ -146,6 +148,7 @@ def _translate_client_errors(catalog: str) -> Iterator[None]:
 
 
 def _check_identifier(identifier: str) -> None:
+    """Raise ConfigurationError for an identifier that is not NAMESPACE.NAME."""
     namespace, _, name = identifier.rpartition(".")
     if not name.strip() or not all(map(str.strip, namespace.split("."))):
         raise errors.ConfigurationError(
@@ -237,6 +240,7 @@ def _register_view(
     may_replace: MayReplace,
     properties: dict[str, str],
 ) -> IcebergSnapshot:
+    """Make the view the table's current snapshot, as `register_in_iceberg` describes."""
     with _translate_client_errors(catalog.name):
         return lend_whole_files(
             view,
@@ -301,8 +305,9 @@ def _check_not_superseded(
     served, is_bounded = _read_served(view, lake)
     if view.version == served:
         return
-    is_newer = there != served and _number(view, there) < _number(view, view.version)
-    if is_newer and not (is_bounded and may_replace == "if served"):
+    replaces_older = there != served and _number(view, there) < _number(view, view.version)
+    must_be_served = is_bounded and may_replace == "if served"
+    if replaces_older and not must_be_served:
         return
     raise errors.CommitConflictError(
         f"the Iceberg table {identifier!r} has version {there}, which {_describe_view(view)} would"
@@ -314,13 +319,13 @@ def _check_not_superseded(
 
 
 def _read_served(view: Held, lake: Lake) -> tuple[str, bool]:
-    """Return the id of the version that is served now, and whether the dataset is bounded; of a
-    stream the newest commit.
+    """Return the id of the version that is served now ("" if none is), and whether it is one of a
+    bounded dataset; of a stream, the number of its newest commit.
     """
     if isinstance(view, StreamView):
         commit, _ = LakeStreams(lake).state(view.stream)
         return str(commit.number), False
-    manifest = DatasetLog(lake, view.dataset).require()[1]
+    _, manifest = DatasetLog(lake, view.dataset).require()
     return manifest.served_id or "", not manifest.versions_are_commits
 
 
@@ -342,8 +347,8 @@ def _retain(view: Held, lake: Lake, holder: str) -> None:
 
 
 def _is_current(view: Held, paths: Sequence[str], table: Table) -> bool:
-    """Whether the current snapshot is this version, in these files: those of a lake that was
-    moved are others.
+    """Whether the current snapshot is this version, at these paths, which change if the lake is
+    moved.
     """
     from dagster_adjunct.assets.exchange.iceberg_snapshot import list_data_paths
 
@@ -384,15 +389,17 @@ def publish_to_iceberg(
     catalog = table.open()
     with open_dataset(lake, dataset) as opened:
         keeps_history = opened.sealed.history is not None
-        left = 0
+        compactions = 0
         if keeps_history or not _takes_deletes(catalog, table.identifier):
-            left = _COMPACTIONS
+            compactions = _COMPACTIONS
         # If changes are committed faster than they are compacted, registering raises DatasetError.
-        while left and (len(opened.sealed.generations) > 1 or opened.sealed.lacks_base):
+        for _ in range(compactions):
+            has_deltas = len(opened.sealed.generations) > 1 or opened.sealed.lacks_base
+            if not has_deltas:
+                break
             compact_dataset(lake, dataset, spark=spark, by=by, level="major")
             opened.refresh()
-            left -= 1
-        manifest = DatasetLog(lake, dataset).require()[1]
+        _, manifest = DatasetLog(lake, dataset).require()
         return _register_served(
             opened,
             catalog,
@@ -406,17 +413,18 @@ def _register_served(
     opened: Dataset, catalog: Catalog, identifier: str, *, keeps_history: bool, is_bounded: bool
 ) -> IcebergSnapshot:
     """Register what is served, again if that changes meanwhile."""
-    for left in reversed(range(_ATTEMPTS)):
+    for attempts_left in reversed(range(_ATTEMPTS)):
         view = opened.over_time() if keeps_history else opened
         try:
             snapshot = _register_view(view, catalog, identifier, "if served", {})
         except errors.CommitConflictError:
-            if not left or not opened.refresh():
+            if not attempts_left or not opened.refresh():
                 raise
             continue
         # A rollback to the version that the table had before changes nothing in it that would have
         # stopped this registration.
-        if not left or not snapshot.new or not is_bounded or not opened.refresh():
+        may_be_outdated = snapshot.new and is_bounded
+        if not attempts_left or not may_be_outdated or not opened.refresh():
             return snapshot
     raise AssertionError("unreachable")
 
@@ -429,7 +437,8 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
     They may then be discarded, and snapshots that still refer to them become unreadable.
     """
     if "." in dataset:
-        holders = set(stream_holds.list_retained_attempts(lake, split_stream_name(dataset)[1]))
+        stream = split_stream_name(dataset).stream
+        holders = set(stream_holds.list_retained_attempts(lake, stream))
     else:
         holders = {lease.holder for lease in list_leases(lake, dataset)}
     released: list[str] = []
@@ -448,9 +457,8 @@ def _release(
     Those that `keep` returns stay held.
     """
     if "." in name:
-        return stream_holds.release_files(
-            lake, split_stream_name(name)[1], holder=holder, keep=keep
-        )
+        stream = split_stream_name(name).stream
+        return stream_holds.release_files(lake, stream, holder=holder, keep=keep)
     return release_versions(lake, name, holder=holder, keep=keep)
 
 
@@ -462,7 +470,8 @@ def _describe_holder(identifier: str) -> str:
 
 
 def _check_sealed(view: Held, lake: Lake) -> None:
-    manifest = DatasetLog(lake, view.dataset).read()[1]
+    """Raise DatasetError for a version that was rejected or revoked."""
+    _, manifest = DatasetLog(lake, view.dataset).read()
     ref = None
     if manifest is not None:
         ref = manifest.ref(view.version)
@@ -499,7 +508,8 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
             table=identifier,
         ) from error
     owner = table.properties.get(DATASET)
-    if owner != view.dataset and (owner is not None or table.current_snapshot() is not None):
+    has_data = owner is not None or table.current_snapshot() is not None
+    if owner != view.dataset and has_data:
         held = "data of its own"
         if owner:
             held = f"dataset {owner!r}"
@@ -514,8 +524,8 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
 
 
 def _with_names_of_table(files: ViewFiles, table: Table) -> ViewFiles:
-    """Return the files of an earlier version than the newest registered one with the names that
-    the table has for its columns; those of any other view as they are.
+    """Return the files, with the names that the table has for its columns if the view is of an
+    earlier version than the newest registered one.
     """
     view = files.view
     newest = max(map(version_number, _registered_versions(table)), default=0)
@@ -531,7 +541,7 @@ def _follow_columns(files: ViewFiles, transaction: Transaction) -> None:
     if not changes:
         return
     with transaction.update_schema() as update:
-        for path, name in changes:
+        for path, name in changes.items():
             if name is None:
                 update.delete_column(path)
             else:
@@ -540,8 +550,8 @@ def _follow_columns(files: ViewFiles, transaction: Transaction) -> None:
 
 def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
     """Raise DatasetError for missing columns and fields of structs (unless the version was in the
-    table before), changed types and identifier fields, which need required columns: those of files
-    are optional.
+    table before), for changed types, and for identifier fields: Iceberg requires values in them,
+    and columns of files may have nulls.
     """
     view = files.view
     followed = table.transaction()  # which is not committed
@@ -572,6 +582,7 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
 
 
 def _takes_deletes(catalog: Catalog, identifier: str) -> bool:
+    """Whether position deletes can be written for a table; a missing one is created so."""
     with _translate_client_errors(catalog.name):
         if not catalog.table_exists(identifier):
             return True
@@ -588,6 +599,7 @@ def _why_no_deletes(table: Table) -> str | None:
 
 
 def _check_takes_deletes(view: Held, table: Table, identifier: str) -> None:
+    """Raise DatasetError if position deletes can't be written for a table."""
     if (reason := _why_no_deletes(table)) is not None:
         raise errors.DatasetError(
             f"{_describe_view(view)} has superseded or deleted rows, which take position deletes to"
@@ -663,8 +675,7 @@ def _commit(
 def _data_files(
     files: ViewFiles, paths: list[str], table: Table, transaction: Transaction
 ) -> list[DataFile]:
-    """Return Iceberg's descriptions, made from the footers, of those of the files that have these
-    paths.
+    """Return Iceberg's descriptions of the files at these paths, made from their footers.
 
     Raises DatasetError for files from before a column was widened or dropped, ManifestMismatchError
     for missing or damaged ones.
@@ -678,7 +689,7 @@ def _data_files(
         data_files = list(parquet_files_to_data_files(table.io, known, iter(paths)))
     except (OSError, ValueError) as error:
         if isinstance(view, VersionReader) and isinstance(error, ValueError):
-            _check_stored_types(view, [listed[path][1] for path in paths])
+            _check_stored_types(view, [listed[path].stored for path in paths])
         step = "Check the catalogue's settings for the lake (s3.endpoint, credentials)"
         if isinstance(view, VersionReader):
             step += f", and the version itself: adjunct dataset verify {view.dataset}."
@@ -691,7 +702,7 @@ def _data_files(
             version=view.version,
         ) from error
     for file in data_files:
-        _, stored = listed[file.file_path]
+        stored = listed[file.file_path].stored
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
             raise stored.damaged(
                 f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes"
@@ -783,6 +794,7 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
 
 
 def _describe_view(view: Held) -> str:
+    """Return the dataset or stream, and which version or commit of it, for an error."""
     kind = ", version"
     if isinstance(view, StreamView):
         kind = " at commit"
@@ -790,6 +802,7 @@ def _describe_view(view: Held) -> str:
 
 
 def _describe_owner(view: Held) -> str:
+    """Return the dataset or stream of a view, for an error."""
     if isinstance(view, StreamView):
         return f"stream {view.stream!r}"
     return f"dataset {view.dataset!r}"

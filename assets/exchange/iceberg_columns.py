@@ -8,7 +8,7 @@ column under the name of a dropped one is a new field.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources.schemas.schema import (
     Field,
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType, NestedField
 
 Path = tuple[str, ...]
+"""The names of a field and of all that it is within, in the table, from the outermost to its own;
+a list's element is "element", a map's value "value".
+"""
 
 
 def stored_names_by_id(metadata: TableMetadata) -> dict[int, str]:
@@ -39,21 +42,22 @@ def stored_names_by_id(metadata: TableMetadata) -> dict[int, str]:
 
 
 def _collect_ids(fields: Iterable[MappedField], names: dict[int, str]) -> None:
+    """Add the names that files have for these fields, and those within them, to `names`."""
     for field in fields:
         if field.field_id is not None and field.names:
             names[field.field_id] = field.names[0]
         _collect_ids(field.fields, names)
 
 
-def find_changes(metadata: TableMetadata, mine: NamedColumns) -> list[tuple[Path, str | None]]:
-    """Return the paths of the table's fields that have another name now, with that name, and of
-    those that were dropped, with None; [] for a table without a name mapping, which is new.
+def find_changes(metadata: TableMetadata, mine: NamedColumns) -> dict[Path, str | None]:
+    """Return the new names of the table's fields that were renamed, by path, None for those that
+    were dropped; {} for a table without a name mapping, which is new.
     """
     if metadata.name_mapping() is None:
-        return []
+        return {}
     names = stored_names_by_id(metadata)
     struct = schema_struct(mine.schema)
-    return [*_changes(metadata.schema().fields, names, struct, mine.names, (), ())]
+    return dict(_changes(metadata.schema().fields, names, struct, mine.names, (), ()))
 
 
 def _changes(
@@ -64,6 +68,11 @@ def _changes(
     parent: Steps,
     path: Path,
 ) -> Iterator[tuple[Path, str | None]]:
+    """Yield the changes of these fields, and of those within them, as `find_changes` returns them.
+
+    `stored_names` has the names in files for the table's fields, `names` those for our columns.
+    `parent` is where the fields are in files, `path` where they are in the table.
+    """
     own = {names.of(parent, member.name): member for member in mine.members}
     for field in fields:
         stored = stored_names.get(field.field_id, field.name)
@@ -77,15 +86,20 @@ def _changes(
             yield (*path, field.name), member.name
         found = _find_structs(field.field_type, member.type, (*path, field.name))
         if found is not None:
-            inner, struct, at = found
-            yield from _changes(inner, stored_names, struct, names, place, at)
+            yield from _changes(found.fields, stored_names, found.mine, names, place, found.path)
 
 
-def _find_structs(
-    theirs: IcebergType, mine: Type, path: Path
-) -> tuple[Sequence[NestedField], Struct, Path] | None:
-    """Return the fields of the struct in a type, within lists and maps, with our struct and its
-    path; None without one.
+class _StructPair(NamedTuple):
+    """The fields of a struct in the table's type, our struct, and its path in the table."""
+
+    fields: Sequence[NestedField]
+    mine: Struct
+    path: Path
+
+
+def _find_structs(theirs: IcebergType, mine: Type, path: Path) -> _StructPair | None:
+    """Return the structs that two types are, or have as elements of lists and values of maps; None
+    without them.
     """
     from pyiceberg.types import ListType, MapType, StructType
 
@@ -94,7 +108,7 @@ def _find_structs(
     if isinstance(theirs, MapType) and isinstance(mine, Map):
         return _find_structs(theirs.value_type, mine.value, (*path, "value"))
     if isinstance(theirs, StructType) and isinstance(mine, Struct):
-        return theirs.fields, mine, path
+        return _StructPair(theirs.fields, mine, path)
     return None
 
 
@@ -113,6 +127,11 @@ def _named_struct(
     parent: Steps,
     found: list[tuple[Steps, str]],
 ) -> Struct:
+    """Return a struct with the names of these fields; add where each is in files, with its stored
+    name, to `found`.
+
+    `parent` is where the fields are in files.
+    """
     members = []
     for field in fields:
         stored = stored_names.get(field.field_id, field.name)
@@ -128,6 +147,7 @@ def _named_type(
     place: Steps,
     found: list[tuple[Steps, str]],
 ) -> Type:
+    """Return the type in which only the names of fields count; every simple type is a string."""
     from pyiceberg.types import ListType, MapType, StructType
 
     if isinstance(theirs, ListType):
@@ -159,6 +179,11 @@ def _map_fields(
     names: StoredNames,
     parent: Steps,
 ) -> list[MappedField]:
+    """Return the mapping of these fields: those that were `known` before, with the names that files
+    of the dataset have now.
+
+    `mine` is our struct of these fields, None if we have none; `parent` is where it is in files.
+    """
     from pyiceberg.table.name_mapping import MappedField
 
     mapped = {field.field_id: field for field in known}
@@ -189,6 +214,9 @@ def _map_type(
     names: StoredNames,
     place: Steps,
 ) -> list[MappedField]:
+    """Return the mapping of the fields, elements or keys and values within a type; [] for a simple
+    one.
+    """
     from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.types import ListType, MapType, StructType
 
@@ -222,6 +250,7 @@ def fields_in_files(metadata: TableMetadata) -> list[NestedField]:
 
 
 def _stored_field(field: NestedField, stored_names: Mapping[int, str]) -> NestedField:
+    """Return a field under the name that files have for it, and so those within it."""
     from pyiceberg.types import NestedField
 
     name = stored_names.get(field.field_id, field.name)
@@ -230,6 +259,7 @@ def _stored_field(field: NestedField, stored_names: Mapping[int, str]) -> Nested
 
 
 def _stored_type(theirs: IcebergType, stored_names: Mapping[int, str]) -> IcebergType:
+    """Return a type with the names that files have for the fields within it."""
     from pyiceberg.types import ListType, MapType, StructType
 
     if isinstance(theirs, StructType):

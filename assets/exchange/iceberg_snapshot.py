@@ -42,6 +42,7 @@ def list_data_paths(snapshot: Snapshot, io: FileIO) -> set[str]:
 
 
 def _list_entries(snapshot: Snapshot | None, io: FileIO) -> list[ManifestEntry]:
+    """Return the manifest entries of a snapshot; [] for None."""
     entries: list[ManifestEntry] = []
     if snapshot is not None:
         for manifest in snapshot.manifests(io):
@@ -50,11 +51,11 @@ def _list_entries(snapshot: Snapshot | None, io: FileIO) -> list[ManifestEntry]:
 
 
 def _data_paths(entries: Sequence[ManifestEntry]) -> set[str]:
-    files = [entry.data_file for entry in entries]
+    """Return the paths of the data files among these entries."""
     found = set()
-    for file in files:
-        if file.content == DataFileContent.DATA:
-            found.add(file.file_path)
+    for entry in entries:
+        if entry.data_file.content == DataFileContent.DATA:
+            found.add(entry.data_file.file_path)
     return found
 
 
@@ -102,11 +103,12 @@ class SnapshotOfFiles(_OverwriteFiles):
                 self._deleted_data_files.add(entry.data_file)
         self._added_data_files = [*arriving, *map(_delete_file, deletes)]
         if not deletes and self._parent_snapshot_id is None:
-            # Readers of appended rows alone ignore delete files, so that no other snapshot may be
-            # an append.
+            # Any other snapshot must not be an append: those who read appended rows alone ignore
+            # delete files.
             self._operation = Operation.APPEND
 
     def _has_spec(self, entry: ManifestEntry) -> bool:
+        """Whether a file has the table's current partition spec."""
         return entry.data_file.spec_id == self._transaction.table_metadata.default_spec_id
 
     def _validate_concurrency(self) -> None:
@@ -153,6 +155,7 @@ class SnapshotOfFiles(_OverwriteFiles):
     def _write(
         self, content: ManifestContent, spec: PartitionSpec, entries: Sequence[ManifestEntry]
     ) -> ManifestFile:
+        """Write a manifest with these entries, of data files or of delete files, and return it."""
         writer: ManifestWriter
         if content == ManifestContent.DATA:
             writer = self.new_manifest_writer(spec)
@@ -179,12 +182,14 @@ class _DeleteManifestWriter(ManifestWriterV2):
 
 
 def _manifest_of(file: DataFile) -> ManifestContent:
+    """Return in which kind of manifest a file is listed."""
     if file.content == DataFileContent.DATA:
         return ManifestContent.DATA
     return ManifestContent.DELETES
 
 
 def _delete_file(deletes: PositionDeletes) -> DataFile:
+    """Return Iceberg's description of a position delete file."""
     return DataFile.from_args(
         content=DataFileContent.POSITION_DELETES,
         file_path=deletes.path,

@@ -42,6 +42,9 @@ def type_differences(kind: str, theirs: IcebergType, path: str) -> Iterator[str]
 def _struct_pairs(
     mine: Type, theirs: IcebergType, path: str
 ) -> Iterator[tuple[str, Struct, IcebergStruct]]:
+    """Yield (path, our struct, Iceberg's struct) for all structs that two types have in the same
+    place.
+    """
     from pyiceberg.types import StructType
 
     if isinstance(mine, Struct) and isinstance(theirs, StructType):
@@ -51,6 +54,7 @@ def _struct_pairs(
 
 
 def _differences(mine: Type, theirs: IcebergType, path: str) -> Iterator[str]:
+    """Yield how a type differs from an Iceberg type, with the path of each difference."""
     parts = _common_parts(mine, theirs, path)
     if parts is None:
         if not isinstance(mine, Simple) or _simple_name(mine) != str(theirs):
@@ -85,6 +89,7 @@ def _common_parts(
 
 
 def _describe(mine: Type) -> str:
+    """Return a type as Iceberg would name it, if it is a simple one."""
     if isinstance(mine, Simple):
         return _simple_name(mine)
     return str(mine)

@@ -53,6 +53,11 @@ def write_position_deletes(view: VersionReader, folder: str) -> list[PositionDel
 
 
 def _write_file(store: ObjectStore, folder: str, data_path: str, bits: bytes) -> PositionDeletes:
+    """Store the position delete file of one data file.
+
+    `bits` has one bit for each row of the data file, in order and from the lowest bit of each byte;
+    it is 1 for rows that are no entries.
+    """
     places = np.nonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))[0]
     paths = pa.DictionaryArray.from_arrays(np.zeros(len(places), np.int32), [data_path])
     columns = (("file_path", paths, PATH_ID), ("pos", pa.array(places, pa.int64()), ROW_ID))

@@ -92,6 +92,7 @@ def find_files(urls: Sequence[str], format: FileFormat | None = None) -> list[Sa
 
 
 def _local(url: str) -> list[tuple[FileTree, ListedFile]]:
+    """Return the file at a path, or all files in the folder at it, each with its tree."""
     path = Path(url.removeprefix("file://")).expanduser().resolve()
     with translate_file_errors(path, "a sample"):
         if path.is_file():
@@ -104,6 +105,7 @@ def _local(url: str) -> list[tuple[FileTree, ListedFile]]:
 
 
 def _in_s3(url: str) -> list[tuple[FileTree, ListedFile]]:
+    """Return the file at a URL, or all files in the folder at it, each with its tree."""
     parent, _, name = url.rstrip("/").rpartition("/")
     if name and not parent.endswith(":/"):
         tree = open_tree(parent)
@@ -114,6 +116,9 @@ def _in_s3(url: str) -> list[tuple[FileTree, ListedFile]]:
 
 
 def _in_folder(tree: FileTree, url: str) -> list[tuple[FileTree, ListedFile]]:
+    """Return the files of a tree that are not empty or hidden, each with the tree. Raises
+    ConfigurationError if there are none.
+    """
     found = []
     for file in tree.list():
         parts = file.path.split("/")
@@ -129,6 +134,7 @@ def _in_folder(tree: FileTree, url: str) -> list[tuple[FileTree, ListedFile]]:
 
 
 def _json_records(sampled: SampledFile) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file of JSON lines. Raises SchemaMismatchError with the line."""
     decode = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=unique_members).decode
     for number, line in enumerate(_lines(sampled), 1):
         if not line.strip():
@@ -153,6 +159,7 @@ def _json_records(sampled: SampledFile) -> Iterator[dict[str, Any]]:
 
 
 def _no_constant(name: str) -> Any:
+    """Reject NaN and Infinity, which Python's JSON decoder would accept."""
     raise ValueError(f"{name} is no number of JSON")
 
 
@@ -181,6 +188,7 @@ def _lines(sampled: SampledFile) -> Iterator[bytes]:
 
 
 def _csv_records(sampled: SampledFile) -> Iterator[dict[str, Any]]:
+    """Yield the records of a CSV file, whose values are all texts."""
     names = _header(sampled)
     schema = Schema.of(dict.fromkeys(names, "string"))
     for _, table in read_csv(sampled.tree, sampled.file, schema, sampled.url):
@@ -189,6 +197,7 @@ def _csv_records(sampled: SampledFile) -> Iterator[dict[str, Any]]:
 
 
 def _header(sampled: SampledFile) -> list[str]:
+    """Return the column names in the first line of a CSV file."""
     with sampled.tree.on_disk(sampled.file) as path:
         try:
             with open_decompressed(path, sampled.file.path) as source:
@@ -229,7 +238,9 @@ def _declared_by_parquet(files: Sequence[SampledFile], rows: int) -> InferredSch
 
 
 def _open_parquet(sampled: SampledFile) -> Any:
-    tree, file = sampled.tree, sampled.file
+    """Return a Parquet file, opened by pyarrow, which reads its rows when they are requested."""
+    tree = sampled.tree
+    file = sampled.file
     source = open_input(
         file.size, partial(tree.read, file), partial(tree.read_range, file), _MAX_WHOLE_BYTES
     )
@@ -240,6 +251,9 @@ def _open_parquet(sampled: SampledFile) -> Any:
 
 
 def _parquet_schema(sampled: SampledFile, parquet: Any, doubts: list[Doubt]) -> Schema:
+    """Return the columns that a Parquet file declares; those without a type are texts, and added to
+    `doubts`.
+    """
     fields = []
     int96 = set()
     for index in range(len(parquet.schema)):
@@ -263,6 +277,7 @@ def _parquet_schema(sampled: SampledFile, parquet: Any, doubts: list[Doubt]) -> 
 def _parquet_records(
     sampled: SampledFile, parquet: Any, names: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
+    """Yield the records of a Parquet file with these columns."""
     try:
         for batch in parquet.iter_batches(1_000, columns=list(names)):
             yield from batch.to_pylist()

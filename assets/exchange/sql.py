@@ -74,6 +74,7 @@ def query_lake(lake: Lake, sql: str) -> Iterator[pa.RecordBatchReader]:
 
 @contextmanager
 def _translate_errors(duckdb: Any) -> Iterator[None]:
+    """Raise the errors of DuckDB as ConfigurationError."""
     try:
         yield
     except duckdb.Error as error:
@@ -104,11 +105,13 @@ def _named_tables(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
         if node.get("type") == "BASE_TABLE" and node.get("schema_name") not in _OF_DUCKDB:
             parts = (node.get("catalog_name"), node.get("schema_name"), node["table_name"])
             tables[".".join(filter(None, parts))] = None
+        # Tables that the query itself defines: WITH name AS (…).
         local |= {entry["key"] for entry in node.get("cte_map", {}).get("map", ())}
     return [name for name in tables if name not in local]
 
 
 def _nodes(tree: object) -> Iterator[Mapping[str, Any]]:
+    """Yield all objects of a JSON document, the outer ones before those within them."""
     children: Iterable[object] = ()
     if isinstance(tree, Mapping):
         yield tree
@@ -158,6 +161,7 @@ def _entries(reader: VersionReader) -> Any:
 
 
 def _shown(column: str, schema: Schema) -> str:
+    """Return the SQL expression for a column of a view: masked if it is sensitive."""
     name = _quoted(column)
     if column == EPOCH:
         return f"coalesce({name}, 0) AS {name}"
@@ -167,10 +171,12 @@ def _shown(column: str, schema: Schema) -> str:
 
 
 def _quoted(name: str) -> str:
+    """Return a name quoted for DuckDB's SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def _dataset_not_found_error(lake: Lake, name: str, dataset: str) -> DatasetNotFoundError:
+    """Return the error for a query that names a dataset which the lake does not have."""
     datasets = list_datasets(lake)
     streams = LakeStreams(lake).list_streams()
     problem = (
@@ -190,6 +196,7 @@ def _dataset_not_found_error(lake: Lake, name: str, dataset: str) -> DatasetNotF
 
 
 def _stream_not_found_error(lake: Lake, name: str) -> StreamNotFoundError:
+    """Return the error for a query that names a stream which the lake does not have."""
     streams = [f"lake.{stream}" for stream in LakeStreams(lake).list_streams()]
     problem = (
         f"the query names {name!r}, which is no stream of the lake: it has {_listed(streams)}."

@@ -18,14 +18,20 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.diff import VersionDiff
 from dagster_adjunct.assets.reading.entry_changes import EntryChanges
 from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key, is_out_of_range
-from dagster_adjunct.assets.reading.point_in_time import BeforeHistory, PointInTime, join_records
+from dagster_adjunct.assets.reading.point_in_time import (
+    BeforeHistory,
+    Known,
+    PointInTime,
+    join_records,
+)
+from dagster_adjunct.assets.reading.served_over_time import ServedOverTime
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_versions import (
     StoredVersions,
     VersionOperations,
     current_manifests,
 )
-from dagster_adjunct.assets.reading.valid_time import EntriesAt, EntriesOverTime
+from dagster_adjunct.assets.reading.valid_time import EntriesAt, EntriesOverTime, Reader
 from dagster_adjunct.assets.reading.verification import VerifyReport, verify_version
 from dagster_adjunct.assets.reading.version_reader import (
     Entry,
@@ -143,8 +149,9 @@ class Dataset(VersionOperations):
         """Return the entries of a key over time, oldest first; a deletion has no entry and ends the
         one before.
 
-        Adjacent intervals with equal entries are merged. Intervals that ended before the history
-        begins (at its newest time minus `history`) are left out. Of a bounded dataset all versions
+        Adjacent intervals with equal entries are merged; with `history_columns` those with equal
+        values of these. Intervals that ended before the history begins (at its newest time minus
+        `history`) are left out. Of a bounded dataset all versions
         that state their time are read, and stay leased until `close`. Raises DatasetError without
         history, and what `get` raises.
         """
@@ -194,13 +201,14 @@ class Dataset(VersionOperations):
         """
         return EntriesAt(self._served.lend_over_time(), moment)
 
-    def over_time(self) -> EntriesOverTime:
+    def over_time(self, *, interval_id: bool = False) -> EntriesOverTime:
         """Return all entries over time, each with the start and end of its validity, for Spark or
         other engines.
 
-        Leases and errors are those of `valid_at`.
+        With `interval_id` they have a column of this name, which identifies an interval: it follows
+        from the key and the interval's start alone. Leases and errors are those of `valid_at`.
         """
-        return EntriesOverTime(self._served.lend_over_time())
+        return EntriesOverTime(self._served.lend_over_time(), interval_id)
 
     def point_in_time(
         self,
@@ -211,6 +219,7 @@ class Dataset(VersionOperations):
         select: Sequence[str] | None = None,
         max_age: timedelta | None = None,
         before_history: BeforeHistory = "null",
+        versions: Known = "now",
     ) -> Any:
         """Return records, each with the columns of the entry that was valid at its time: a training
         set.
@@ -219,14 +228,23 @@ class Dataset(VersionOperations):
         frame; a frame is returned for a frame, else an Arrow table. All records stay, in their
         order. `on` names the columns of the key: "plane", ["origin", "hour"], or {record column:
         key column}. `as_of` is the column with the record's time, a timestamp with a zone or a
-        date. `select` lists the columns to add, "seats" or "year as built"; by default all but the
-        key. Columns are null where the key had no entry then, where it became valid longer than
-        `max_age` before, and for times before the history begins, unless before_history="error".
+        date. Both may name a value in a struct, "customer.id". `select` lists the columns to add,
+        "seats" or "year as built"; by default all but the key. Columns are null where the key had
+        no entry then, where it became valid longer than `max_age` before, and for times before the
+        history begins, unless before_history="error".
+
+        With versions="known-then" it is the entry that the dataset served at that time, by the
+        commit that was current then; the dataset needs no history. Commits that were discarded are
+        before the history.
 
         Raises SchemaMismatchError for records that do not fit, and DatasetError for a dataset
         without history.
         """
-        reader = self._served.lend_over_time()
+        reader: Reader | ServedOverTime
+        if versions == "known-then":
+            reader = self._served.lend_served()
+        else:
+            reader = self._served.lend_over_time()
         join = PointInTime.of(reader, on, as_of, select, max_age, before_history)
         return join_records(join, records)
 

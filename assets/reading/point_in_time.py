@@ -11,15 +11,29 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID, add_interval_id
 from dagster_adjunct.assets.reading.keyed_entries import TimedEntries
-from dagster_adjunct.assets.reading.valid_time import Reader, history_edge, read_rows_over_time
+from dagster_adjunct.assets.reading.served_over_time import ServedOverTime
+from dagster_adjunct.assets.reading.valid_time import (
+    Reader,
+    frame_over_time,
+    history_edge,
+    read_rows_over_time,
+)
 from dagster_adjunct.assets.reading.version_reader import VersionReader, no_history_error
 from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.paths import NamedPath, read_named_path, read_path
+from dagster_adjunct.resources.schemas.paths import (
+    NamedPath,
+    find_path,
+    read_named_path,
+    read_path,
+    read_values,
+    steps_among,
+)
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
 from dagster_adjunct.resources.schemas.types import INTEGER_BITS, arrow_type, types_from_spark
@@ -28,6 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 BeforeHistory = Literal["null", "error"]
+Known = Literal["now", "known-then"]
+"""Whether entries are those that are known now, or those that were served at the record's time."""
 _TIMES = ("timestamp", "date")
 
 
@@ -35,11 +51,12 @@ _TIMES = ("timestamp", "date")
 class PointInTime:
     """How records are joined with a dataset over time.
 
-    `on` has pairs (record column, key column) in the order of the key. `chosen` are the columns of
-    entries to add. An entry that is older than `max_age` at the record's time counts as none.
+    `on` has pairs (record column or path, key column) in the order of the key. `chosen` are the
+    columns of entries to add. An entry that is older than `max_age` at the record's time counts as
+    none.
     """
 
-    reader: Reader
+    reader: Reader | ServedOverTime
     on: tuple[tuple[str, str], ...]
     as_of: str
     chosen: tuple[NamedPath, ...]
@@ -49,7 +66,7 @@ class PointInTime:
     @classmethod
     def of(
         cls,
-        reader: Reader,
+        reader: Reader | ServedOverTime,
         on: str | Sequence[str] | Mapping[str, str],
         as_of: str,
         select: Sequence[str] | None,
@@ -71,11 +88,19 @@ class PointInTime:
         if select is None:
             select = [name for name in names if name not in key]
         chosen = tuple(read_named_path(text, names) for text in select)
+        known = reader.schema
+        if not isinstance(reader, ServedOverTime):
+            known = add_interval_id(known)
         for column in chosen:
-            reader.schema.field(column.steps[0], f"dataset {reader.dataset!r}")
+            known.field(column.steps[0], f"dataset {reader.dataset!r}")
         return cls(
             reader, _pair_key(reader.dataset, key, on), as_of, chosen, max_age, before_history
         )
+
+    @property
+    def _with_ids(self) -> bool:
+        """Whether the id of an entry's interval may be added."""
+        return any(column.steps == (INTERVAL_ID,) for column in self.chosen)
 
     @property
     def _what(self) -> str:
@@ -89,20 +114,19 @@ class PointInTime:
     def _check(self, types: Mapping[str, str]) -> None:
         """Raise SchemaMismatchError unless records with columns of these types can be joined."""
         for name, entry in self.on:
-            self._require(types, name, "on")
+            found = self._require(types, name, "on")
             kind = self.reader.schema.field(entry).type
-            if not is_widening(types[name], _compared_type(kind)):
+            if not is_widening(found, _compared_type(kind)):
                 raise SchemaMismatchError(
-                    f"{self._what}: column {name!r} is {types[name]}, and the key {entry!r} is"
-                    f" {kind}.",
+                    f"{self._what}: column {name!r} is {found}, and the key {entry!r} is {kind}.",
                     "Cast the column to the type of the key.",
                     column=name,
                 )
-        self._require(types, self.as_of, "as_of")
-        if types[self.as_of] not in _TIMES:
+        found = self._require(types, self.as_of, "as_of")
+        if found not in _TIMES:
             raise SchemaMismatchError(
-                f"{self._what}: column {self.as_of!r} is {types[self.as_of]}: expected a timestamp"
-                " with a time zone, or a date.",
+                f"{self._what}: column {self.as_of!r} is {found}: expected a timestamp with a time"
+                " zone, or a date.",
                 "Convert it, as in pandas df[name].dt.tz_localize('UTC').",
                 column=self.as_of,
             )
@@ -117,35 +141,51 @@ class PointInTime:
                 )
             taken.add(column.name.lower())
 
-    def _require(self, types: Mapping[str, str], name: str, argument: str) -> None:
-        if name not in types:
+    def _require(self, types: Mapping[str, str], name: str, argument: str) -> str:
+        """Return the type of a column of the records, or of the value that a path leads to."""
+        if name in types:
+            return types[name]
+        path = find_path(name, types)
+        if path is None:
             raise SchemaMismatchError(
                 f"{self._what}: {argument} names {name!r}, and they have {', '.join(types)}.",
-                "Correct the name; a value inside a column needs a column of its own.",
+                "Correct the name, or the path of a value in a struct (customer.id).",
                 column=name,
                 argument=argument,
             )
+        return path.type
+
+    @property
+    def _edge(self) -> int | None:
+        """The time before which it is not known what was valid, or served, in microseconds."""
+        if isinstance(self.reader, ServedOverTime):
+            return self.reader.known_from
+        return history_edge(self.reader)
 
     # -- in this process
 
     def join_table(self, records: pa.Table) -> pa.Table:
         """Return the records with the columns of their entries, in the same order."""
         self._check(Schema.from_arrow(records.schema).types)
-        rows = read_rows_over_time(self.reader)
+        schema = self.reader.schema
+        if isinstance(self.reader, ServedOverTime):
+            rows = self.reader.rows()
+        else:
+            rows = read_rows_over_time(self.reader, with_ids=self._with_ids)
+            schema = add_interval_id(schema) if self._with_ids else schema
         fields = []
         for name, entry in self.on:
             kind = _compared_type(self.reader.schema.field(entry).type)
             fields.append(Field(name, kind))
             place = rows.schema.get_field_index(entry)
             rows = rows.set_column(place, entry, rows.column(entry).cast(arrow_type(kind)))
-        keys = fit_to_schema(
-            records.select([name for name, _ in self.on]), Schema(tuple(fields)), self._what
-        )
-        times = records.column(self.as_of).cast(arrow_type("timestamp")).cast(pa.int64())
+        named = {name: read_values(records, name) for name, _ in self.on}
+        keys = fit_to_schema(pa.table(named), Schema(tuple(fields)), self._what)
+        times = read_values(records, self.as_of).cast(arrow_type("timestamp")).cast(pa.int64())
         self._check_edge(times)
-        edge = history_edge(self.reader)
+        edge = self._edge
         names = tuple(entry for _, entry in self.on)
-        timed = TimedEntries.of(rows, self.reader.schema, names, edge)
+        timed = TimedEntries.of(rows, schema, names, edge)
         places, _ = timed.find(keys.columns, times.to_pylist(), oldest=False)
         places = self._without_old(places, times, timed.begins)
         for column in self.chosen:
@@ -164,7 +204,7 @@ class PointInTime:
         return pc.if_else(pc.fill_null(is_old, False), pa.scalar(None, pa.int64()), places)
 
     def _check_edge(self, times: pa.ChunkedArray) -> None:
-        edge = history_edge(self.reader)
+        edge = self._edge
         if edge is None or self.before_history == "null":
             return
         earliest = pc.min(times).as_py()
@@ -184,7 +224,11 @@ class PointInTime:
     def join_frame(self, records: DataFrame) -> DataFrame:
         """Return the records with the columns of their entries."""
         self._check(types_from_spark(records.schema))
-        rows = self.reader.history_frame(records.sparkSession).where(~F.col(TOMBSTONE))
+        if isinstance(self.reader, ServedOverTime):
+            rows = self.reader.frame(records.sparkSession)
+        else:
+            rows = frame_over_time(self.reader, records.sparkSession, with_ids=self._with_ids)
+        rows = rows.where(~F.col(TOMBSTONE))
         columns = []
         for number, (_, entry) in enumerate(self.on):
             columns.append(named_column(entry).alias(f"__key_{number}"))
@@ -197,7 +241,7 @@ class PointInTime:
         at = self._time(records)
         is_valid = (at >= side[VALID_FROM]) & (side[VALID_TO].isNull() | (at < side[VALID_TO]))
         for number, (name, _) in enumerate(self.on):
-            is_valid = is_valid & (records[_quoted(name)] == side[f"__key_{number}"])
+            is_valid = is_valid & (_value_in(records, name) == side[f"__key_{number}"])
         if self._max_age is not None:
             age = F.unix_micros(at) - F.unix_micros(side[VALID_FROM])
             is_valid = is_valid & (age <= F.lit(self._max_age))
@@ -211,8 +255,8 @@ class PointInTime:
         """Return the records' times; with before_history="error", reading one before the history
         fails.
         """
-        at = records[_quoted(self.as_of)].cast("timestamp")
-        edge = history_edge(self.reader)
+        at = _value_in(records, self.as_of).cast("timestamp")
+        edge = self._edge
         if edge is None or self.before_history == "null":
             return at
         error = F.raise_error(F.lit(str(self._edge_error(edge, ""))))
@@ -222,6 +266,15 @@ class PointInTime:
 def _compared_type(kind: str) -> str:
     """Return the type as which keys of this type are compared: integers by their values."""
     return "bigint" if kind in INTEGER_BITS else kind
+
+
+def _value_in(records: DataFrame, name: str) -> Column:
+    """Return the column of this name, or the value that the name is the path of."""
+    first, *steps = steps_among(name, records.columns)
+    value = records[_quoted(first)]
+    for step in steps:
+        value = value.getField(step)
+    return value
 
 
 def _quoted(name: str) -> str:

@@ -33,7 +33,7 @@ from dagster_adjunct.resources.streams.system import CHANGES
 
 ERASE_ACTION = "erase"
 REPARTITION_ACTION = "repartition"
-_SAME_ENTRIES = ("compact", REPARTITION_ACTION)
+SAME_ENTRIES = ("compact", REPARTITION_ACTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,21 @@ class ServedHistory:
     def number(self) -> int:
         """The number of the newest commit."""
         return self.newest.number
+
+    def up_to(self, number: int) -> ServedHistory:
+        """Return the history as it was after the commit of this number."""
+        return replace(self, newest=self.at(number))
+
+    def with_known(self, other: ServedHistory) -> ServedHistory:
+        """Return this history, with the commits that an earlier reading of it has read."""
+        read = {**other._read, **self._read}
+        return replace(self, _read=read, _served={**other._served, **self._served})
+
+    def candidates(self) -> Sequence[int]:
+        """Return the numbers, in order, of all commits that may serve other files than those before
+        them.
+        """
+        return self._candidates(0, self.number)
 
     # -- one commit
 
@@ -347,7 +362,7 @@ class ServedHistory:
     def _keeps_entries(self, number: int) -> bool:
         """Whether the entries served after a commit are those served before it."""
         here = self.at(number)
-        if here.action in _SAME_ENTRIES:
+        if here.action in SAME_ENTRIES:
             return True
         return here.id == self.at(number - 1).id
 

@@ -14,6 +14,8 @@ from datetime import datetime
 from typing import Any, Literal, Self, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset
+from dagster_adjunct.assets.reading.served_history import ServedHistory
+from dagster_adjunct.assets.reading.served_over_time import ServedOverTime, read_served
 from dagster_adjunct.assets.reading.stored_versions import AsOf, StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -210,6 +212,33 @@ class ServedVersion:
             return self._stored.over_time(versions)
 
         return _retry_discarded(hold) or self.lend(lambda reader: reader)
+
+    def lend_served(self) -> ServedOverTime:
+        """Return a reader of all that the dataset has served; its versions stay leased until
+        `close`.
+
+        Raises NoSealedVersionError where nothing is served, and ConfigurationError for a version
+        that was chosen.
+        """
+        if self._fixed is not None:
+            raise errors.ConfigurationError(
+                f"dataset {self._stored.name!r}: version {self._fixed} was chosen, and it is asked"
+                " what was served at other times.",
+                "Open the dataset without version= and as_of=.",
+                argument="versions",
+                dataset=self._stored.name,
+            )
+
+        def hold() -> ServedOverTime:
+            reader = read_served(ServedHistory.read(self._stored.log.lake, self._stored.name))
+            if reader is None:
+                raise self._stored.not_served_error(self._stored.require_manifest())
+            versions = reader.leased
+            if versions not in self._over_time and self._leases:
+                self._over_time[versions] = self._acquire(*versions)
+            return reader
+
+        return _retry_discarded(hold)
 
     def lend_earlier(
         self, version: str | None = None, *, as_of: AsOf | None = None

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dagster_adjunct.assets.reading import version_reader
+from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID, interval_id_sql, interval_ids
 from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.superseded import (
     key_codes,
@@ -42,10 +43,11 @@ from dagster_adjunct.resources.bucketing.files import (
     bucketed_frame,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.lazy_modules import F, np, pa
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.equality import comparable_sql
+from dagster_adjunct.resources.schemas.equality import comparable_sql, differing_values
 from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.paths import read_path
 from dagster_adjunct.resources.schemas.schema import Schema, named_columns, quote_name
 from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -128,7 +130,7 @@ class VersionsOverTime:
             held = VersionReader(self.store, self.dataset, span.version, self._cache).get(key)
             if held is not None or parts:
                 parts.append(Validity(span.start, span.end, held))
-        return list(version_reader.merge_equal_neighbours(parts))
+        return list(version_reader.merge_equal_neighbours(parts, self.sealed))
 
     @translate_spark_errors()
     def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
@@ -213,16 +215,94 @@ def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion
 
 
 Reader = VersionReader | VersionsOverTime
+BEGIN = "__interval_from"
+"""The column with the begin of the interval that a row over time is in."""
 
 
-def read_rows_over_time(reader: Reader) -> pa.Table:
-    """Return all rows over time, deletions included, without Spark; those of a key are adjacent and
-    sorted by time.
+@translate_spark_errors()
+def frame_over_time(
+    reader: Reader, spark: SparkSession | Callable[[], SparkSession], *, with_ids: bool = False
+) -> DataFrame:
+    """Return all rows over time, deletions included, as a frame.
 
     They have the columns of entries, `__valid_from`, `__valid_to` (null: open), `__first` (nothing
-    is known of the key before it) and `__tombstone`, as from `history_frame`. Raises DatasetError
-    for a version without history, and ManifestMismatchError for damaged files.
+    is known of the key before it) and `__tombstone`. `with_ids` adds `interval_id`, unless entries
+    have a column of this name. Raises what `history_frame` raises.
     """
+    rows = reader.history_frame(spark)
+    if with_ids and INTERVAL_ID not in reader.schema:
+        rows = _add_interval_ids(reader, rows)
+    pruned = _pruned(reader)
+    if pruned is None:
+        return rows
+    # Anchors end by then, and only tell since when the interval of the next row has lasted.
+    begun = F.timestamp_micros(F.lit(pruned))
+    is_first = F.col(IS_FIRST) | (F.col(VALID_FROM) <= begun)
+    known = F.col(VALID_TO).isNull() | (F.col(VALID_TO) > begun)
+    return rows.where(known).withColumn(IS_FIRST, is_first)
+
+
+def _add_interval_ids(reader: Reader, rows: DataFrame) -> DataFrame:
+    """Return all rows over time, each with the id of its interval."""
+    if not reader.sealed.partition_by:
+        rows = rows.coalesce(1)
+    identity = interval_id_sql(reader.schema, reader.sealed.key, BEGIN, quote_name)
+    names = ", ".join(map(quote_name, rows.columns))
+    return _query_rows(
+        rows,
+        lambda view: (
+            f"WITH {_runs_sql(reader, view, quote_name, comparable_sql)} SELECT {names},"
+            f" {identity} AS {INTERVAL_ID} FROM runs"
+        ),
+    )
+
+
+def read_rows_over_time(reader: Reader, *, with_ids: bool = False) -> pa.Table:
+    """Return what `frame_over_time` returns, without Spark; the rows of a key are adjacent and
+    sorted by time.
+
+    Raises DatasetError for a version without history, and ManifestMismatchError for damaged files.
+    """
+    rows = _read_all_rows(reader)
+    if with_ids and INTERVAL_ID not in reader.schema:
+        ids = interval_ids(rows, reader.sealed.key, _interval_begins(reader, rows))
+        rows = rows.append_column(INTERVAL_ID, ids)
+    pruned = _pruned(reader)
+    if pruned is None:
+        return rows
+    ends = rows.column(VALID_TO)
+    known = pc.or_kleene(pc.is_null(ends), pc.greater(ends.cast("int64"), pruned))
+    begins = pc.less_equal(rows.column(VALID_FROM).cast("int64"), pruned)
+    place = rows.schema.get_field_index(IS_FIRST)
+    rows = rows.set_column(place, IS_FIRST, pc.or_(rows.column(IS_FIRST), begins))
+    return rows.filter(known)
+
+
+def _pruned(reader: Reader) -> int | None:
+    """Return the time up to which rows were pruned, in microseconds; None if none were."""
+    history = None
+    if isinstance(reader, VersionReader):
+        history = reader.sealed.history
+    return None if history is None else history.pruned
+
+
+def _interval_begins(reader: Reader, rows: pa.Table) -> Any:
+    """Return when the interval of each row begins, in microseconds (numpy); the rows of a key are
+    adjacent.
+    """
+    begins = _micros(rows, VALID_FROM)
+    ends = pc.fill_null(rows.column(VALID_TO).cast("int64"), -1).to_numpy()
+    deleted = rows.column(TOMBSTONE).to_numpy()
+    same = _same_as_next(_key_numbers(rows, reader.sealed.key))[:-1]
+    same &= (ends[:-1] == begins[1:]) & ~deleted[:-1] & ~deleted[1:]
+    for path in reader.sealed.compared:
+        values = read_path(rows, path.steps).combine_chunks()
+        same &= ~differing_values(values[:-1], values[1:])
+    starts = np.where(np.append([True], ~same), np.arange(len(begins)), 0)
+    return begins[np.maximum.accumulate(starts)]
+
+
+def _read_all_rows(reader: Reader) -> pa.Table:
     if not isinstance(reader, VersionReader):
         rows = pa.concat_tables(_rows_of_span(reader, span) for span in reader.spans)
         return rows.take(
@@ -328,9 +408,19 @@ class EntriesOverTime(_Entries):
     interval of a key.
 
     Rows have the entry's columns, `valid_from`, `valid_to` (excluded; null: valid now) and
-    `is_current`. Deletions are gaps, and adjacent intervals of a key with equal entries are merged.
-    Intervals that ended before the history begins are left out.
+    `is_current`. Deletions are gaps, and adjacent intervals of a key with equal entries are merged;
+    with `history_columns` those with equal values of these, and the other columns have the values
+    of the interval's end. Intervals that ended before the history begins are left out. With
+    `interval_id`, rows have the id of their interval in a column of this name.
     """
+
+    interval_id: bool = False
+
+    @property
+    def id_column(self) -> str:
+        """The name of the column with the id of the interval."""
+        names = time_column_names(self.reader, interval_id=True)
+        return f"__{INTERVAL_ID}" if names[1].startswith("__") else INTERVAL_ID
 
     @translate_spark_errors()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
@@ -341,58 +431,89 @@ class EntriesOverTime(_Entries):
         rows = self.reader.history_frame(resolve_session(spark))
         if not self.reader.sealed.partition_by:
             rows = rows.coalesce(1)
-        edge = history_edge(self.reader)
-        view = f"__rows_{uuid4().hex}"
-        rows.createTempView(view)
-        try:
-            return rows.sparkSession.sql(
-                intervals_sql(
-                    self.reader, view, quote_name, f"timestamp_micros({edge})", comparable_sql
-                )
-            )
-        finally:
-            rows.sparkSession.catalog.dropTempView(view)
+        edge = f"timestamp_micros({history_edge(self.reader)})"
+        return _query_rows(
+            rows, lambda name: intervals_sql(self, name, quote_name, edge, comparable_sql)
+        )
+
+
+def _query_rows(rows: DataFrame, query: Callable[[str], str]) -> DataFrame:
+    """Return the result of a query, which gets the name of a view of the rows."""
+    view = f"__rows_{uuid4().hex}"
+    rows.createTempView(view)
+    try:
+        return rows.sparkSession.sql(query(view))
+    finally:
+        rows.sparkSession.catalog.dropTempView(view)
 
 
 def intervals_sql(
-    reader: Reader,
+    entries: EntriesOverTime,
     rows: str,
     quote: Callable[[str], str],
     edge: str,
-    comparable: Callable[[str, str], str] = lambda value, _: value,
+    comparable: Callable[[str, str], str] | None = None,
 ) -> str:
-    """Return the query, for Spark and DuckDB, of all entries over time; adjacent equal ones of a
-    key are merged.
+    """Return the query of all entries over time, in which adjacent equal ones of a key are merged:
+    for Spark with `comparable`, else for DuckDB.
 
     `rows` is the name of a table or view of all rows with their intervals; `quote` quotes a column.
     `comparable` returns the SQL of what is compared of a value, given its SQL and its type.
     `edge` is the result of `history_edge` as a literal: intervals that ended before it are left
     out, also if no compaction has dropped them yet.
     """
+    reader = entries.reader
     key = ", ".join(map(quote, reader.sealed.key))
-    in_time = f"(PARTITION BY {key} ORDER BY {VALID_FROM})"
     whole = (
         f"(PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED"
         " FOLLOWING)"
     )
-    same = [f"coalesce(lag({VALID_TO}) OVER {in_time} = {VALID_FROM}, false)"]
-    same += [f"NOT {TOMBSTONE}", f"NOT lag({TOMBSTONE}, 1, true) OVER {in_time}"]
-    for name in content_columns(reader):
-        value = comparable(quote(name), reader.schema.field(name).type)
-        same.append(f"lag({value}) OVER {in_time} IS NOT DISTINCT FROM {value}")
-    exact = "true"
+    latest = set(reader.sealed.latest_columns)
+    last = [f"last_value({VALID_TO}) OVER {whole} AS __until"]
+    columns = []
+    for place, name in enumerate(reader.schema.names):
+        if name in latest:
+            last.append(f"last_value({quote(name)}) OVER {whole} AS __latest_{place}")
+            columns.append(f"__latest_{place} AS {quote(name)}")
+        else:
+            columns.append(quote(name))
+    exact = ""
     if history_edge(reader) is not None:
-        exact = f"{VALID_TO} IS NULL OR {VALID_TO} > {edge}"
-    start, end, current = time_column_names(reader)
-    columns = [*map(quote, reader.schema.names)]
+        exact = f" AND (__until IS NULL OR __until > {edge})"
+    start, end, current = time_column_names(reader, interval_id=entries.interval_id)
     if start:
         columns.append(f"{VALID_FROM} AS {start}")
+    columns += [f"__until AS {end}", f"__until IS NULL AS {current}"]
+    if entries.interval_id:
+        identity = interval_id_sql(
+            reader.schema, reader.sealed.key, VALID_FROM, quote, duckdb=comparable is None
+        )
+        columns.append(f"{identity} AS {entries.id_column}")
+    runs = _runs_sql(reader, rows, quote, comparable or (lambda value, _: value))
     return (
-        f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {rows} WHERE"
-        f" {exact}), runs AS (SELECT *, sum(CAST(__starts AS INT)) OVER {in_time} AS __run FROM"
-        f" marked), ended AS (SELECT *, last_value({VALID_TO}) OVER {whole} AS __until FROM runs)"
-        f" SELECT {', '.join(columns)}, __until AS {end}, __until IS NULL AS {current} FROM ended"
-        f" WHERE __starts AND NOT {TOMBSTONE}"
+        f"WITH {runs}, ended AS (SELECT *, {', '.join(last)} FROM runs) SELECT"
+        f" {', '.join(columns)} FROM ended WHERE __starts AND NOT {TOMBSTONE}{exact}"
+    )
+
+
+def _runs_sql(
+    reader: Reader, rows: str, quote: Callable[[str], str], comparable: Callable[[str, str], str]
+) -> str:
+    """Return the beginning of a query, `runs`: the rows over time, each with whether its interval
+    begins with it (`__starts`), the number of the interval among those of its key (`__run`), and
+    its begin.
+    """
+    key = ", ".join(map(quote, reader.sealed.key))
+    in_time = f"(PARTITION BY {key} ORDER BY {VALID_FROM})"
+    same = [f"coalesce(lag({VALID_TO}) OVER {in_time} = {VALID_FROM}, false)"]
+    same += [f"NOT {TOMBSTONE}", f"NOT lag({TOMBSTONE}, 1, true) OVER {in_time}"]
+    for path in reader.sealed.compared:
+        value = comparable(".".join(map(quote, path.steps)), path.type)
+        same.append(f"lag({value}) OVER {in_time} IS NOT DISTINCT FROM {value}")
+    begin = f"max(CASE WHEN __starts THEN {VALID_FROM} END) OVER {in_time}"
+    return (
+        f"marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {rows}), runs AS (SELECT"
+        f" *, sum(CAST(__starts AS INT)) OVER {in_time} AS __run, {begin} AS {BEGIN} FROM marked)"
     )
 
 
@@ -468,29 +589,19 @@ def history_edge(reader: Reader) -> int | None:
     return reader.sealed.edge
 
 
-def content_columns(reader: Reader) -> list[str]:
-    """Return the columns in which a key's entries may differ: all but the key and the start of
-    validity.
-    """
-    stated = _valid_from_column(reader)
-    found = []
-    for name in reader.schema.names:
-        if name not in reader.sealed.key and name != stated:
-            found.append(name)
-    return found
-
-
-def time_column_names(reader: Reader) -> tuple[str | None, str, str]:
+def time_column_names(reader: Reader, *, interval_id: bool = False) -> tuple[str | None, str, str]:
     """Return the names under which the start, the end and "is it current" are shown.
 
     They are (valid_from, valid_to, is_current). The first is None where entries have the start of
     their validity in a column `valid_from` already. Where entries have another column with one of
-    these names, all three begin with `__`.
+    these names, or `interval_id` where that is shown, too, all of them begin with `__`.
     """
     shown = ["valid_from", "valid_to", "is_current"]
     has_valid_from = _valid_from_column(reader) == "valid_from"
     if has_valid_from:
         shown.remove("valid_from")
+    if interval_id:
+        shown.append(INTERVAL_ID)
     if not {name.lower() for name in reader.schema.names}.isdisjoint(shown):
         return ("__valid_from", "__valid_to", "__is_current")
     return (None if has_valid_from else "valid_from", "valid_to", "is_current")

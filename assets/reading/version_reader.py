@@ -19,13 +19,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
 from itertools import groupby, zip_longest
 from operator import and_, attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from dagster_adjunct.assets.reading.interval_ids import interval_id
 from dagster_adjunct.assets.reading.key_lookup import (
     FileCache,
     Key,
@@ -65,11 +66,12 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.equality import comparable_value
-from dagster_adjunct.resources.schemas.paths import split_path
+from dagster_adjunct.resources.schemas.paths import Path
 from dagster_adjunct.resources.schemas.schema import Field, named_column, named_columns, quote_name
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error, translate_spark_errors
+from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -79,12 +81,14 @@ if TYPE_CHECKING:
 class Validity:
     """The entry of a key from one moment (included) to another (excluded; None: it is valid now).
 
-    `entry` is None where the key was deleted.
+    `entry` is None where the key was deleted. `interval_id` identifies the interval of an entry: it
+    follows from the key and `valid_from` alone.
     """
 
     valid_from: datetime
     valid_to: datetime | None
     entry: dict[str, Any] | None
+    interval_id: str | None = None
 
     @property
     def is_current(self) -> bool:
@@ -166,47 +170,47 @@ def read_key_history(
                 other = newest.get(stored.valid_from, stored)
                 newest[stored.valid_from] = max(other, stored, key=_by_order)
     begins = sorted(newest)
-    exact = []
+    parts = []
     for begin, end in zip_longest(begins, begins[1:]):
-        if edge is None or end is None or end > edge:
-            exact.append(Validity(begin, end, newest[begin].entry(names)))
-    return list(merge_equal_neighbours(exact, sealed.history.valid_from))
+        parts.append(Validity(begin, end, newest[begin].entry(names)))
+    found = []
+    for part in merge_equal_neighbours(parts, sealed):
+        if edge is None or part.valid_to is None or part.valid_to > edge:
+            found.append(part)
+    return found
 
 
-def merge_equal_neighbours(
-    parts: Iterable[Validity], start_column: str | None = None
-) -> Iterator[Validity]:
-    """Yield the parts of a history, merging adjacent ones whose entries are equal but for
-    `start_column`, which is a column or a path.
+def merge_equal_neighbours(parts: Iterable[Validity], sealed: SealedVersion) -> Iterator[Validity]:
+    """Yield the intervals of a key: the parts of its history, of which adjacent ones are merged
+    that do not differ in the values that the version compares.
+
+    An interval has the entry with which it begins. Columns that are not among the version's
+    `history_columns` have the values that they have at its end.
     """
-    steps: tuple[str, ...] = ()
-    if start_column is not None:
-        steps = split_path(start_column)
-
-    def content(part: Validity) -> dict[str, Any] | None:
-        if part.entry is None:
-            return None
-        found = {}
-        for name, value in part.entry.items():
-            if name != start_column:
-                found[name] = comparable_value(value)
-        if start_column not in part.entry and steps and steps[0] in found:
-            found[steps[0]] = comparable_value(_without(part.entry[steps[0]], steps[1:]))
-        return found
-
-    for _, equal in groupby(parts, content):
-        first, *more = equal
-        yield replace(first, valid_to=more[-1].valid_to) if more else first
+    compared = sealed.compared
+    for _, equal in groupby(parts, lambda part: _compared_values(part, compared)):
+        same = list(equal)
+        first, last = same[0], same[-1]
+        entry = first.entry
+        identity = None
+        if entry is not None and last.entry is not None:
+            entry = entry | {name: last.entry[name] for name in sealed.latest_columns}
+            key = [entry[name] for name in sealed.key]
+            identity = interval_id(key, to_microseconds(first.valid_from))
+        yield Validity(first.valid_from, last.valid_to, entry, identity)
 
 
-def _without(value: Any, steps: Sequence[str]) -> Any:
-    """Return a struct without the value at these steps."""
-    if value is None or not steps:
+def _compared_values(part: Validity, compared: Sequence[Path]) -> list[Any] | None:
+    """Return the values by which an entry differs from its neighbours; None for a deletion."""
+    if part.entry is None:
         return None
-    rest = {name: inner for name, inner in value.items() if name != steps[0]}
-    if len(steps) > 1:
-        rest[steps[0]] = _without(value[steps[0]], steps[1:])
-    return rest
+    found = []
+    for path in compared:
+        value: Any = part.entry
+        for step in path.steps:
+            value = None if value is None else value[step]
+        found.append(comparable_value(value))
+    return found
 
 
 def _stored_row(files: KeyFiles, rows: RowGroup, row: int) -> _StoredRow:
@@ -529,8 +533,9 @@ class VersionReader:
 
         A bucketed scan with the columns of `schema`, `__valid_from`, `__valid_to` (null: open),
         `__first` (the first row of its key) and `__tombstone` (the key has no entry in the
-        interval). The intervals of a key are adjacent. Raises DatasetError for a version without
-        history, and ManifestMismatchError as `frame` does.
+        interval). The intervals of a key are adjacent. Its first row may be an anchor, which only
+        tells since when the interval of the second has lasted (see `Timeline`). Raises DatasetError
+        for a version without history, and ManifestMismatchError as `frame` does.
         """
         rows = self._over_time(resolve_session(spark)).intervals()
         hidden = (VALID_FROM, VALID_TO, IS_FIRST, TOMBSTONE)

@@ -759,6 +759,7 @@ def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLay
             over_time=declared.history is not None,
             position_type=declared.position_type,
             placed=declared.placed,
+            by_column=declared.by_column,
         )
         layout = replace(layout, names=bootstrap.names)
         yield from ((layout, generation) for generation in bootstrap.building)

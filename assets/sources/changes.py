@@ -12,6 +12,8 @@ and reject the same ones with the same messages.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration import change_formats, change_values
@@ -43,7 +45,7 @@ from dagster_adjunct.assets.sources.json_records import records_to_json
 from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import VALID_FROM
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.paths import path_expression, read_path, split_path
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name, quote_text
 from dagster_adjunct.resources.schemas.values import (
@@ -74,46 +76,63 @@ def add_order(
     if order == change_values.STREAMED_FIRST:
         below = F.when(F.col(SNAPSHOT), change_values.SNAPSHOT_ROWS).otherwise(0).cast("bigint")
         return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT)
-    string = change_values.position_type(order, schema) == "string"
-    wanted = _comparable_samples(order, samples, string)
+    are_texts = change_values.position_type(order, schema) == "string"
+    wanted = _comparable_samples(order, samples, are_texts)
     parts: list[Column] = []
     reasons: list[Column] = []
-    snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
+    is_snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
     paths = []
     for name, value, sample in zip(order, order_columns(order, schema), wanted, strict=True):
-        if string:
+        if are_texts:
             part = change_values.sortable_column(value, name, sample)
         elif name in schema.names:
             part = position_column(name, schema)
         else:
             part = F.when(value.rlike(_POSITION), value.try_cast("bigint"))
-        missing = F.lit(False)
+        may_be_null = F.lit(False)
         # A snapshot's row lacks the fields of a streamed change: it comes before every change with
         # them.
         if parts:
-            missing = value.isNull() & snapshot
-            part = F.when(missing, change_values.MISSING_PART).otherwise(part)
+            may_be_null = value.isNull() & is_snapshot
+            part = F.when(may_be_null, change_values.MISSING_PART).otherwise(part)
         if name not in schema.names:
             paths.append(change_formats.path_column(name))
-        null = F.when(snapshot, null_order_reason(name, snapshot=True))
-        null = null.otherwise(null_order_reason(name))
-        other = change_values.incomparable_reason(name, sample)
+        null_reason = F.when(is_snapshot, null_order_reason(name, snapshot=True))
+        null_reason = null_reason.otherwise(null_order_reason(name))
+        format_reason = change_values.concat_reason(
+            change_values.quote_column(value), change_values.incomparable_reason(name, sample)
+        )
         parts.append(part)
         reasons += [
-            F.when(value.isNull() & ~missing, null),
-            F.when(
-                part.isNull(), change_values.concat_reason(change_values.quote_column(value), other)
-            ),
+            F.when(value.isNull() & ~may_be_null, null_reason),
+            F.when(part.isNull(), format_reason),
         ]
-    position = F.concat(*parts) if string else parts[0]
+    position = F.concat(*parts) if are_texts else parts[0]
     return add_problem(rows.withColumn(ORDER, position), *reasons).drop(*paths, SNAPSHOT)
 
 
-def _comparable_samples(order: Order, samples: Samples | None, string: bool) -> Samples:
-    """Return the first value of each name, in whose format later ones must be: a number where none
-    is known, None for positions that are numbers themselves.
+def _add_group_order(rows: DataFrame, order: Order) -> DataFrame:
+    """Return the rows with the same position: the ordering columns of groups say which is newer. A
+    row that sets no group gets a problem.
     """
-    if not string:
+    names_group = reduce(or_, (named_column(name).isNotNull() for name in order))
+    rows = rows.withColumn(ORDER, F.lit(0).cast("bigint")).drop(SNAPSHOT)
+    return add_problem(rows, F.when(~names_group, no_group_reason(order)))
+
+
+def no_group_reason(order: Order) -> str:
+    """Return the reason for rejecting a change that sets no group of columns."""
+    return f"no value to order by: null in {', '.join(map(repr, order))}"
+
+
+def _comparable_samples(order: Order, samples: Samples | None, are_texts: bool) -> Samples:
+    """Return the first value of each name, whose format later ones must have; a number if none are
+    known.
+
+    `are_texts` says whether positions are texts. Otherwise they are numbers, which need no samples:
+    all are None.
+    """
+    if not are_texts:
         return (None,) * len(order)
     return ("0",) * len(order) if samples is None else samples
 
@@ -122,12 +141,12 @@ def order_columns(order: Sequence[str], schema: Schema) -> list[Column]:
     """Return the values of the names in `order_by`: as strings, if positions are made of strings
     or paths.
     """
-    string = change_values.position_type(tuple(order), schema) == "string"
+    are_texts = change_values.position_type(tuple(order), schema) == "string"
     values = []
     for name in order:
         if name not in schema.names:
             values.append(F.col(change_formats.path_column(name)))
-        elif not string:
+        elif not are_texts:
             values.append(named_column(name))
         elif schema.field(name).type in ("date", "timestamp"):
             values.append(position_column(name, schema).cast("string"))
@@ -255,9 +274,12 @@ def decode_changes(
     """
     spec = source.spec
     following = spec.following
-    rows = decode_rows(source, records)
+    rows = _reject_unplaced(spec, decode_rows(source, records))
     position = F.col(OFFSET)
-    if following.order is not None:
+    if following.groups:
+        rows = _add_group_order(rows, following.ordering)
+        position = F.col(ORDER)
+    elif following.order is not None:
         rows = add_order(spec, rows, readable_schema(source), samples)
         position = F.col(ORDER)
     if positions_from and following.order_by is None:
@@ -298,6 +320,35 @@ def _select_stored(spec: UnboundedDataset, rows: DataFrame, schema: Schema) -> D
     if KEPT in values:
         values[KEPT] = F.when(F.col(KEPT).isNotNull(), F.array_compact(F.array(*kept)))
     return rows.select(*[value.alias(name) for name, value in values.items()])
+
+
+def _list_placing_columns(spec: UnboundedDataset, columns: Collection[str]) -> list[str]:
+    """Return which of these columns of the rows order the changes, or say since when they are
+    valid.
+    """
+    following = spec.following
+    names = [*following.ordering]
+    if following.valid_from is not None:
+        names.append(following.valid_from)
+    found = dict.fromkeys(split_path(name)[0] for name in names)
+    return [name for name in found if name in columns]
+
+
+def _reject_unplaced(spec: UnboundedDataset, rows: DataFrame) -> DataFrame:
+    """Return the rows with a problem where a column that orders them, or is their time, is left
+    out.
+    """
+    if KEPT not in rows.columns:
+        return rows
+    reasons = []
+    for name in _list_placing_columns(spec, rows.columns):
+        reasons.append(F.when(F.array_contains(KEPT, name), left_out_reason(name)))
+    return add_problem(rows, *reasons)
+
+
+def left_out_reason(name: str) -> str:
+    """Return the reason for rejecting a change that leaves out what places it among others."""
+    return f"it leaves out {name!r}, which places it among the changes of its key"
 
 
 def _add_key_problems(spec: UnboundedDataset, rows: DataFrame) -> DataFrame:
@@ -452,6 +503,17 @@ def _select_stored_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Sche
     return pa.table(made)
 
 
+def _reject_unplaced_in_arrow(spec: UnboundedDataset, rows: pa.Table) -> pa.Table:
+    """Return what `_reject_unplaced` returns, for rows in Arrow."""
+    if KEPT not in rows.column_names:
+        return rows
+    names = _list_placing_columns(spec, rows.column_names)
+    marks = change_formats.kept_matrix(rows.column(KEPT), names)
+    for name, is_left_out in zip(names, marks.T, strict=True):
+        rows = _add_problem_where(rows, pa.array(is_left_out), left_out_reason(name))
+    return rows
+
+
 def _add_key_problems_in_arrow(spec: UnboundedDataset, rows: pa.Table) -> pa.Table:
     """Return the rows with a problem where a column of the key is null or unknown."""
     for name in spec.key:
@@ -473,8 +535,10 @@ def decode_arrow_changes(
     spec = source.spec
     schema = source.schema
     following = spec.following
-    rows = decode_arrow_rows(source, records)
-    if following.order is not None:
+    rows = _reject_unplaced_in_arrow(spec, decode_arrow_rows(source, records))
+    if following.groups:
+        rows = _add_group_order_in_arrow(rows, following.ordering)
+    elif following.order is not None:
         rows = _add_order_in_arrow(spec, rows, readable_schema(source), samples)
     if following.history is not None:
         rows = _add_valid_from_in_arrow(rows, following.valid_from)
@@ -511,35 +575,44 @@ def _add_order_in_arrow(
             rows.column(SNAPSHOT), pa.scalar(change_values.SNAPSHOT_ROWS), pa.scalar(0)
         )
         return _set_column(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT])
-    string = change_values.position_type(order, schema) == "string"
-    wanted = _comparable_samples(order, samples, string)
-    snapshot = pa.repeat(False, rows.num_rows)
+    are_texts = change_values.position_type(order, schema) == "string"
+    wanted = _comparable_samples(order, samples, are_texts)
+    is_snapshot = pa.repeat(False, rows.num_rows)
     if SNAPSHOT in rows.column_names:
-        snapshot = rows.column(SNAPSHOT)
+        is_snapshot = rows.column(SNAPSHOT)
         rows = rows.drop_columns([SNAPSHOT])
     parts: list[Any] = []
-    reasons: dict[int, str] = {}
+    reasons: dict[int, str] = {}  # by row
     for name, sample in zip(order, wanted, strict=True):
         value = position_array(rows, name, schema)
         part = value
-        if string:
+        if are_texts:
             part = change_values.sortable_array(value.cast("string"), name, sample)
         if parts:
-            missing = pc.and_(value.is_null(), snapshot)
-            part = pc.if_else(missing, change_values.MISSING_PART, part)
+            may_be_null = pc.and_(value.is_null(), is_snapshot)
+            part = pc.if_else(may_be_null, change_values.MISSING_PART, part)
         parts.append(part)
-        bad = pc.indices_nonzero(part.is_null())
-        texts = value.take(bad).cast("string").to_pylist()
-        for row, text in zip(bad.to_pylist(), texts, strict=True):
+        rejected = pc.indices_nonzero(part.is_null())
+        texts = value.take(rejected).cast("string").to_pylist()
+        for row, text in zip(rejected.to_pylist(), texts, strict=True):
             if text is None:
-                reason = null_order_reason(name, snapshot=bool(snapshot[row].as_py()))
+                reason = null_order_reason(name, snapshot=bool(is_snapshot[row].as_py()))
             else:
                 quoted = change_values.quote_value(text)
                 reason = quoted + change_values.incomparable_reason(name, sample)
             reasons.setdefault(row, reason)
-    position = pc.binary_join_element_wise(*parts, "") if string else parts[0]
+    position = pc.binary_join_element_wise(*parts, "") if are_texts else parts[0]
     rows = _set_column(rows, ORDER, position)
     return add_problems(rows, list(map(reasons.get, range(rows.num_rows))))
+
+
+def _add_group_order_in_arrow(rows: pa.Table, order: Order) -> pa.Table:
+    """Return what `_add_group_order` returns, for rows in Arrow."""
+    lacks = reduce(pc.and_, (rows.column(name).is_null() for name in order))
+    rows = _set_column(rows, ORDER, pa.array(np.zeros(rows.num_rows, np.int64)))
+    if SNAPSHOT in rows.column_names:
+        rows = rows.drop_columns([SNAPSHOT])
+    return _add_problem_where(rows, lacks, no_group_reason(order))
 
 
 def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:
@@ -629,6 +702,7 @@ def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedA
 
 
 def _set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return the table with these values as its column of this name, which it may have already."""
     if name not in table.column_names:
         return table.append_column(name, values)
     return table.set_column(table.column_names.index(name), name, values)

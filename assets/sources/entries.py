@@ -98,9 +98,51 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     if spec.by_offset:
         schema = _add_position_columns(spec, schema, what)
     check_key_types(schema, spec.key, what)
+    _check_history_columns(spec, schema, what)
     if not spec.follows_changes:
         _check_sensitive(spec, records, schema, what)
+    if isinstance(spec, UnboundedDataset) and spec.following.groups:
+        _check_groups(spec, schema, what)
     return schema
+
+
+def _check_groups(spec: UnboundedDataset, schema: Schema, what: str) -> None:
+    """Raise SchemaMismatchError unless each stored column is in one group of `order_by`, whose
+    ordering columns are numbers, dates or timestamps.
+    """
+    stored = [name for name in schema.names if name not in spec.key]
+    for name, problem in _list_group_problems(spec, schema, stored):
+        raise errors.SchemaMismatchError(
+            f"{what}: the column {name!r} {problem}.",
+            "Name each stored column in one group: order_by={ORDERING_COLUMN: [COLUMN, …], …}. Or"
+            " leave columns out of the dataset with columns=.",
+            dataset=spec.name,
+            column=name,
+            argument="order_by",
+        )
+
+
+def _list_group_problems(
+    spec: UnboundedDataset, schema: Schema, stored: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield each column that is not in one group of these stored columns, or can't order one, and
+    why.
+    """
+    named = []
+    for order, columns in spec.following.groups:
+        named += [order, *columns]
+        if order in stored and position_type((order,), schema) != "bigint":
+            kind = schema.field(order).type
+            yield (
+                order,
+                f"orders a group, but is {kind}: expected an integer, a date or a timestamp",
+            )
+    for name in named:
+        if name not in stored:
+            yield name, "is in a group of order_by, but is no stored column outside of the key"
+    for name in stored:
+        if name not in named:
+            yield name, "is in no group of order_by, so nothing orders its changes"
 
 
 def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what: str) -> None:
@@ -112,15 +154,30 @@ def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what
             names = sorted({*records.names, *schema.names})
             found = f"{what} has no column {name!r}, which sensitive= names"
             for columns in (records, schema):
-                part, there = find_known_part(columns, name)
+                part, fields = find_known_part(columns, name)
                 if part:
-                    names = there
+                    names = fields
                     found = f"{what} has no {name!r} in {part!r}, which sensitive= names"
             raise errors.SchemaMismatchError(
                 f"{found}; it has {', '.join(names) or 'no fields'}.",
                 "Correct sensitive=: values of the column that is meant would be shown.",
                 dataset=spec.name,
                 argument="sensitive",
+                column=name,
+            )
+
+
+def _check_history_columns(spec: AdjunctDataset, schema: Schema, what: str) -> None:
+    """Raise SchemaMismatchError for a history column that entries don't have."""
+    for name in spec.history_columns or ():
+        if name not in schema:
+            raise errors.SchemaMismatchError(
+                f"{what} has no column {name!r}, which history_columns= names; entries have"
+                f" {', '.join(schema.names)}.",
+                "Name columns of the entries; a part of one needs a column of its own:"
+                ' columns=[…, "address.city as city"].',
+                dataset=spec.name,
+                argument="history_columns",
                 column=name,
             )
 
@@ -210,6 +267,7 @@ def select_relevant_columns(spec: UnboundedDataset, rows: Schema) -> Schema:
 
 
 def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) -> None:
+    """Raise SchemaMismatchError if changes can't be ordered by this name of `order_by`."""
     changes = spec.following.changes
     order = spec.following.ordering
     readable = with_read_paths(spec, rows)
@@ -256,7 +314,7 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
     values = {name: F.expr(path_expression(spec.steps_to(name))) for name in schema.names}
     values |= {name: named_column(name) for name in META}
     if spec.by_offset:
-        values |= {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)}
+        values |= zip(BY_OFFSET, named_columns([PARTITION, OFFSET]), strict=True)
     if not _keeps_key(spec):
         values[TOMBSTONE] = _reject_tombstones_column(what)
     return records.select(*[value.alias(name) for name, value in values.items()])
@@ -281,6 +339,10 @@ def _keeps_key(spec: AdjunctDataset) -> bool:
 
 
 def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
+    """Return the columns with those of the record's position, which is the key.
+
+    Raises SchemaMismatchError if they exist already, or if one record may become several entries.
+    """
     for name in BY_OFFSET:
         if name in schema:
             raise errors.SchemaMismatchError(
@@ -326,7 +388,7 @@ def list_stream_spark_needs(spec: AdjunctDataset, *, in_arrow: bool) -> list[str
     """Return what `list_spark_needs` returns; `in_arrow` says whether its stream can be read
     without Spark.
     """
-    system = split_stream_name(str(spec.input))[0]
+    system = split_stream_name(str(spec.input)).system
     needed = list_extractor_spark_needs(spec)
     if not in_arrow:
         needed.insert(0, f"stream system {system!r}, whose records only Spark reads")
@@ -377,12 +439,13 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
     steps = {name: spec.steps_to(name) for name in schema.names}
     steps |= {name: (name,) for name in META}
     if spec.by_offset:
-        steps |= {BY_OFFSET[0]: (PARTITION,), BY_OFFSET[1]: (OFFSET,)}
+        steps |= zip(BY_OFFSET, [(PARTITION,), (OFFSET,)], strict=True)
     return pa.table({name: read_path(records, path) for name, path in steps.items()})
 
 
 Offsets = Mapping[SystemStreamPartition, str]
 Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
+"""(start, end) by partition: the first offset, and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +473,7 @@ class OpenedStream:
             input_partitions=len(self.ssps),
             position_type=self.position_type,
             placed=self.stores_partitions,
+            by_column=self.merges_columns,
             input_names=self.info.names if self.stores_records else AS_NAMED,
         )
 
@@ -429,6 +493,11 @@ class OpenedStream:
         return False
 
     @property
+    def merges_columns(self) -> bool:
+        """Whether stored rows say which changes have set their columns."""
+        return False
+
+    @property
     def copartitioned(self) -> bool:
         """Whether partition i of the stream holds exactly bucket i of the dataset: no exchange is
         needed.
@@ -439,9 +508,11 @@ class OpenedStream:
         info = self.info
         spec = self.spec
         extractor = spec.extractor
-        spread = ("spark-murmur3", spec.partitions, tuple(map(spec.source_of, spec.partition_by)))
+        wanted_key = tuple(map(spec.source_of, spec.partition_by))
+        if info.partitioner != "spark-murmur3" or info.partitions != spec.partitions:
+            return False
         columns = [spec.steps_to(name)[0] for name in spec.partition_by]
-        if (info.partitioner, info.partitions, info.key) != spread or not self._keeps(columns):
+        if info.key != wanted_key or not self._keeps(columns):
             return False
         if extractor is None:
             return True
@@ -487,7 +558,7 @@ class OpenedStream:
         ways_on = self._ways_on()
         name = self.spec.name
         stream = str(self.spec.input)
-        beyond = None
+        beyond = None  # the first partition that was read beyond its end
         for ssp in sorted(read_to.keys() & ends.keys(), reverse=True):
             if self.system.compare(read_to[ssp], ends[ssp]) > 0:
                 beyond = ssp
@@ -550,6 +621,7 @@ class OpenedStream:
 
     @contextmanager
     def _explain_lost_records(self) -> Iterator[None]:
+        """Let an OffsetOutOfRangeError name the dataset, and what to do for it."""
         try:
             yield
         except errors.OffsetOutOfRangeError as error:
@@ -578,7 +650,7 @@ class OpenedChanges(OpenedStream):
     def position_type(self) -> PositionType:
         """The type of the changes' positions."""
         order = self.spec.following.order
-        if order is None:
+        if order is None or self.spec.following.groups:
             return "bigint"
         rows = derive_row_schema(self.spec, self.records)
         return position_type(order, with_read_paths(self.spec, rows))
@@ -603,19 +675,26 @@ class OpenedChanges(OpenedStream):
         """
         if not self.orders_itself:
             return False
-        of_key = bool(self.info.key) and set(self.info.key) <= set(self.spec.key_sources)
-        return self.info.partitioner != "spark-murmur3" or not of_key
+        is_keyed_alike = bool(self.info.key) and set(self.info.key) <= set(self.spec.key_sources)
+        return self.info.partitioner != "spark-murmur3" or not is_keyed_alike
+
+    @property
+    def merges_columns(self) -> bool:
+        """Whether stored rows say which changes have set their columns."""
+        return self.spec.following.merges_columns
 
     @property
     def orders_itself(self) -> bool:
         """Whether changes say themselves which one of a key is newer: by `order_by`, or by the
-        times of a history that are no dates, on which a key may well change twice.
+        times of a history. Dates do not say it: a key may well change twice a day.
         """
         following = self.spec.following
         if following.order_by is not None:
             return True
-        if following.history is None or following.valid_from is None:
-            return following.history is not None
+        if following.history is None:
+            return False
+        if following.valid_from is None:
+            return True  # the record's time
         rows = derive_row_schema(self.spec, self.records)
         return require_value(following.valid_from, rows.types, "the row").type != "date"
 
@@ -682,6 +761,7 @@ def open_changes(systems: Mapping[str, StreamSystem], spec: UnboundedDataset) ->
 def _resolve_input(
     systems: Mapping[str, StreamSystem], spec: BoundedDataset | UnboundedDataset
 ) -> tuple[StreamSystem, str]:
+    """Return the stream system of the dataset's input, and the stream's name in it."""
     return resolve_stream(
         systems,
         str(spec.input),
@@ -691,6 +771,7 @@ def _resolve_input(
 
 
 def _require_columns(spec: AdjunctDataset, info: StreamInfo) -> Schema:
+    """Return the columns of a stream's records. Raises DatasetError for raw records."""
     if info.schema is None:
         raise errors.DatasetError(
             f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without"
@@ -740,6 +821,7 @@ def has_one_partition_per_key(
 
 
 def _offset_ranges(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:
+    """Return the ranges as stream systems take them."""
     return {ssp: OffsetRange(start, end) for ssp, (start, end) in ranges.items()}
 
 

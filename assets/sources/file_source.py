@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset, FileSource
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
@@ -85,6 +85,13 @@ class Promise:
     valid_from: datetime | None = None
 
 
+class FolderContent(NamedTuple):
+    """The `content` of a Delivery from files: the folder, and what its completion object states."""
+
+    folder: Folder
+    promise: Promise
+
+
 def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
     """Return the folders that have files, with "" for files at the URL itself.
 
@@ -107,14 +114,14 @@ def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
 def _to_folder(name: str, inside: list[ListedFile], complete: str) -> Folder:
     """Return the folder of this name, with those of its files that are data."""
     marker = f"{name}/{complete}" if name else complete
-    ending = None
+    completion = None
     data = []
     for file in inside:
         if file.path == marker:
-            ending = file
+            completion = file
         elif not any(map(_hidden, file.path.split("/"))):
             data.append(file)
-    return Folder(name, _by_name(data), ending)
+    return Folder(name, _by_name(data), completion)
 
 
 _MEMBERS = ("rows", "checksum", "valid_from")
@@ -166,15 +173,19 @@ def _find_member_problem(promised: Mapping[str, object]) -> str:
 
 
 def _by_name(files: Iterable[ListedFile]) -> tuple[ListedFile, ...]:
+    """Return the files in the natural order of their paths ("part-2" before "part-10")."""
     return tuple(sorted(files, key=lambda file: natural_sort_key(file.path)))
 
 
 def _hidden(name: str) -> bool:
+    """Whether a file or folder of this name holds no data."""
     return name.startswith(("_", "."))
 
 
 Markers = Mapping[str, MarkerFacts]
+"""The facts of a delivery's completion object, by its path."""
 Copies = Mapping[str, Markers]
+"""The new marker facts of earlier deliveries that were copied unchanged, by version name."""
 
 
 @lru_cache(maxsize=1024)  # sensors compare the same listed folders repeatedly
@@ -193,6 +204,7 @@ def _listing_digest(folder: Folder) -> str:
 
 
 def _digest(facts: list[tuple[str, int, str]]) -> str:
+    """Return a digest of files, each given by its name, size, and tag of its contents."""
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
@@ -255,6 +267,7 @@ class FileVersions(VersionSource):
         return self._seen
 
     def _next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
+        """Return what `next` returns, without the words for what is missing."""
         named = {folder.path: folder for folder in self._list()}
         in_place = named.pop("", None)
         if in_place is not None and in_place.complete is not None:
@@ -283,8 +296,8 @@ class FileVersions(VersionSource):
         """Return the version in the first complete one of these folders that is not settled, or
         the one to wait for.
         """
-        copies, others = self._compare_delivered_folders(manifest, named)
-        notes = (*self._notes, *map(self._describe_changed_folder, others))
+        copies, changed = self._compare_delivered_folders(manifest, named)
+        notes = (*self._notes, *map(self._describe_changed_folder, changed))
         settled = manifest.names - self._find_completed_again(manifest, named)
         unsettled = [folder for folder in named if folder.path not in settled]
         late, rest = self._split_late_folders(manifest, unsettled)
@@ -305,9 +318,7 @@ class FileVersions(VersionSource):
         SchemaMismatchError for files that are not as declared, and SourceChangedError for files
         that have changed.
         """
-        folder: Folder
-        promise: Promise
-        folder, promise = delivery.content
+        folder, promise = _content_of(delivery)
         what = self._what(delivery)
         self._check_same(what, folder)
         if promise.problem:
@@ -332,6 +343,7 @@ class FileVersions(VersionSource):
         return rows
 
     def _checksum(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> str:
+        """Return the checksum of all records in the files."""
         if spark is IN_PROCESS:
             return hashing.arrow_checksum(self.records_in_arrow(delivery), self._source.schema)
         return hashing.records_checksum(
@@ -342,9 +354,7 @@ class FileVersions(VersionSource):
         """Raise EmptyVersionError for a folder without records, unless its completion object states
         rows 0.
         """
-        folder: Folder
-        promise: Promise
-        folder, promise = delivery.content
+        folder, promise = _content_of(delivery)
         if promise.rows == 0:
             return
         found = "no data file"
@@ -367,7 +377,7 @@ class FileVersions(VersionSource):
         is false.
         """
         declared = self._declared(delivery)
-        files = delivery.content[0].files
+        files = _content_of(delivery).folder.files
         if declared.format == "parquet" or sum(file.size for file in files) <= _MAX_LOCAL_BYTES:
             return formats.count_file_records(declared, files)
         if not must:
@@ -378,7 +388,9 @@ class FileVersions(VersionSource):
             return self.records_in_spark(delivery, spark()).count()
 
     def _promise_error(self, delivery: Delivery, expected: str, found: str) -> MarkerConflictError:
-        promise = f"the completion object {self._marker(delivery.content[0])} expects {expected}"
+        """Return the error for files whose number or checksum is not the one that is promised."""
+        folder = _content_of(delivery).folder
+        promise = f"the completion object {self._marker(folder)} expects {expected}"
         return contradiction_error(
             f"{self._what(delivery)}: {promise}, the files hold {found}.",
             self.spec.name,
@@ -393,24 +405,28 @@ class FileVersions(VersionSource):
         """Return the records of the files with the columns of META: `__partition` is the file's
         index, by name.
         """
-        return formats.read_files(self._declared(delivery), delivery.content[0].files)
+        files = _content_of(delivery).folder.files
+        return formats.read_files(self._declared(delivery), files)
 
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
         """Return what `records_in_arrow` returns, as a Spark frame."""
-        files = delivery.content[0].files
+        files = _content_of(delivery).folder.files
         return formats.read_files_with_spark(spark, self._declared(delivery), files)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the file and the line (for Parquet, the row) of the record."""
-        file = delivery.content[0].files[partition]
-        record = formats.record_label(self._source.format, 0, offset)[0]
-        return f"{self._place(file.path)}, {record}"
+        file = _content_of(delivery).folder.files[partition]
+        record = formats.record_place(self._source.format, 0, offset)
+        return f"{self._place(file.path)}, {record.text}"
 
     # -- which version
 
     def _find_partition(
         self, manifest: BoundedManifest, folder: Folder | None, name: str
     ) -> Delivery | Awaiting:
+        """Return the requested version if its folder is complete and was not delivered as it is
+        now; otherwise what it waits for.
+        """
         if folder is None or folder.complete is None:
             missing = self._place(name, self._source.complete)
             return Awaiting(name, (missing,), notes=self._notes)
@@ -459,8 +475,9 @@ class FileVersions(VersionSource):
             copies = {done.name: self._current_markers(folder, done.markers)}
         else:
             before = done.markers.get(folder.marker.path)
-            listed = (folder.marker.modified, _listing_digest(folder))
-            if before is None or (before.completed, before.listing) != listed:
+            if before is None or before.completed != folder.marker.modified:
+                return None
+            if before.listing != _listing_digest(folder):
                 return None
         return Awaiting(None, (self._marker(folder),), idle=True, copies=copies)
 
@@ -525,11 +542,11 @@ class FileVersions(VersionSource):
         if self.spec.versions is not None or not manifest.taken:
             return [], folders
         newest = max(map(natural_sort_key, manifest.taken))
-        again = set() if self.spec.valid_from is None else manifest.freed
+        never_late = set() if self.spec.valid_from is None else manifest.freed
         late: list[Folder] = []
         rest: list[Folder] = []
         for folder in folders:
-            if natural_sort_key(folder.path) < newest and folder.path not in again:
+            if natural_sort_key(folder.path) < newest and folder.path not in never_late:
                 late.append(folder)
             else:
                 rest.append(folder)
@@ -554,6 +571,7 @@ class FileVersions(VersionSource):
         return tuple(notes)
 
     def _late_error(self, folder: Folder, newest: str) -> MarkerConflictError:
+        """Return the error for a complete folder that sorts before a delivered version."""
         # Where the name states the valid-from time, a new name would state a wrong one.
         if self.spec.valid_from in (None, MARKER):
             rename = "Rename it so that it comes after, or abandon"
@@ -586,7 +604,7 @@ class FileVersions(VersionSource):
         the last delivery is tried again.
         """
         newest = manifest.newest_deliveries
-        again = set()
+        names = set()
         for folder in named:
             done = newest.get(folder.path)
             if done is None or folder.complete is None:
@@ -594,8 +612,8 @@ class FileVersions(VersionSource):
             if not self._may_be_tried_again(manifest, done):
                 continue
             if _is_completed_again(done, folder.complete) or self._differs(done.markers, folder):
-                again.add(folder.path)
-        return again - self._given - manifest.given_up
+                names.add(folder.path)
+        return names - self._given - manifest.given_up
 
     def _compare_delivered_folders(
         self, manifest: BoundedManifest, named: list[Folder]
@@ -613,16 +631,16 @@ class FileVersions(VersionSource):
                 delivered[done.name] = done.markers
         ended = manifest.given_up | self._given
         copies: dict[str, Markers] = {}
-        others: list[Folder] = []
+        changed: list[Folder] = []
         for folder in named:
             markers = delivered.get(folder.path)
             if markers is None or folder.complete is None or folder.path in ended:
                 continue
             if self._differs(markers, folder):
-                others.append(folder)
+                changed.append(folder)
             elif self._is_copy(markers, folder):
                 copies[folder.path] = self._current_markers(folder, markers)
-        return copies, others
+        return copies, changed
 
     def _describe_changed_folder(self, folder: Folder) -> str:
         """Return a note on a delivered folder with changed contents, and how to publish them."""
@@ -654,7 +672,7 @@ class FileVersions(VersionSource):
         return Delivery(
             name,
             markers=self._current_markers(folder, {folder.marker.path: facts}),
-            content=(folder, promise),
+            content=FolderContent(folder, promise),
             identity=repr((self._source, folder)),
             valid_from=() if promise.valid_from is None else (promise.valid_from,),
         )
@@ -676,8 +694,8 @@ class FileVersions(VersionSource):
     def _differs(self, markers: Markers, folder: Folder, *, asked: bool = False) -> bool:
         """Whether a folder is another delivery than the recorded one.
 
-        Replaced files may still be arriving, so they are none before the completion object is
-        rewritten, unless the version is `asked` for.
+        Replaced files make it one only once the completion object is rewritten, since more of them
+        may be arriving until then; at once if the version is `asked` for.
         """
         before = markers.get(folder.marker.path)
         if before is None:
@@ -711,6 +729,9 @@ class FileVersions(VersionSource):
     # -- what is in it
 
     def _check_same(self, what: str, folder: Folder) -> None:
+        """Raise SourceChangedError if files of the folder were added, removed or replaced since it
+        was listed.
+        """
         prefix = f"{folder.path}/" if folder.path else ""
         now = Folder(folder.path, (), None)
         for other in group_folders(self._tree.list(prefix), self._source.complete):
@@ -733,15 +754,18 @@ class FileVersions(VersionSource):
         )
 
     def _declared(self, delivery: Delivery) -> DeclaredFiles:
+        """Return how the files of a delivery are read."""
         source = self._source
         shows = not hides_values(self.spec)
         what = self._what(delivery)
         return DeclaredFiles(self._tree, source.format, source.schema, what, values=shows)
 
     def _what(self, delivery: Delivery) -> str:
+        """Return the dataset and the version, for errors."""
         return f"dataset {self.spec.name!r}, version {delivery.version!r}"
 
     def _marker(self, folder: Folder) -> str:
+        """Return the URL of a folder's completion object."""
         return self._place(folder.path, self._source.complete)
 
     def _place(self, *parts: str) -> str:
@@ -749,11 +773,18 @@ class FileVersions(VersionSource):
         return "/".join(filter(None, (self._source.url.rstrip("/"), *parts)))
 
 
+def _content_of(delivery: Delivery) -> FolderContent:
+    """Return the content that `FileVersions` gave this delivery."""
+    content = delivery.content
+    assert isinstance(content, FolderContent)
+    return content
+
+
 def _is_completed_again(done: Delivered, complete: ListedFile) -> bool:
     """Whether a folder was completed again since its delivery, both by the clock of the store.
 
-    Only for a delivery of long ago, whose markers are no longer recorded, it is compared with the
-    time when its name became free.
+    The markers of a delivery of long ago are no longer recorded. Then the time when its name became
+    free stands for that of the delivery.
     """
     before = done.markers.get(complete.path)
     if before is not None:

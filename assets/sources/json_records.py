@@ -27,8 +27,8 @@ _ESCAPED = str.maketrans({**{chr(code): f"\\u{code:04X}" for code in range(32)},
 
 
 def find_fractions(schema: Schema) -> str | None:
-    """Return the path of the first float or double, which only Java's release writes as Spark
-    does; None if there is none.
+    """Return the path of the first float or double, which only Spark itself can write, as the text
+    depends on the release of Java; None if there is none.
     """
     for field in schema.fields:
         for path, type_ in nested_types(parse_type(field.type)):
@@ -93,6 +93,7 @@ def _joined(lists: pa.Array, parts: list[str], brackets: str) -> list[str]:
 
 
 def _with_nulls(values: pa.Array, texts: list[str]) -> list[str]:
+    """Return the texts with "null" for the values that are null; the list is changed in place."""
     for row in pc.indices_nonzero(values.is_null()).to_pylist():
         texts[row] = "null"
     return texts
@@ -119,8 +120,10 @@ def _text(value: Any, kind: str) -> str:
 
 
 def _quote(text: str) -> str:
+    """Return a text as a JSON string."""
     return f'"{text.translate(_ESCAPED)}"'
 
 
 def _day(days: int) -> str:
+    """Return a date, given in days since 1970, as Spark writes it."""
     return format_spark_date(str(np.datetime64(days, "D")))

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import NamedTuple
 
 from dagster_adjunct.assets.sources.version_source import Delivery, contradiction_error
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, MarkerFacts
@@ -216,9 +217,7 @@ def _is_repeated_alone(segments: Sequence[MarkedSegment], reusable: Collection[s
 
 
 def is_bare(markers: Iterable[Marker]) -> bool:
-    """Whether no records precede these markers, by the stream's own count: their producer states
-    none.
-    """
+    """Whether no records precede any of these markers, by the count of the stream itself."""
     return all(marker.counted and marker.rows == 0 for marker in markers)
 
 
@@ -262,6 +261,10 @@ def check_counts(
 
 
 def _check_repeated(dataset: str, marker: Marker, before: MarkerFacts | Marker | None) -> None:
+    """Raise MarkerConflictError if a repeated marker states something else than the first one did.
+
+    `before` is that marker, or what the manifest has of it; None if nothing is known.
+    """
     if before is None:
         return
     # A count by the stream is no statement of the producer: the marker may be repeated without its
@@ -379,6 +382,10 @@ def _describe_redelivery(
 
 
 def _has_equal_checksum(segment: MarkedSegment, taken: Mapping[str, MarkerFacts]) -> bool:
+    """Whether a re-delivered segment has the checksum that it had before; False if one is unknown.
+
+    `taken` are the facts of the markers delivered before, by partition.
+    """
     before = taken.get(str(segment.ssp))
     if before is None or not before.checksum:
         return False
@@ -402,16 +409,22 @@ def _describe_difference(
     return why
 
 
-def settled_from_manifest(
-    manifest: BoundedManifest,
-) -> tuple[dict[SystemStreamPartition, int], Settled, frozenset[str]]:
-    """Return the next offsets of a dataset in its stream, the settled versions, and the names that
-    are reusable.
+class InputPosition(NamedTuple):
+    """How far a dataset has come in its stream.
 
-    Settled versions have the facts of their markers, with which re-deliveries are compared;
-    abandoned, rejected and old ones have none. The names of lost, revoked, and
-    rejected-then-dropped versions are reusable: a delivery under one of them is a new version.
+    `offsets` are the next ones to read. `settled` versions have the facts of their markers, with
+    which re-deliveries are compared; abandoned, rejected and old ones have none. `reusable` are the
+    names of lost, revoked, and rejected-then-dropped versions: a delivery under one of them is a
+    new version.
     """
+
+    offsets: dict[SystemStreamPartition, int]
+    settled: Settled
+    reusable: frozenset[str]
+
+
+def position_from_manifest(manifest: BoundedManifest) -> InputPosition:
+    """Return how far the dataset of this manifest has come in its stream."""
     parse = SystemStreamPartition.parse
     offsets = {parse(text): int(offset) for text, offset in manifest.offsets.items()}
     rejected = manifest.rejected
@@ -423,18 +436,14 @@ def settled_from_manifest(
             markers = {} if done.version in rejected else done.markers
             settled[done.name] = {parse(ssp): facts for ssp, facts in markers.items()}
     reusable = manifest.freed.union(*(lost.versions for lost in manifest.lost))
-    return dict(sorted(offsets.items())), settled, frozenset(reusable)
+    return InputPosition(dict(sorted(offsets.items())), settled, frozenset(reusable))
 
 
 def find_truncated_partitions(
     offsets: IntOffsets, oldest: IntOffsets
-) -> dict[SystemStreamPartition, tuple[int, int]]:
-    """Return the unread offsets that retention has removed: [first, oldest) by partition."""
-    return {
-        ssp: (offset, oldest[ssp])
-        for ssp, offset in sorted(offsets.items())
-        if offset < oldest[ssp]
-    }
+) -> list[SystemStreamPartition]:
+    """Return the partitions of which retention has removed unread records, those at `offsets`."""
+    return [ssp for ssp in sorted(offsets) if offsets[ssp] < oldest[ssp]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +473,9 @@ class _RemainingMarkers:
         return None
 
     def may_lack_start(self, marker: Marker) -> bool:
-        """Whether removed records may have belonged to the version that ends with this marker."""
+        """Whether removed records may have belonged to the version that ends with this marker: they
+        may if no other marker is left before it.
+        """
         return self.is_cut and self.markers[0] is marker
 
     def has_all_records(self, marker: Marker, count: Callable[[MarkedSegment], int]) -> bool:
@@ -478,6 +489,20 @@ class _RemainingMarkers:
         return int(self.markers[place - 1].offset) + 1 if place else self.start
 
 
+class _EndMarker(NamedTuple):
+    """The marker that ends a version in one partition, and that partition."""
+
+    partition: _RemainingMarkers
+    marker: Marker
+
+
+class Resumption(NamedTuple):
+    """The offsets where a dataset resumes, and the names of the versions that it lost."""
+
+    offsets: dict[SystemStreamPartition, int]
+    lost: tuple[str, ...]
+
+
 def resume_after_truncation(
     dataset: str,
     offsets: IntOffsets,
@@ -485,8 +510,8 @@ def resume_after_truncation(
     markers: Sequence[Marker],
     settled: Settled,
     count: Callable[[MarkedSegment], int],
-) -> tuple[dict[SystemStreamPartition, int], tuple[str, ...]] | IncompleteVersion:
-    """Return the offsets where a dataset resumes, and the names of the versions that it lost.
+) -> Resumption | IncompleteVersion:
+    """Return where a dataset resumes, and the versions that it lost.
 
     If retention has removed no unread records, these are its own offsets, and no version is lost.
     Otherwise the lost versions are unknown (IncompleteVersion) until all partitions have the marker
@@ -498,7 +523,7 @@ def resume_after_truncation(
     """
     cut = find_truncated_partitions(offsets, oldest)
     if not cut:
-        return dict(offsets), ()
+        return Resumption(dict(offsets), ())
     remaining: list[_RemainingMarkers] = []
     for ssp, offset in sorted(offsets.items()):
         start = max(offset, oldest[ssp])
@@ -509,22 +534,24 @@ def resume_after_truncation(
     common = _find_common_versions(remaining, spans)
     if not common:
         return _await_common_version(remaining)
-    nexts: list[tuple[_RemainingMarkers, Marker]] = []
+    next_versions: dict[SystemStreamPartition, str] = {}
     for each in remaining:
         first = each.first_of(common)
         if first is not None:
-            nexts.append((each, first))
-    marked = {each.ssp: marker.version for each, marker in nexts}
-    version = resolve_next_version(dataset, marked, spans)
+            next_versions[each.ssp] = first.version
+    version = resolve_next_version(dataset, next_versions, spans)
     assert version is not None, "there is a common version"
-    firsts = [pair for pair in nexts if has_partition(pair[0].ssp, version, spans)]
+    ends = _find_ends(remaining, version, spans)
+    lost = _lost_before(dataset, version, [end.partition for end in ends], spans)
     positions = {each.ssp: each.start for each in remaining}
-    lost = _lost_before(dataset, version, [each for each, _ in firsts], spans)
-    if _may_lack_records(firsts, count):
-        positions |= {each.ssp: int(marker.offset) + 1 for each, marker in firsts}
-        return positions, (*lost, version)
-    positions |= {each.ssp: each.position_before(marker) for each, marker in firsts}
-    return positions, lost
+    if _may_lack_records(ends, count):
+        # This version is lost, too: resume after it.
+        for partition, marker in ends:
+            positions[partition.ssp] = int(marker.offset) + 1
+        return Resumption(positions, (*lost, version))
+    for partition, marker in ends:
+        positions[partition.ssp] = partition.position_before(marker)
+    return Resumption(positions, lost)
 
 
 def _find_common_versions(
@@ -556,13 +583,25 @@ def _await_common_version(remaining: Sequence[_RemainingMarkers]) -> IncompleteV
     return IncompleteVersion(version, lacking)
 
 
-def _may_lack_records(
-    firsts: Sequence[tuple[_RemainingMarkers, Marker]], count: Callable[[MarkedSegment], int]
-) -> bool:
+def _find_ends(
+    remaining: Sequence[_RemainingMarkers], version: str, spans: Mapping[str, int]
+) -> list[_EndMarker]:
+    """Return the first marker of a version in each partition that it spans."""
+    ends = []
+    for each in remaining:
+        marker = each.first_of([version])
+        if marker is not None and has_partition(each.ssp, version, spans):
+            ends.append(_EndMarker(each, marker))
+    return ends
+
+
+def _may_lack_records(ends: Sequence[_EndMarker], count: Callable[[MarkedSegment], int]) -> bool:
     """Whether retention may have removed the start of the version that these markers end."""
-    bare = is_bare(marker for _, marker in firsts)
-    for each, marker in firsts:
-        if each.may_lack_start(marker) and (bare or not each.has_all_records(marker, count)):
+    without_records = is_bare(end.marker for end in ends)
+    for partition, marker in ends:
+        if not partition.may_lack_start(marker):
+            continue
+        if without_records or not partition.has_all_records(marker, count):
             return True
     return False
 

@@ -101,7 +101,8 @@ def find_order_samples(
             return samples_in_arrow(spec, changes, rows)
         return samples_in_frame(spec, decode_rows(source, source.read(spark(), wanted)), rows)
 
-    for wanted in (next(_cut(source, ranges, _FIRST_OFFSETS), {}), ranges):
+    beginning = next(_cut(source, ranges, _FIRST_OFFSETS), {})
+    for wanted in (beginning, ranges):  # usually the beginning has a value of each name
         if wanted and None in found.values:
             found = found.merge(look(wanted))
     for wanted in _cut(source, ahead or {}, _OFFSETS_AT_ONCE):
@@ -137,7 +138,7 @@ def _cut(source: OpenedChanges, ranges: Ranges, count: int) -> Iterator[Ranges]:
 
 
 def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) -> OrderSamples:
-    """Return what these changes of rows show."""
+    """Return what these changes of rows show of each name in `order_by`."""
     order = spec.following.ordering
     lacks = F.startswith(F.col(PROBLEM), F.lit(change_values.NO_PATH))
     known = F.col(PROBLEM).isNull() | lacks
@@ -166,7 +167,7 @@ def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) ->
 
 
 def samples_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> OrderSamples:
-    """Return what these changes of rows show, whose order is made of columns."""
+    """Return what `samples_in_frame` returns, for changes in Arrow that columns order."""
     order = spec.following.ordering
     rows = rows.filter(pc.is_null(rows.column(PROBLEM)))
     places = rows.select([OFFSET, PARTITION])
@@ -189,10 +190,14 @@ def samples_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> 
 
 
 def _get(row: Row | None, name: str) -> str | None:
+    """Return a field of a row, None for no row."""
     return None if row is None else row[name]
 
 
 def _problem(name: str, text: str | None, reason: str | None) -> str | None:
+    """Return why a change with this text can't be ordered by a name; without a text, the reason
+    that its problem states.
+    """
     return reason if text is None else change_values.unordered_reason(name, text)
 
 

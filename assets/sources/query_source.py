@@ -155,6 +155,7 @@ class QueryVersions(VersionSource):
         )
 
     def _what(self, delivery: Delivery) -> str:
+        """Return the dataset, the version and its query, for errors."""
         return f"dataset {self.spec.name!r}, version {delivery.version!r}: {self._query}"
 
 

@@ -20,8 +20,8 @@ from dagster_adjunct.assets.sources.markers import (
     describe_redeliveries,
     find_next_delivery,
     find_truncated_partitions,
+    position_from_manifest,
     resume_after_truncation,
-    settled_from_manifest,
 )
 from dagster_adjunct.assets.sources.version_source import (
     Awaiting,
@@ -68,7 +68,8 @@ class StreamSource(VersionSource):
         *,
         now: Callable[[], datetime],
     ) -> None:
-        self._stream = stream = entries.open_stream(systems, spec)
+        stream = entries.open_stream(systems, spec)
+        self._stream = stream
         # Offsets order the records of one key; the partition breaks ties if a key can be in several
         # partitions.
         info = stream.info
@@ -81,7 +82,7 @@ class StreamSource(VersionSource):
         self.info = info
         self._now = now
         self.ordered_by_offset = info.partitions > 1 and not spec.by_offset
-        self._system = systems[split_stream_name(str(spec.input))[0]]
+        self._system = systems[split_stream_name(str(spec.input)).system]
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
 
     def first_manifest(self) -> BoundedManifest:
@@ -119,7 +120,7 @@ class StreamSource(VersionSource):
         Raises MarkerConflictError, and OffsetOutOfRangeError for a recreated stream.
         """
         self._raise_if_recreated(manifest.stream)
-        offsets, settled, reusable = settled_from_manifest(manifest)
+        offsets, settled, reusable = position_from_manifest(manifest)
         oldest: dict[SystemStreamPartition, int] = {}
         for ssp, offset in self._stream.system.oldest(self._stream.ssps).items():
             oldest[ssp] = int(offset)
@@ -128,28 +129,29 @@ class StreamSource(VersionSource):
         left_out = self.outside(marker.version for marker in markers) - set(settled)
         settled = {**settled, **{version: {} for version in left_out}}
         lost = self._find_loss(offsets, oldest)
-        ahead = resume_after_truncation(name, offsets, oldest, markers, settled, self._count)
-        if isinstance(ahead, IncompleteVersion):
+        resumed = resume_after_truncation(name, offsets, oldest, markers, settled, self._count)
+        has_commit = manifest.change is not None
+        if isinstance(resumed, IncompleteVersion):
             # The offsets stay: only the next markers tell which versions are lost.
             start = {ssp: max(offset, oldest[ssp]) for ssp, offset in offsets.items()}
-            answer = replace(self._await(ahead, start), offsets=manifest.offsets)
-            if lost is None or not manifest.change:
+            answer = replace(self._await(resumed, start), offsets=manifest.offsets)
+            if lost is None or not has_commit:
                 return answer
             return replace(answer, notes=(lost.summary(),))
-        start, versions = ahead
         if lost is not None:
-            lost = lost.model_copy(update={"versions": versions})
+            lost = lost.model_copy(update={"versions": resumed.lost})
         # A dataset without a commit only reports losses of versions that it can name.
-        if not versions and not manifest.change:
+        if not resumed.lost and not has_commit:
             lost = None
-        upcoming = find_next_delivery(name, start, markers, settled, reusable | set(versions))
+        reusable |= set(resumed.lost)
+        upcoming = find_next_delivery(name, resumed.offsets, markers, settled, reusable)
         return replace(self._without_redeliveries(upcoming, manifest, left_out, markers), lost=lost)
 
     def _find_loss(self, offsets: IntOffsets, oldest: IntOffsets) -> Lost | None:
         """Return the ranges of unread offsets that retention has removed, None without any."""
         ranges = {}
-        for ssp, (first, left) in find_truncated_partitions(offsets, oldest).items():
-            ranges[str(ssp)] = (str(first), str(left))
+        for ssp in find_truncated_partitions(offsets, oldest):
+            ranges[str(ssp)] = (str(offsets[ssp]), str(oldest[ssp]))
         return Lost(versions=(), ranges=ranges, at=self._now()) if ranges else None
 
     def _await(self, incomplete: IncompleteVersion, offsets: IntOffsets) -> Awaiting:
@@ -272,6 +274,7 @@ class StreamSource(VersionSource):
             raise refusal
 
     def _count(self, cut: MarkedSegment) -> int:
+        """Return the number of records in a segment."""
         return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
 
     def _markers(self, offsets: IntOffsets) -> list[Marker]:
@@ -306,6 +309,9 @@ class StreamSource(VersionSource):
     def _checksums(
         self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema
     ) -> dict[int, str]:
+        """Return the checksum of the records of each partition that has any, by the partition's
+        number.
+        """
         if spark is IN_PROCESS:
             entries.raise_if_spark_needed(self.spec, self.list_spark_needs())
             return hashing.arrow_checksums_by(PARTITION, self.records_in_arrow(delivery), schema)
@@ -313,8 +319,10 @@ class StreamSource(VersionSource):
 
 
 def _parse_ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:
+    """Return the offsets [start, end) of a delivery's records, by partition."""
     return {SystemStreamPartition.parse(ssp): span for ssp, span in delivery.ranges.items()}
 
 
 def _to_texts(offsets: IntOffsets) -> dict[SystemStreamPartition, str]:
+    """Return offsets as stream systems take them."""
     return {ssp: str(offset) for ssp, offset in offsets.items()}

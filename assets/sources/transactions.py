@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.envelope_parser import read_transactions
@@ -113,16 +113,18 @@ def limit_to_complete_transactions(
     counts = count_by_transaction(seen)
     expected = reader.read_ends(since)
     oldest = source.system.oldest(list(ranges))
+    # The removed changes will never be found: what is left of these transactions is all of them.
     for name in _find_truncated(rows, since, _find_trimmed(ranges, oldest)) & expected.keys():
         expected[name] = min(expected[name], counts[name])
     near = min(since.values()) - _LOOK_BACK_MS
-    for before in (_offsets_at(source.system, ranges, near), oldest):
-        short = {name for name in expected if counts[name] + unreadable < expected[name]}
-        wider = _begin_at(source.system, ranges, before)
-        if not short or wider == ranges:
+    for begins in (_offsets_at(source.system, ranges, near), oldest):
+        lacking = {name for name in expected if counts[name] + unreadable < expected[name]}
+        wider = _begin_at(source.system, ranges, begins)
+        if not lacking or wider == ranges:
             continue
-        again = count_by_transaction(_parts(_list_known(reader.aggregate(wider))))
-        expected |= {name: counts[name] for name in short if again[name] >= expected[name]}
+        found = count_by_transaction(_parts(_list_known(reader.aggregate(wider))))
+        # The other changes of these are before the ranges, which have all that they should have.
+        expected |= {name: counts[name] for name in lacking if found[name] >= expected[name]}
     ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
     cuts = cut_at_incomplete(seen, expected, ends, unreadable=unreadable)
     return _end_at(ranges, cuts)
@@ -130,7 +132,11 @@ def limit_to_complete_transactions(
 
 def _find_trimmed(ranges: Ranges, oldest: Offsets) -> set[int]:
     """Return the partitions whose ranges begin where retention has removed records."""
-    return {ssp.partition for ssp, (start, _) in ranges.items() if start == oldest[ssp] != "0"}
+    trimmed = set()
+    for ssp, (start, _) in ranges.items():
+        if start == oldest[ssp] and start != "0":
+            trimmed.add(ssp.partition)
+    return trimmed
 
 
 def _end_at(ranges: Ranges, cuts: Mapping[int, int]) -> Ranges:
@@ -144,7 +150,7 @@ def _end_at(ranges: Ranges, cuts: Mapping[int, int]) -> Ranges:
 
 
 def _begin_at(system: StreamSystem, ranges: Ranges, before: Offsets) -> Ranges:
-    """Return the ranges, each from this offset on if that is earlier."""
+    """Return the ranges, each from its partition's offset in `before` on if that is earlier."""
     earlier = cmp_to_key(system.compare)
     return {
         ssp: (min(before[ssp], start, key=earlier), end) for ssp, (start, end) in ranges.items()
@@ -170,6 +176,9 @@ def _list_known(rows: Iterable[Row]) -> list[Row]:
 
 
 def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
+    """Return what `aggregate` found of each transaction in each partition, by (transaction,
+    partition).
+    """
     parts = {}
     for row in rows:
         part = TransactionPart(row["first"], row["last"], row["count"])
@@ -199,6 +208,15 @@ def _find_truncated(
     until = max((row["since"] for row in firsts.values()), default=0)
     names = {name for name, at in since.items() if at < until}
     return names.union(row["transaction"] for row in firsts.values())
+
+
+class _Events(NamedTuple):
+    """The transactions that have `begun`, and the number of the table's changes in each that has
+    `ended`.
+    """
+
+    begun: set[str]
+    ended: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +273,9 @@ class _TransactionReader:
         begun, expected = self._read_events(system, near, ends, since)
         missing = since.keys() - begun - expected.keys()
         if missing:
-            before = self._read_events(system, oldest, near, since)
-            begun |= before[0]
-            expected = before[1] | expected
+            earlier = self._read_events(system, oldest, near, since)
+            begun |= earlier.begun
+            expected = earlier.ended | expected
             missing = since.keys() - begun - expected.keys()
         for transaction in sorted(missing):
             # Offset 0 was removed, and all that is left is newer: the end of this one will never be
@@ -290,18 +308,16 @@ class _TransactionReader:
 
     def _read_events(
         self, system: StreamSystem, starts: Offsets, ends: Offsets, wanted: Iterable[str]
-    ) -> tuple[set[str], dict[str, int]]:
-        """Return which transactions have begun, and the number of this table's changes of those
-        that have ended.
-
-        Only events between these offsets are read, and only `wanted` transactions returned.
+    ) -> _Events:
+        """Return which transactions have begun and ended, according to the events between these
+        offsets; only `wanted` ones are returned.
         """
         ranges = {}
         for ssp, start in starts.items():
             if system.compare(start, ends[ssp]) < 0:
                 ranges[ssp] = OffsetRange(start, ends[ssp])
         if not ranges:
-            return set(), {}
+            return _Events(set(), {})
         collection = "struct<data_collection:string,event_count:bigint>"
         block = f"status string, id string, data_collections array<{collection}>"
         form = (
@@ -312,14 +328,13 @@ class _TransactionReader:
         events = system.read(self.spark, ranges).select(F.from_json("value", form).alias("e"))
         payload = F.coalesce(F.col("e.payload"), F.struct("e.status", "e.id", "e.data_collections"))
         events = events.select(payload.alias("e")).select("e.*")
-        begun: set[str] = set()
-        expected: dict[str, int] = {}
+        found = _Events(set(), {})
         for event in events.join(F.broadcast(ids), "id", "left_semi").collect():
             if event["status"] == "BEGIN":
-                begun.add(event["id"])
+                found.begun.add(event["id"])
             elif event["status"] == "END":
-                expected[event["id"]] = self._count_changes(event)
-        return begun, expected
+                found.ended[event["id"]] = self._count_changes(event)
+        return found
 
     def _count_changes(self, event: Row) -> int:
         """Return the number of this table's changes, according to the end of a transaction."""

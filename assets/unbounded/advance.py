@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import uuid4
@@ -61,13 +61,19 @@ from dagster_adjunct.assets.unbounded.recovery import (
     plan_recovery,
     rebuilt_names,
 )
+from dagster_adjunct.assets.unbounded.row_rules import Findings, check_snapshot_rows, list_row_rules
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, record_build, renew_attempt
 from dagster_adjunct.assets.versions.manifest import Bootstrap
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.switches import require_audit_fields
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.resources.bucketing.files import VALID_FROM, Generation, TimelineOptions
+from dagster_adjunct.resources.bucketing.files import (
+    SET_AT,
+    VALID_FROM,
+    Generation,
+    TimelineOptions,
+)
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.lazy_modules import F, pa, pq
@@ -100,15 +106,29 @@ _STAGED_BYTES = 128 * 1024 * 1024
 _SNAPSHOT = "a bulk snapshot"
 
 
+@dataclass(frozen=True, slots=True)
+class _LoadedSnapshot:
+    """The rows of a bulk snapshot as a generation, and the snapshot's position: the next offset to
+    read, by partition.
+
+    `samples` are the first values of the ordering columns, `findings` those of the validators.
+    """
+
+    generation: Generation
+    position: dict[SystemStreamPartition, str]
+    samples: Samples | None
+    findings: Findings
+
+
 def load_snapshot(
     context: Runtime, source: OpenedChanges, attempt: Attempt, number: int, names: StoredNames
-) -> tuple[Generation, dict[SystemStreamPartition, str], Samples | None]:
-    """Write the rows of the bulk snapshot as the base of a new table, under these stored names.
+) -> _LoadedSnapshot:
+    """Write the rows of the bulk snapshot as the base of a new table, under these stored names: the
+    generation with the number `number`.
 
-    Returns the generation with the number `number`, the snapshot's position (the next offset to
-    read, by partition), and the first values of the ordering columns. Raises DatasetError for
-    columns that do not fit the dataset and for duplicate keys, and what
-    `validate_snapshot_position` raises.
+    Raises DatasetError for columns that do not fit the dataset and for duplicate keys,
+    BadChangeError for rows that do not meet a validator, and what `validate_snapshot_position`
+    raises.
     """
     spec = source.spec
     spark = context.spark()
@@ -130,7 +150,11 @@ def load_snapshot(
             placed = placed.withColumn(TOMBSTONE, F.lit(False))
             if source.stores_partitions:  # a change of any partition is newer than the snapshot
                 placed = placed.withColumn(PARTITION, F.lit(None).cast("int"))
+            if source.merges_columns:
+                placed = placed.withColumn(SET_AT, F.lit(None).cast("string"))
             layout = commit.table_layout(source, names)
+            rules = list_row_rules(spec, source.schema)
+            placed, read_findings = check_snapshot_rows(placed, spec, rules)
             if spec.over_time:
                 placed = placed.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
             generation, counters = write_generation(
@@ -154,7 +178,7 @@ def load_snapshot(
             "Remove the duplicates from the snapshot, or declare a key that is unique.",
             dataset=spec.name,
         )
-    return generation, start, samples
+    return _LoadedSnapshot(generation, start, samples, read_findings())
 
 
 def _with_positions(source: OpenedChanges, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
@@ -386,13 +410,19 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         used = 1
     elif snapshot.spec.following.initial is not None:
         with advance.stages("load"):
-            loaded, start, samples = load_snapshot(advance.context, source, attempt, number, names)
+            snapped = load_snapshot(advance.context, source, attempt, number, names)
+            loaded = snapped.generation
+            start = snapped.position
+            samples = snapped.samples
             if loaded.files:
                 building = (loaded,)
             used = 1
         # The bootstrap's target is the end of the stream after the snapshot was loaded.
         advance = replace(
-            advance, ends=source.system.upcoming(source.ssps), counters={"loaded": loaded.rows}
+            advance,
+            ends=source.system.upcoming(source.ssps),
+            counters={"loaded": loaded.rows},
+            findings=snapped.findings,
         )
     bootstrap = Bootstrap(
         state="done",
@@ -421,6 +451,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         quarantining=None,
         applied=first.with_applied(applied),
         times={},
+        passed=(),
         decision=decision,
         change=commit.change_from_decision(decision),
     )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.sources.entries import Ranges
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-from dagster_adjunct.assets.versions.watermark import known_until
+from dagster_adjunct.assets.versions.watermark import passed_marks
 from dagster_adjunct.resources.bucketing.files import VALID_FROM
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.streams.system import PARTITION, StreamSystem, SystemStreamPartition
@@ -23,11 +22,16 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class MeasuredTimes:
     """The newest time of the changes of each partition ("lake.planes.0"), in microseconds, and how
-    many changes came after the watermark had passed their time.
+    many changes came after each of the passed watermarks, oldest first, had passed their time.
     """
 
     newest: Mapping[str, int] = field(default_factory=dict)
-    late: int = 0
+    late: tuple[int, ...] = ()
+
+    @property
+    def all_late(self) -> int:
+        """How many changes came after the newest watermark had passed their time."""
+        return self.late[-1] if self.late else 0
 
 
 NO_TIMES = MeasuredTimes()
@@ -51,35 +55,31 @@ def observe_times(
     """
     if not spec.has_watermark:
         return changes, MeasuredTimes
-    mark = known_until(spec, manifest)
+    marks = [to_microseconds(mark.until) for mark in passed_marks(spec, manifest)]
     if isinstance(changes, pa.Table):
-        measured = _measure(changes, spec.input, mark)
+        measured = _measure(changes, spec.input, marks)
         return changes, lambda: measured
-    return _observe(changes, tuple(manifest.offsets), mark)
+    return _observe(changes, tuple(manifest.offsets), marks)
 
 
-def _measure(changes: pa.Table, stream: str, mark: datetime | None) -> MeasuredTimes:
+def _measure(changes: pa.Table, stream: str, marks: Sequence[int]) -> MeasuredTimes:
     micros = changes.column(VALID_FROM).cast("int64")
     times = pa.table({"partition": changes.column(PARTITION), "time": micros})
     newest = {}
     for row in times.group_by("partition").aggregate([("time", "max")]).to_pylist():
         if row["time_max"] is not None:
             newest[f"{stream}.{row['partition']}"] = int(row["time_max"])
-    late = 0
-    if mark is not None:
-        late = pc.sum(pc.less(micros, to_microseconds(mark))).as_py() or 0
+    late = tuple(int(pc.sum(pc.less(micros, mark)).as_py() or 0) for mark in marks)
     return MeasuredTimes(newest, late)
 
 
 def _observe(
-    changes: DataFrame, partitions: Sequence[str], mark: datetime | None
+    changes: DataFrame, partitions: Sequence[str], marks: Sequence[int]
 ) -> tuple[DataFrame, Callable[[], MeasuredTimes]]:
     from pyspark.sql import Observation
 
     micros = F.unix_micros(VALID_FROM)
-    metrics = [F.lit(0).alias("late")]
-    if mark is not None:
-        metrics = [F.count_if(micros < F.lit(to_microseconds(mark))).alias("late")]
+    metrics = [F.count_if(micros < F.lit(mark)).alias(f"late{mark}") for mark in marks]
     for name in partitions:
         number = SystemStreamPartition.parse(name).partition
         metrics.append(F.max(F.when(F.col(PARTITION) == number, micros)).alias(name))
@@ -87,7 +87,7 @@ def _observe(
 
     def read() -> MeasuredTimes:
         found = dict(observed.get)
-        late = int(found.pop("late"))
+        late = tuple(int(found.pop(f"late{mark}")) for mark in marks)
         newest = {name: time for name, time in found.items() if time is not None}
         return MeasuredTimes(newest, late)
 

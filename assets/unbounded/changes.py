@@ -1,7 +1,7 @@
 """Applies changes in [offset, upcoming): each chunk becomes one delta and one commit.
 
-    read -> decode -> reject late changes (a rewind places them instead) -> reject bad changes, or
-    set them aside
+    read -> decode -> reject late changes (a rewind places them instead) -> check validators
+         -> reject bad changes, or set them aside
          -> complete and write -> send what was set aside to the dead letters -> commit
 
 The cost of a commit depends on its changes, not on the size of the table, because readers merge
@@ -36,6 +36,8 @@ from dagster_adjunct.assets.sources import changes as decoding
 from dagster_adjunct.assets.sources.entries import (
     OpenedChanges,
     Ranges,
+    derive_entry_schema,
+    derive_row_schema,
     list_spark_needs,
     offsets_to_json,
     raise_if_spark_needed,
@@ -58,6 +60,14 @@ from dagster_adjunct.assets.unbounded.dead_letters import (
 )
 from dagster_adjunct.assets.unbounded.ignored_changes import count_ignored, find_older_changes
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
+from dagster_adjunct.assets.unbounded.row_rules import (
+    Findings,
+    add_findings,
+    check_rows,
+    list_row_rules,
+    list_rule_spark_needs,
+    needs_spark_error,
+)
 from dagster_adjunct.assets.unbounded.suspicious_values import find_suspicious_values
 from dagster_adjunct.assets.unbounded.tied_changes import find_tie_rule
 from dagster_adjunct.assets.versions.dataset_log import Attempt
@@ -65,7 +75,7 @@ from dagster_adjunct.assets.versions.leases import lease_served, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
-from dagster_adjunct.assets.versions.watermark import after_changes
+from dagster_adjunct.assets.versions.watermark import after_changes, after_late, passed_marks
 from dagster_adjunct.resources.bucketing.files import (
     VALID_FROM,
     BucketFile,
@@ -79,6 +89,7 @@ from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
@@ -97,8 +108,8 @@ def list_change_spark_needs(source: OpenedChanges) -> list[str]:
 
 
 def list_format_spark_needs(spec: UnboundedDataset, records: Schema) -> list[str]:
-    """Return, in words, why changes in records with these columns can't be decoded without
-    Spark; empty if they can.
+    """Return, in words, why changes in records with these columns can't be decoded and checked
+    without Spark; empty if they can.
 
     Dead letters hold the record as JSON, in which only Spark writes some types.
     """
@@ -108,6 +119,9 @@ def list_format_spark_needs(spec: UnboundedDataset, records: Schema) -> list[str
     fractions = find_fractions(records)
     if spec.dead_letters is not None and fractions is not None:
         needed.append(f"dead letters of records with fractions ({fractions})")
+    if spec.validators:
+        columns = derive_entry_schema(spec, derive_row_schema(spec, records))
+        needed += list_rule_spark_needs(list_row_rules(spec, columns), columns)
     return needed
 
 
@@ -217,7 +231,8 @@ class _WrittenChanges:
 
     `advance` is the one to continue with: if the ranges had to be committed before their dead
     letters were sent, it is the one after that commit. `samples` are the first values of the
-    ordering columns. `times` are those of the changes, if the dataset has a watermark.
+    ordering columns. `times` are those of the changes, if the dataset has a watermark. `findings`
+    are those of the validators.
     """
 
     advance: Advance
@@ -225,6 +240,7 @@ class _WrittenChanges:
     counters: dict[str, int]
     samples: Samples | None
     times: MeasuredTimes = NO_TIMES
+    findings: Findings = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +282,27 @@ def _plan_write(advance: Advance, *, again: bool) -> _WritePlan:
     late_from = None
     # A table that is being built has dropped no tombstones yet.
     if not advance.running and (spec.over_time or not again):
-        late_from = horizon
+        late_from = _find_latest_gap(advance)
     order_by: tuple[str, ...] = (POSITION, OFFSET, PARTITION)
     if not again and following.order_by is None:
         order_by = (POSITION,)
     return _WritePlan(options, order_by, late_from, replaced_from)
+
+
+def _find_latest_gap(advance: Advance) -> int | None:
+    """Return the position or time up to which changes can't be applied, None if all can.
+
+    Up to there deletions were dropped. With a history, a change that leaves out columns, and those
+    that it changes, need the rows before them, too.
+    """
+    manifest = advance.manifest
+    version = manifest.version
+    gaps = [manifest.horizon]
+    is_merged = advance.spec.over_time and advance.spec.following.merges_columns
+    if is_merged and version is not None and version.history is not None:
+        pruned = version.history.pruned
+        gaps.append(None if pruned is None else pruned - 1)
+    return max((gap for gap in gaps if gap is not None), default=None)
 
 
 def _plan_completion(
@@ -282,7 +314,7 @@ def _plan_completion(
     layout = commit.table_layout(advance.source, advance.names)
     ties = find_tie_rule(advance.source, layout)
     places_rows = again and (by_offset or replaced_from is not None)
-    if ties is None and not spec.following.completes and not places_rows:
+    if ties is None and not spec.following.reads_rows and not places_rows:
         return None
     return RowCompletion(
         dataset=spec.name,
@@ -293,11 +325,13 @@ def _plan_completion(
         again=again,
         horizon=replaced_from,
         ties=ties,
+        groups=spec.following.groups,
     )
 
 
 class _ChangeWriter:
-    """Writes files, and takes incomplete and late changes out of their stats.
+    """Writes files, and takes incomplete and late changes out of their stats, and the numbers of
+    rows that only inherit (`carried`) or are `held`.
 
     Stats and footers are stored in manifests, where these changes don't belong.
     """
@@ -305,7 +339,7 @@ class _ChangeWriter:
     def __init__(self, write: GenerationWriter) -> None:
         self._write = write
         self.incomplete: list[tuple[int, int, str]] = []
-        self.late = 0
+        self.late = self.carried = self.held = 0
 
     def __call__(self, *rows_and_place: Any, **how: Any) -> list[BucketFile]:
         return list(map(self._take_stats, self._write(*rows_and_place, **how)))
@@ -313,6 +347,8 @@ class _ChangeWriter:
     def _take_stats(self, file: BucketFile) -> BucketFile:
         stats = dict(file.stats)
         self.late += stats.pop("late", 0)
+        self.carried += stats.pop("carried", 0)
+        self.held += stats.pop("held", 0)
         if "incomplete" not in stats:
             return replace(file, stats=stats)
         self.incomplete += map(tuple, stats.pop("incomplete"))
@@ -341,6 +377,8 @@ def _write_changes(
     count_late = None
     if plan.late_from is not None:
         changes, count_late = drop_late(changes, plan.late_from, set_aside=set_aside)
+    rules = list_row_rules(spec, source.schema)
+    changes, read_findings = check_rows(changes, spec, rules, source.schema)
     writer = _ChangeWriter(ARROW if spark is IN_PROCESS else SPARK)
     generation, counters = write_generation(
         advance.context.lake.store,
@@ -355,6 +393,10 @@ def _write_changes(
     if rewinding is not None and writer.late and not rewinding.forced:
         advance.log.drop(generation)
         raise _forgotten_deletions_error(spec.name, writer.late, plan.replaced_from)
+    if writer.carried:
+        counters["carried"] = writer.carried
+    if writer.held:
+        counters["held"] = writer.held
     letters = None
     if set_aside:
         letters = build_dead_letters(changes, spec, writer.incomplete)
@@ -365,7 +407,7 @@ def _write_changes(
         counters["late"] = count_late()
     elif plan.replaced_from is not None and not set_aside:
         counters["late"] = writer.late
-    return _WrittenChanges(advance, generation, counters, samples, measure_times())
+    return _WrittenChanges(advance, generation, counters, samples, measure_times(), read_findings())
 
 
 def _forgotten_deletions_error(dataset: str, late: int, horizon: int | None) -> DatasetError:
@@ -517,9 +559,8 @@ def apply_ranges(
         advance.manifest.first_ordered,
     )
     # Changes are completed from rows of the served version, so it is leased.
-    completes = advance.spec.following.completes and not advance.running
     read = None
-    if completes:
+    if advance.spec.following.reads_rows and not advance.running:
         read = advance.manifest.version
     try:
         with (
@@ -540,7 +581,10 @@ def apply_ranges(
         advance.log.drop(written.generation)
         raise
     counters = sum_counters(dict(advance.counters), written.counters)
-    return replace(advance, counters=counters), records
+    findings = advance.findings
+    if written.findings:
+        findings = add_findings(findings, written.findings)
+    return replace(advance, counters=counters, findings=findings), records
 
 
 def _build_chunk(advance: Advance, chunk: _Chunk, records: int) -> _WrittenChanges:
@@ -551,19 +595,25 @@ def _build_chunk(advance: Advance, chunk: _Chunk, records: int) -> _WrittenChang
     if alone:
         rows = records
     spark = advance.context.spark_for(rows, list_change_spark_needs(advance.source))
-    with interpret_small_plans(spark, rows):
-        written = _write_changes(advance, chunk, spark)
+    try:
+        with interpret_small_plans(spark, rows):
+            written = _write_changes(advance, chunk, spark)
+    except NeedsSpark as reason:  # of a validator, before anything is written
+        if advance.context.spark is IN_PROCESS:
+            raise needs_spark_error(advance.spec, reason) from reason
+        written = _write_changes(advance, chunk, advance.context.spark)
     counters = written.counters
-    if chunk.rewinding is None and written.times.late:
-        counters["late_changes"] = written.times.late
-    counters["deleted"] += count_deletions(written.generation)
+    if chunk.rewinding is None and written.times.all_late:
+        counters["late_changes"] = written.times.all_late
+    counters["deleted"] += count_deletions(written.generation) - counters.get("held", 0)
     if not advance.running:
         ignored = deletions = 0
         if chunk.rewinding is None:
             ignored, deletions = _count_ignored(written.advance, written.generation)
         counters["superseded"] += ignored
         counters["deleted"] -= deletions
-        counters = {"changes": written.generation.rows - ignored, **counters}
+        changed = written.generation.rows - ignored - counters.get("carried", 0)
+        counters = {"changes": changed, **counters}
     return replace(written, counters={"read": records, **counters})
 
 
@@ -572,11 +622,11 @@ def _count_ignored(advance: Advance, generation: Generation) -> tuple[int, int]:
     these, deletions.
 
     By offset, streamed changes are never older, so none are looked for. With history, older changes
-    correct the past.
+    correct the past. Where columns are merged, older changes were left out before.
     """
     spec = advance.spec
     lake = advance.context.lake
-    if spec.following.order_by is None or spec.over_time:
+    if spec.following.order_by is None or spec.over_time or spec.following.merges_columns:
         return 0, 0
     stored = target_generations(advance)
     older = find_older_changes(lake.store, f"dataset {spec.name!r}", stored, generation)
@@ -616,7 +666,9 @@ def _manifest_with_changes(
         read = list_partitions_read(source.system, chunk.ranges)
         now = advance.context.now()
         times = after_changes(watermark, manifest, written.times.newest, read, now)
-        after = after.after(times=times)
+        late = () if chunk.rewinding is not None else written.times.late
+        passed = after_late(passed_marks(advance.spec, manifest), late)
+        after = after.after(times=times, passed=passed)
     if chunk.rewinding is not None:
         after = chunk.rewinding.record_in_manifest(after, source.system)
     if running:

@@ -26,6 +26,7 @@ from dagster_adjunct.assets.unbounded.recovery import (
     effective_max_age,
     evolve_table_columns,
 )
+from dagster_adjunct.assets.unbounded.row_rules import Findings
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
@@ -45,6 +46,7 @@ from dagster_adjunct.assets.versions.version import (
     history_from_spec,
     version_id,
 )
+from dagster_adjunct.assets.versions.watermark import passed_marks
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase
@@ -63,7 +65,7 @@ class Advance:
 
     `commit` and `manifest` are the newest ones known; changes are read up to the offsets `ends`.
     `sealed` are the ids of the versions that it has committed, oldest first. `warnings` are about
-    the values of the first changes.
+    the values of the first changes, `findings` those of the validators.
     """
 
     context: Runtime
@@ -76,6 +78,7 @@ class Advance:
     sealed: tuple[str, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    findings: Findings = ()
 
     @classmethod
     def of(
@@ -178,7 +181,7 @@ def commit_with_retries(
             fresh = as_unbounded(current)
         if fresh is None or not _has_same_progress(advance.manifest, fresh):
             return None
-        if advance.spec.following.completes and _has_erased(advance):
+        if advance.spec.following.reads_rows and _has_erased(advance):
             return None
         return replace(seen, commit=commit, manifest=fresh)
 
@@ -234,7 +237,11 @@ def confirm_caught_up(advance: Advance) -> Advance:
         return advance
     try:
         return commit_fields(
-            advance, confirmed_at=now, decision=advance.decision, change=Change(action="confirm")
+            advance,
+            confirmed_at=now,
+            passed=passed_marks(advance.spec, advance.manifest),
+            decision=advance.decision,
+            change=Change(action="confirm"),
         )
     except CommitConflictError:  # another writer has confirmed it, or read further
         commit, fresh = advance.log.read()
@@ -315,6 +322,7 @@ def manifest_with_version(
         history=history,
         position_type=source.position_type,
         placed=source.stores_partitions,
+        by_column=source.merges_columns,
     )
     return switch_version(manifest, version, now)
 
@@ -357,8 +365,14 @@ def table_layout(source: OpenedChanges, names: StoredNames) -> BucketLayout:
         over_time=spec.over_time,
         position_type=source.position_type,
         placed=source.stores_partitions,
+        by_column=source.merges_columns,
     )
     return replace(layout, names=names)
+
+
+def _describe_columns(names: Sequence[str] | None) -> str:
+    """Return the history columns in words."""
+    return "all" if names is None else ", ".join(names)
 
 
 def evolve_table(advance: Advance) -> Advance:
@@ -379,6 +393,8 @@ def evolve_table(advance: Advance) -> Advance:
     declared = describe_history_length(history_from_spec(advance.spec))
     if history != declared:
         changes.append(f"history is {declared}, was {history}")
+    if version.history_columns != advance.spec.history_columns:
+        changes.append(f"history_columns are {_describe_columns(advance.spec.history_columns)}")
     attempt = advance.log.attempt()
     after = advance.manifest.after(
         declaration=source.declaration,

@@ -43,7 +43,6 @@ from dagster_adjunct.assets.versions.leases import Lease, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.version import (
     POSITION,
-    KeptHistory,
     SealedVersion,
     count_current_rows,
     find_newest_valid_from,
@@ -310,7 +309,7 @@ def merge_generations(
         merge = _plan_merge(what, manifest, plan, forget=forget)
         rows = _drop_expired(rows, manifest)
     else:
-        merge = _plan_history_merge(what, manifest, plan, version.history, forget=forget)
+        merge = _plan_history_merge(what, manifest, plan, version, forget=forget)
     generation, counters = write_generation(
         context.lake.store,
         attempt.generation(plan.generations[-1].id),
@@ -376,10 +375,12 @@ def _plan_history_merge(
     what: str,
     manifest: UnboundedManifest,
     plan: CompactionPlan,
-    history: KeptHistory,
+    version: SealedVersion,
     *,
     forget: bool,
 ) -> _Merge:
+    history = version.history
+    assert history is not None
     if plan.level != "major":
         return _Merge(WriteOptions(what, over_time=TimelineOptions()))
     newest = find_newest_valid_from(plan.generations)
@@ -388,7 +389,7 @@ def _plan_history_merge(
         horizon = newest - 2 * history.kept
     limit = _highest(manifest.horizon, horizon)
     edge = history.edge(newest)
-    timeline = TimelineOptions(fills_ends=True, edge=edge, forget=limit)
+    timeline = TimelineOptions(fills_ends=True, edge=edge, forget=limit, compared=version.compared)
     return _Merge(WriteOptions(what, over_time=timeline), horizon, edge)
 
 

@@ -15,6 +15,7 @@ read only for keys that need one, and of these only the missing columns.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,9 +23,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
-from dagster_adjunct.assets.reading.stored_file import StoredFile, column_paths
-from dagster_adjunct.assets.reading.superseded import key_codes
+from dagster_adjunct.assets.declaration.policies import ColumnGroups
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
+from dagster_adjunct.assets.unbounded.merge_columns import ColumnMerge, SortedRows, lacks_whole_row
+from dagster_adjunct.assets.unbounded.merge_groups import GroupMerge
+from dagster_adjunct.assets.unbounded.stored_rows import StoredRows
 from dagster_adjunct.assets.unbounded.tied_changes import (
     Tie,
     TieGroups,
@@ -34,15 +37,14 @@ from dagster_adjunct.assets.unbounded.tied_changes import (
 )
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.files import (
+    SET_AT,
+    VALID_FROM,
     BucketLayout,
     Generation,
-    conform_to_layout,
     key_changes,
-    unpack_footer,
 )
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
-from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
-from dagster_adjunct.resources.objects.arrow_files import open_object
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.types import arrow_type, type_from_spark
 from dagster_adjunct.resources.schemas.values import python_rows
@@ -51,6 +53,10 @@ from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTON
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+_READ = (POSITION, TOMBSTONE)
+"""The columns of stored rows that are read anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +71,16 @@ class RowCompletion:
     With `again`, for a rewind, the generations hold the changes already, and only changes that are
     not superseded must be complete. By offset, positions are raised to at least those of the stored
     rows of their keys. Else changes of a key are late where no row of it is stored and the newest
-    of them is not above the `horizon`: a tombstone that was dropped might win against them. Late
-    changes are left out. They are counted in the stats, and if `set_aside` listed there like
-    incomplete ones, unless the newest change of the key is a deletion.
+    of them is not above the `horizon`: a tombstone that was dropped might win against them. Where
+    columns are merged, the stored row has to be known whole, and only the newest change of the
+    whole row counts. Late changes are left out. They are counted in the stats, and if `set_aside`
+    listed there like incomplete ones, unless the newest change of the key is a deletion.
 
     By the rule `ties`, changes of which nothing says which one is newer are set aside, too, or
     raise KeyOrderError.
+
+    Where the layout has SET_AT, nothing is incomplete: changes are merged by column, or by these
+    `groups` of columns, in any order.
     """
 
     input_columns: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
@@ -84,6 +94,18 @@ class RowCompletion:
     again: bool = False
     horizon: int | None = None
     ties: TieRule | None = None
+    groups: ColumnGroups = ()
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that identify an entry, of which rows over time have one for each time."""
+        key = self.layout.key
+        return key[:-1] if key[-1] == VALID_FROM else key
+
+    @property
+    def merges_columns(self) -> bool:
+        """Whether changes are merged by column."""
+        return SET_AT in self.layout.columns
 
     def of_bucket(self, store: ObjectStore, bucket: int) -> BucketCompletion:
         """Return the completion of one bucket's rows."""
@@ -97,19 +119,23 @@ class BucketCompletion:
 
     def __init__(self, declared: RowCompletion, store: ObjectStore | None, bucket: int) -> None:
         self._declared = declared
-        self._store = store
         self._bucket = bucket
+        self._stored = StoredRows(
+            store, declared.dataset, declared.layout, declared.generations, bucket
+        )
         self._layout = declared.layout
         self._key = list(declared.layout.key)
+        self._over_time = self._key[-1] == VALID_FROM
         self._waiting: list[pa.Table] = []
         self._set_aside: list[tuple[int, int, str]] = []  # partition, offset and reason
         self._late = 0
+        self._merged: Counter[str] = Counter()
 
     def stats(self) -> dict[str, Any]:
-        """Return the incomplete changes as (partition, offset, reason), and the number of late
-        ones, if any.
+        """Return the incomplete changes as (partition, offset, reason), the number of late ones,
+        and what was merged by column, if any.
         """
-        stats = {"incomplete": self._set_aside, "late": self._late}
+        stats = {"incomplete": self._set_aside, "late": self._late, **self._merged}
         found = {}
         for name, value in stats.items():
             if value:
@@ -124,13 +150,11 @@ class BucketCompletion:
         self._waiting.append(batch)
         # one read of stored rows for so many
         if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:
-            names = [name for name in batch.column_names if name != KEPT]
-            return batch.slice(0, 0).select(names)
+            return self._with_merged_columns(batch.slice(0, 0)).drop_columns([KEPT])
         rows = pa.concat_tables(self._waiting)
-        new = np.append(True, key_changes(rows, self._key))
-        last = int(np.flatnonzero(new)[-1])
+        last = int(np.flatnonzero(np.append(True, key_changes(rows, self._declared.identity)))[-1])
         self._waiting = [rows.slice(last)]
-        return self._complete(rows.slice(0, last), new[:last])
+        return self._complete(rows.slice(0, last))
 
     def rest(self) -> pa.Table | None:
         """Return the rows that are still buffered, completed; None without any."""
@@ -138,14 +162,18 @@ class BucketCompletion:
             return None
         rows = pa.concat_tables(self._waiting)
         self._waiting = []
-        return self._complete(rows, np.append(True, key_changes(rows, self._key)))
+        return self._complete(rows)
 
-    def _complete(self, rows: pa.Table, new: Any) -> pa.Table:
-        """Return the completed rows; the mask `new` is true for the first row of each key."""
-        if self._declared.ties is not None and rows.num_rows:
+    def _complete(self, rows: pa.Table) -> pa.Table:
+        """Return the completed rows."""
+        merges = self._declared.merges_columns
+        new = self._first_of_keys(rows)
+        if self._declared.ties is not None and rows.num_rows and not merges:
             rows, new = self._leave_out_tied(rows, new, self._declared.ties)
         if self._declared.again:
             rows, new = self._place(rows, new)
+        if merges:
+            return self._merge_columns(rows)
         if KEPT not in rows.column_names:
             return rows
         deleted = rows.column(TOMBSTONE).to_numpy()
@@ -162,6 +190,10 @@ class BucketCompletion:
             rows.take(places), key, np.flatnonzero(new), deleted[places], kept[places]
         )
         return done.take(back[stays[back]])
+
+    def _first_of_keys(self, rows: pa.Table) -> Any:
+        """Return the mask of the first row of each key."""
+        return np.append(True, key_changes(rows, self._key))[: rows.num_rows]
 
     def _leave_out_tied(self, rows: pa.Table, new: Any, rule: TieRule) -> tuple[pa.Table, Any]:
         """Return the rows without changes that are tied with others or with stored rows, and their
@@ -189,8 +221,7 @@ class BucketCompletion:
         left = np.ones(rows.num_rows, bool)
         left[tied] = False
         rows = rows.filter(pa.array(left))
-        starts = np.append(True, key_changes(rows, self._key)) if rows.num_rows else new[:0]
-        return rows, starts
+        return rows, self._first_of_keys(rows)
 
     def _report_ties(self, ties: Sequence[Tie], rule: TieRule) -> None:
         """List these changes as set aside, or raise KeyOrderError for the first."""
@@ -223,7 +254,7 @@ class BucketCompletion:
         )
         newest: dict[int, dict[str, Any]] = {}
         keys = rows.select(self._key).take(first)
-        for of, found in self._iterate_stored(
+        for of, found in self._stored.iterate(
             keys, asked, schema, positions=True, generations=generations
         ):
             for number, row in zip(of.tolist(), python_rows(found), strict=True):
@@ -246,17 +277,32 @@ class BucketCompletion:
         highest = np.full(len(first), lowest)
         position = rows.column(POSITION).to_numpy()
         keys = rows.select(self._key).take(first)
-        for of, found in self._iterate_stored(
-            keys, np.arange(len(first)), pa.schema([]), positions=True
+        columns = []
+        if self._declared.merges_columns:
+            columns.append((SET_AT, pa.string()))
+        for of, found in self._stored.iterate(
+            keys, np.arange(len(first)), pa.schema(columns), positions=True
         ):
-            highest[of] = np.maximum(highest[of], found.column(POSITION).to_numpy())
+            is_known = np.ones(len(of), bool)
+            if columns:
+                is_known = ~lacks_whole_row(found.column(SET_AT))
+            known = of[is_known]
+            highest[known] = np.maximum(highest[known], found.column(POSITION).to_numpy()[is_known])
         if by_offset:
             raised = pa.array(np.maximum(position, highest[key]))
             return rows.set_column(rows.column_names.index(POSITION), POSITION, raised), new
         assert horizon is not None
         last = np.append(first[1:], len(new)) - 1
-        late = ((highest == lowest) & (position[last] <= horizon))[key]
-        counted = late & ~rows.column(TOMBSTONE).to_numpy()[last][key]
+        deleted = rows.column(TOMBSTONE).to_numpy()
+        if self._declared.merges_columns:
+            # Changes above the horizon decide only if they set all columns.
+            is_whole = deleted | (_count_kept(rows) == 0)
+            decided = np.logical_or.reduceat(is_whole & (position > horizon), first)
+            late = (highest == lowest)[key] & ~decided[key] & (position <= horizon)
+            counted = late & ~deleted
+        else:
+            late = ((highest == lowest) & (position[last] <= horizon))[key]
+            counted = late & ~deleted[last][key]
         self._late += int(counted.sum())
         if self._declared.set_aside:
             places = (rows.column(name).filter(counted).to_pylist() for name in (PARTITION, OFFSET))
@@ -326,6 +372,101 @@ class BucketCompletion:
                 raise bad_change_error(self._declared.dataset, offset, partition, reason)
             self._set_aside.append((partition, offset, reason))
 
+    # -- by column
+
+    def _with_merged_columns(self, rows: pa.Table) -> pa.Table:
+        """Return the rows with all columns that merged ones have, and KEPT."""
+        if KEPT not in rows.column_names:
+            rows = rows.append_column(KEPT, pa.nulls(rows.num_rows, pa.list_(pa.string())))
+        if self._declared.merges_columns and SET_AT not in rows.column_names:
+            rows = rows.append_column(SET_AT, pa.nulls(rows.num_rows, pa.string()))
+        return rows
+
+    def _merge_columns(self, changes: pa.Table) -> pa.Table:
+        """Return the rows of the keys as they are with these changes, where that is new."""
+        changes = self._with_merged_columns(changes)
+        if not changes.num_rows:
+            return changes.drop_columns([KEPT])
+        rows = self._sort_with_stored(changes)
+        merge: ColumnMerge | GroupMerge
+        if self._declared.groups:
+            merge = GroupMerge(rows, self._layout, self._declared.groups)
+        else:
+            merge = ColumnMerge(rows, self._layout)
+        rule = self._declared.ties
+        if rule is not None:
+            ties = merge.find_ties(by_offset=rule.order_by is None)
+            self._report_ties(ties, rule)
+            if ties:
+                left = rows.is_new.copy()
+                left[[tie.row for tie in ties]] = False
+                return self._merge_columns(rows.rows.filter(pa.array(left)))
+        merged = merge.merge()
+        self._merged.update(superseded=merged.superseded, carried=merged.carried, held=merged.held)
+        return merged.rows.select([name for name in changes.column_names if name != KEPT])
+
+    def _sort_with_stored(self, changes: pa.Table) -> SortedRows:
+        """Return the changes and the stored rows of their keys that these may depend on."""
+        identity = self._declared.identity
+        new = np.append(True, key_changes(changes, identity))
+        number = np.cumsum(new) - 1
+        first = np.flatnonzero(new)
+        asked = self._find_dependent_keys(changes, number)
+        types = self._layout.types
+        names = [name for name in changes.column_names if name in types]
+        schema = pa.schema([(name, arrow_type(types[name])) for name in names if name not in _READ])
+        shape = pa.schema([changes.schema.field(name) for name in names])
+        stored = []
+        numbers = []
+        for of, found in self._stored.iterate(
+            changes.select(identity).take(first), asked, schema, positions=True
+        ):
+            stored.append(found.select(names).cast(shape))
+            numbers.append(of)
+        # Of equal positions, that of the newer generation counts.
+        tables = [*reversed(stored), changes]
+        numbers = [*reversed(numbers), number]
+        rows = pa.concat_tables(tables, promote_options="default").select(changes.column_names)
+        is_new = np.arange(rows.num_rows) >= rows.num_rows - changes.num_rows
+        key = np.concatenate(numbers)
+        order = np.lexsort((self._times(rows), key))
+        rows = rows.take(order)
+        begins = np.append(True, np.diff(key[order]) > 0)
+        starts = np.flatnonzero(begins | np.append(True, np.diff(self._times(rows)) != 0))
+        return SortedRows(rows, starts, begins[starts], is_new[order])
+
+    def _times(self, rows: pa.Table) -> Any:
+        """Return the times of rows over time; the same for all rows without history."""
+        if not self._over_time:
+            return np.zeros(rows.num_rows, np.int64)
+        return rows.column(VALID_FROM).cast("int64").to_numpy()
+
+    def _find_dependent_keys(self, changes: pa.Table, number: Any) -> Any:
+        """Return the numbers of keys whose stored rows matter: a change leaves out columns, or may
+        be older than a stored row.
+        """
+        highest = self._highest_stored()
+        if highest is None:
+            return np.zeros(0, np.int64)
+        is_partial = pa.array(_count_kept(changes) > 0)
+        values = changes.column(POSITION)
+        if self._over_time:
+            values = changes.column(VALID_FROM).cast("int64")
+        is_older = pc.less_equal(values, highest)
+        return np.unique(number[pc.or_(is_partial, is_older).to_numpy()])
+
+    def _highest_stored(self) -> Any:
+        """Return the highest position, or with history time, of the stored rows of the bucket; None
+        without rows.
+        """
+        name = "range" if self._over_time else "positions"
+        found = []
+        for generation in self._declared.generations:
+            for file in generation.files:
+                if file.bucket == self._bucket:
+                    found.append(file.stats[name][1])
+        return max(found, default=None)
+
     # -- stored rows
 
     def _read_stored(
@@ -349,7 +490,7 @@ class BucketCompletion:
         asked = np.flatnonzero(some[first]) if self._declared.by_offset else np.unique(key[some])
         keys = rows.select(self._key).take(first)
         by_offset = self._declared.by_offset
-        for of, found in self._iterate_stored(keys, asked, schema, positions=not by_offset):
+        for of, found in self._stored.iterate(keys, asked, schema, positions=not by_offset):
             position = found.column(POSITION).to_numpy()
             # at equal positions, the newer generation wins, which was read before
             newer = position > highest[of]
@@ -360,127 +501,12 @@ class BucketCompletion:
             count += len(of)
         return stored, highest, pa.concat_tables(tables)
 
-    def _iterate_stored(
-        self,
-        keys: pa.Table,
-        asked: Any,
-        schema: pa.Schema,
-        *,
-        positions: bool,
-        generations: Sequence[Generation] | None = None,
-    ) -> Iterator[tuple[Any, pa.Table]]:
-        """Yield for each file, newest generation first, which of the `asked` keys (indices) it has,
-        and their rows.
 
-        Without `positions`, a key's row is yielded only from the newest generation that has it.
-        `generations` are those to read, by default all.
-        """
-        for generation in reversed(
-            self._declared.generations if generations is None else generations
-        ):
-            for file in generation.files:
-                if file.bucket != self._bucket or not len(asked):
-                    continue
-                assert self._store is not None, "there are generations in a store only"
-                what = f"dataset {self._declared.dataset!r}"
-                opened = StoredFile(self._store, what, generation, file)
-                find = partial(
-                    self._find_in_file, opened, keys.take(asked), schema, positions=positions
-                )
-                places, found = opened.reading(find)
-                yield asked[places], found
-                if not positions:
-                    asked = np.delete(asked, places)
-
-    def _find_in_file(
-        self, stored: StoredFile, keys: pa.Table, schema: pa.Schema, *, positions: bool
-    ) -> tuple[Any, pa.Table]:
-        """Return the indices of the keys that a file has, and their rows: these columns,
-        position and tombstone.
-        """
-        file = _open_file(stored)
-        position = arrow_type(dict(self._layout.hidden)[POSITION])
-        whole = pa.schema([(POSITION, position), (TOMBSTONE, pa.bool_()), *schema])
-        constants: dict[str, Any] = {} if positions else {POSITION: 0}
-        if not stored.file.stats.get("tombstones"):
-            constants[TOMBSTONE] = False
-        layout = self._layout_of([name for name in whole.names if name not in constants])
-        numbers = [np.zeros(0, int)]
-        tables = [whole.empty_table()]
-        for group in range(file.num_row_groups):
-            maybe = self._keys_in_range(file.metadata, group, keys)
-            if not len(maybe):
-                continue
-            head = file.read_row_group(group, columns=self._key, use_threads=False)
-            number, row = _match_keys(head, keys.take(maybe), self._key)
-            if not len(row):
-                continue
-            numbers.append(maybe[number])
-            stored_names = list(layout.stored.columns)
-            read = file.read_row_group(group, columns=stored_names, use_threads=False)
-            values = conform_to_layout(read.take(row), layout)
-            columns = []
-            for field in whole:
-                if field.name in constants:
-                    constant = pa.scalar(constants[field.name], field.type)
-                    columns.append(pa.repeat(constant, len(row)))
-                else:
-                    columns.append(values.column(field.name))
-            tables.append(pa.table(columns, schema=whole))
-        return np.concatenate(numbers), pa.concat_tables(tables)
-
-    def _layout_of(self, names: Sequence[str]) -> BucketLayout:
-        """Return the layout of the key and these columns, hidden or not, for reading files."""
-        known = self._layout.schema
-        shown = [name for name in dict.fromkeys([*self._key, *names]) if name in known]
-        return replace(
-            self._layout,
-            schema=known.select(shown),
-            bucket_by=(),
-            partitions=1,
-            key=(),
-            hidden=tuple(each for each in self._layout.hidden if each[0] in names),
-            projected=True,
-        )
-
-    def _keys_in_range(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
-        """Return the indices of keys that may be in a row group, by the range of its first key
-        column.
-        """
-        first = column_paths(metadata).index(self._key[0])
-        statistics = metadata.row_group(group).column(first).statistics
-        if statistics is None or not statistics.has_min_max:
-            return np.arange(keys.num_rows)
-        column = keys.column(self._key[0])
-        least, greatest = (
-            pa.scalar(value, column.type) for value in (statistics.min, statistics.max)
-        )
-        within = pc.and_(pc.greater_equal(column, least), pc.less_equal(column, greatest))
-        return np.flatnonzero(within.to_numpy())
-
-
-def _open_file(stored: StoredFile) -> pq.ParquetFile:
-    footer = stored.file.footer
-    metadata = None
-    if footer is not None:
-        metadata = pq.read_metadata(pa.BufferReader(unpack_footer(footer)))
-    source = open_object(stored.store, stored.key, stored.file.size)
-    return pq.ParquetFile(
-        source, metadata=metadata, page_checksum_verification=True, pre_buffer=True
-    )
-
-
-def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[Any, Any]:
-    """Return two arrays of the same length: which keys are in the rows `head`, and the row of
-    each.
-    """
-    pairs = [(head.column(name).cast(keys.column(name).type), keys.column(name)) for name in names]
-    codes = key_codes(
-        [pa.chunked_array([*stored.chunks, *wanted.chunks]) for stored, wanted in pairs]
-    )
-    places = pc.index_in(codes.slice(0, head.num_rows), value_set=codes.slice(head.num_rows))
-    rows = pc.indices_nonzero(pc.is_valid(places))
-    return places.take(rows).to_numpy(), rows.to_numpy()
+def _count_kept(rows: pa.Table) -> Any:
+    """Return how many columns each change leaves out."""
+    if KEPT not in rows.column_names:
+        return np.zeros(rows.num_rows, np.int64)
+    return pc.fill_null(pc.list_value_length(rows.column(KEPT)), 0).to_numpy()
 
 
 def _stream_order(position: Any) -> Any:

@@ -12,6 +12,7 @@ from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources import changes as decoding
 from dagster_adjunct.assets.sources.entries import resolve_stream
 from dagster_adjunct.assets.unbounded.commit import Advance
+from dagster_adjunct.assets.unbounded.row_rules import list_row_rules
 from dagster_adjunct.resources.errors import DatasetError, StreamNotFoundError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -187,6 +188,8 @@ def dead_letter_producer(advance: Advance, identity: tuple[object, ...]) -> str:
     ]
     if manifest.positions_from:
         facts.append(manifest.positions_from)
+    rules = list_row_rules(spec, advance.source.schema)
+    facts += [rule.condition for rule in rules if rule.severity == "error"]
     facts += identity
     digest = hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:8]
     return f"dead-{spec.name}-{advance.bootstrap.started_at:%Y%m%dT%H%M%S%f}-{digest}"

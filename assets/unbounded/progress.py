@@ -287,6 +287,7 @@ def build_report(advance: Advance, action: Action) -> AdvanceReport:
     elif action == "up-to-date":
         notes.append("no changes since the last commit")
     notes += [f"warning: {warning}" for warning in advance.warnings]
+    verdicts = tuple(finding.verdict for finding in advance.findings)
     report = AdvanceReport(
         dataset=manifest.name,
         kind=manifest.declaration.kind,
@@ -300,6 +301,8 @@ def build_report(advance: Advance, action: Action) -> AdvanceReport:
         seconds=advance.stages.seconds,
         schema=advance.source.schema,
         note="; ".join(notes),
+        verdicts=verdicts,
+        warnings=tuple(f"{each.name}: {each.message}" for each in verdicts if not each.passed),
     )
     if version is None:
         return report

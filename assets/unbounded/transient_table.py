@@ -37,6 +37,7 @@ from dagster_adjunct.assets.unbounded.tied_changes import find_tie_rule
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, build_layout
+from dagster_adjunct.resources.bucketing.files import SET_AT
 from dagster_adjunct.resources.documents import first_validation_problem
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -422,12 +423,20 @@ class TransientTable:
         Raises KeyOrderError for changes of which nothing says which one is newer.
         """
         spec = self.spec
+        merges_columns = self._source.merges_columns
         layout = build_layout(
-            self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True
+            self._source.schema,
+            spec.key,
+            spec.partition_by,
+            spec.partitions,
+            positioned=True,
+            by_column=merges_columns,
         )
+        if merges_columns and SET_AT not in rows.columns:
+            rows = rows.withColumn(SET_AT, F.lit(None).cast("string"))
         ties = find_tie_rule(self._source, layout)
         has_missing_columns = KEPT in rows.columns
-        if not has_missing_columns and ties is None:
+        if not has_missing_columns and not merges_columns and ties is None:
             return rows
         completion = RowCompletion(
             spec.name,
@@ -436,6 +445,7 @@ class TransientTable:
             by_offset=spec.following.order is None,
             set_aside=False,
             ties=ties,
+            groups=spec.following.groups,
         )
         order = named_columns((*spec.key, POSITION, OFFSET, PARTITION))
         return complete_frame(self._repartition(rows).sortWithinPartitions(*order), completion)

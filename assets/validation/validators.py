@@ -6,6 +6,9 @@ with severity "warn" report and never reject a version.
 
 An error that a validator raises about the data rejects the version. A mistake in the validator
 fails the run instead, and the version waits, because a rejected version is not validated again.
+
+Validators that check each row by itself (`Check.checks_rows`) also work for unbounded datasets, as
+conditions of the rows of each advance: see assets/unbounded/row_rules.py.
 """
 
 from __future__ import annotations
@@ -16,14 +19,18 @@ import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeInt
 
-from dagster_adjunct.assets.declaration.dataset import BoundedDataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    UnboundedDataset,
+)
 from dagster_adjunct.assets.declaration.policies import VALIDATOR_NAME, Severity, Validator
 from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -41,7 +48,7 @@ from dagster_adjunct.resources.schemas.paths import (
     simple_value_advice,
     split_path,
 )
-from dagster_adjunct.resources.schemas.schema import Schema, quote_name
+from dagster_adjunct.resources.schemas.schema import Schema, quote_name, quote_text
 from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.spark.tasks import first_message_line
 from dagster_adjunct.resources.sql.checking import (
@@ -175,6 +182,34 @@ class Check:
         given = ("candidate", *map(repr, self.arguments))
         check_plain_function(f"validator {self.name!r}", self.function, "function", *given)
 
+    @property
+    def checks_rows(self) -> bool:
+        """Whether each row meets the rule by itself or does not, whatever the others are."""
+        if self.function is check_sql:
+            return _SELECT.match(self.arguments[0]) is None
+        return self.function in (check_no_nulls, check_values_in)
+
+    def row_condition(self, dataset: str, columns: Schema) -> str:
+        """Return a rule that checks rows as a condition, in Spark SQL, of rows with these columns.
+
+        Raises PlanningError for a column that is not among them, or an impossible value.
+        """
+        types: dict[str, str | None] = dict(columns.types)
+        _check_rule(self, dataset, types, or_select="")
+        if self.function is check_sql:
+            return str(self.arguments[0])
+        what = f"dataset {dataset!r}"
+        if self.function is check_no_nulls:
+            values = [_find_value(columns, name, what).expression for name in self.arguments]
+            return " AND ".join(f"{value} IS NOT NULL" for value in values)
+        name, allowed = self.arguments
+        value = _find_value(columns, name, what)
+        _check_literals(self, dataset, value, allowed)
+        literals = ", ".join(_sql_literal(each) for each in allowed if each is not None)
+        if not literals:
+            return f"{value.expression} IS NULL"
+        return f"{value.expression} IS NULL OR {value.expression} IN ({literals})"
+
     def __call__(self, candidate: Candidate) -> Verdict:
         """Run the check and return its verdict. Raises what the function raises."""
         answer: object = self.function(candidate, *self.arguments)
@@ -245,7 +280,8 @@ def check_no_null_keys(candidate: Candidate) -> Finding:
 def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
     view = candidate.view
     names = view.sealed.layout.names
-    steps = [names.of_steps(_find_value(view, name).steps) for name in columns]
+    what = f"dataset {view.dataset!r}"
+    steps = [names.of_steps(_find_value(view.schema, name, what).steps) for name in columns]
     counts = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), steps)
     nulls = dict(zip(columns, counts, strict=True))
     facts = {"nulls": nulls, "rows": view.rows}
@@ -258,12 +294,11 @@ def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
     return Finding(True, f"{view.rows:,} rows have {', '.join(map(repr, columns))}", facts)
 
 
-def _find_value(view: VersionReader, name: str) -> Path:
-    """Return the value that the name of a column, or a path, means in a version. Raises
-    SchemaMismatchError if there is none.
+def _find_value(schema: Schema, name: str, what: str) -> Path:
+    """Return the value that the name of a column, or a path, means in rows with these columns.
+    Raises SchemaMismatchError if there is none.
     """
-    what = f"dataset {view.dataset!r}"
-    column = view.schema.field(column_of(name, view.schema.names), what)
+    column = schema.field(column_of(name, schema.names), what)
     if column.name == name:
         return Path((name,), column.type)
     types = {column.name: column.type}
@@ -341,7 +376,7 @@ def check_min_rows(candidate: Candidate, n: int) -> Finding:
 def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
     from pyspark.errors import DateTimeException, NumberFormatException
 
-    value = _find_value(candidate.view, column)
+    value = _find_value(candidate.view.schema, column, f"dataset {candidate.view.dataset!r}")
     name = value.expression
     entries = candidate.view.frame(candidate.spark())  # before columns, which need a session
     # In SQL, no value is outside of a list with a null.
@@ -711,7 +746,7 @@ def _name_part(columns: Sequence[str]) -> str:
     )
 
 
-def check_validator_columns(dataset: BoundedDataset, stored: Schema) -> None:
+def check_validator_columns(dataset: BoundedDataset | UnboundedDataset, stored: Schema) -> None:
     """Raise PlanningError for a validator that names a column which the dataset won't have, or an
     impossible value.
 
@@ -719,43 +754,100 @@ def check_validator_columns(dataset: BoundedDataset, stored: Schema) -> None:
     version alone all names are checked, in a join only those qualified as the version's; functions
     are not checked.
     """
+    if isinstance(dataset, UnboundedDataset):
+        for rule in dataset.validators:
+            rule.row_condition(dataset.name, stored)
+        return
     types: dict[str, str | None] = {field.name: field.type for field in stored.fields}
-    for check in _list_checks(dataset, check_no_nulls, check_values_in):
-        what = f"validator {check.name!r} of dataset {dataset.name!r}"
-        if check.function is check_no_nulls:
-            for name in check.arguments:
-                _check_column(what, dataset, name, types)
-            continue
+    for check in _list_checks(dataset, check_no_nulls, check_values_in, check_sql):
+        _check_rule(check, dataset.name, types, or_select=", or a SELECT")
+
+
+def _check_rule(
+    check: Check, dataset: str, types: dict[str, str | None], *, or_select: str
+) -> None:
+    """Raise PlanningError for a mistake in a rule on columns of these types, as
+    `check_validator_columns`. `or_select` is what may stand for a condition.
+    """
+    what = _name_validator(check, dataset)
+    if check.function is check_no_nulls:
+        for name in check.arguments:
+            _check_column(what, dataset, name, types)
+    elif check.function is check_values_in:
         column, values = check.arguments
-        kind = _check_column(what, dataset, column, types)
-        if is_nested(kind):
-            raise errors.PlanningError(
-                f"{what}: {column!r} is {kind}: expected a simple value.",
-                simple_value_advice(column, kind),
-                dataset=dataset.name,
-                column=column,
-            )
-        wrong = find_impossible_values(values, kind)
-        if wrong:
-            raise errors.PlanningError(
-                f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
-                f"List values of type {kind}.",
-                dataset=dataset.name,
-                column=column,
-            )
-    for name, text, is_select in iterate_sql_rules(dataset):
-        what = f"validator {name!r} of dataset {dataset.name!r}"
-        if is_select:
-            check_select(
-                what, text, VERSION, types, side="the dataset", next_step="Correct the validator."
-            )
-        elif not any(column.name.startswith("__") for column in parse_expression(text).columns):
-            _check_condition(what, dataset, text, types)
+        _check_allowed(what, dataset, column, values, types)
+    elif check.checks_rows:
+        _check_condition(what, dataset, check.arguments[0], types, or_select)
+    else:
+        step = "Correct the validator."
+        check_select(what, check.arguments[0], VERSION, types, side="the dataset", next_step=step)
 
 
-def _check_column(
-    what: str, dataset: BoundedDataset, name: str, types: Mapping[str, str | None]
-) -> str:
+def _name_validator(check: Check, dataset: str) -> str:
+    return f"validator {check.name!r} of dataset {dataset!r}"
+
+
+def _check_allowed(
+    what: str, dataset: str, column: str, values: tuple[Any, ...], types: Mapping[str, str | None]
+) -> None:
+    """Raise PlanningError for a column that has no simple values, or can't have these."""
+    kind = _check_column(what, dataset, column, types)
+    if is_nested(kind):
+        raise errors.PlanningError(
+            f"{what}: {column!r} is {kind}: expected a simple value.",
+            simple_value_advice(column, kind),
+            dataset=dataset,
+            column=column,
+        )
+    wrong = find_impossible_values(values, kind)
+    if wrong:
+        raise errors.PlanningError(
+            f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
+            f"List values of type {kind}.",
+            dataset=dataset,
+            column=column,
+        )
+
+
+def _check_literals(check: Check, dataset: str, value: Path, allowed: Iterable[Any]) -> None:
+    """Raise PlanningError for allowed values that have no literal, or that a text may be no form
+    of: comparing them would fail at some rows.
+    """
+    has_texts = value.type == "string"
+    for each in allowed:
+        is_known = isinstance(each, str | bool | int | float | Decimal | date | bytes)
+        if each is None or (is_known and isinstance(each, str) == has_texts):
+            continue
+        raise errors.PlanningError(
+            f"{_name_validator(check, dataset)}: it allows {each!r} in {str(value)!r}, which is"
+            f" {value.type}.",
+            f"List values of type {value.type}.",
+            dataset=dataset,
+            column=value.column,
+        )
+
+
+def _sql_literal(value: object) -> str:
+    """Return a value as a literal of Spark SQL; times without a zone are in UTC."""
+    if isinstance(value, str):
+        return quote_text(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'"
+    if isinstance(value, datetime):
+        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return f"TIMESTAMP'{moment:%Y-%m-%d %H:%M:%S.%f}'"
+    if isinstance(value, date):
+        return f"DATE'{value}'"
+    if isinstance(value, float):
+        return f"CAST('{value!r}' AS DOUBLE)"
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    return str(value)
+
+
+def _check_column(what: str, dataset: str, name: str, types: Mapping[str, str | None]) -> str:
     """Return the type of a column, or of the value at a path. Raises PlanningError for one that the
     dataset won't have.
     """
@@ -764,7 +856,7 @@ def _check_column(
         raise errors.PlanningError(
             f"{what}: the dataset has no column {column!r}; its columns are {', '.join(types)}.",
             f"{did_you_mean(column, types)}Correct the validator.",
-            dataset=dataset.name,
+            dataset=dataset,
             column=name,
         )
     kind = str(types[column])
@@ -774,24 +866,25 @@ def _check_column(
         path = find_path(name, types) or require_value(name, {column: kind}, what)
     except errors.SchemaMismatchError as error:
         raise errors.PlanningError(
-            error.problem, error.next_step, dataset=dataset.name, column=name
+            error.problem, error.next_step, dataset=dataset, column=name
         ) from error
     return path.type
 
 
-def _list_checks(dataset: BoundedDataset, *functions: object) -> list[Check]:
+def _list_checks(dataset: AdjunctDataset, *functions: object) -> list[Check]:
     """Return the dataset's validators that are evaluated by one of these functions."""
-    checks = [validator for validator in dataset.validators if isinstance(validator, Check)]
+    validators: tuple[Validator, ...] = getattr(dataset, "validators", ())
+    checks = [validator for validator in validators if isinstance(validator, Check)]
     return [check for check in checks if check.function in functions]
 
 
-def iterate_sql_rules(dataset: BoundedDataset) -> Iterator[tuple[str, str, bool]]:
+def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
     """Yield the name and SQL of each SQL validator, and whether it is a SELECT rather than a
     condition.
     """
     for check in _list_checks(dataset, check_sql):
         (text,) = check.arguments
-        yield check.name, text, _SELECT.match(text) is not None
+        yield check.name, text, not check.checks_rows
 
 
 def list_spark_validators(dataset: BoundedDataset) -> list[str]:
@@ -809,15 +902,20 @@ def is_left_to_spark(select: str) -> bool:
 
 
 def _check_condition(
-    what: str, dataset: BoundedDataset, condition: str, types: dict[str, str | None]
+    what: str, dataset: str, condition: str, types: dict[str, str | None], or_select: str
 ) -> None:
+    if any(column.name.startswith("__") for column in parse_expression(condition).columns):
+        return
     over = [name for name, _ in multi_record_functions(condition)]
     if over:
+        step = "Write a condition of one row; several are compared in a bounded dataset only."
+        if or_select:
+            step = "Write a SELECT of the rows that break the rule."
         raise errors.PlanningError(
             f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one"
             " that is true or false for each row.",
-            "Write a SELECT of the rows that break the rule.",
-            dataset=dataset.name,
+            step,
+            dataset=dataset,
         )
     step = "Correct the validator."
     kind = check_expression(
@@ -825,7 +923,7 @@ def _check_condition(
     )
     if kind not in (None, "boolean"):
         raise errors.PlanningError(
-            f"{what}: {condition!r} has the type {kind}: expected a condition, or a SELECT.",
+            f"{what}: {condition!r} has the type {kind}: expected a condition{or_select}.",
             f"Compare it with something: {condition} is not null.",
-            dataset=dataset.name,
+            dataset=dataset,
         )

@@ -254,6 +254,15 @@ class ChangeTimes(ManifestPart):
     read_at: AwareDatetime
 
 
+class PassedMark(ManifestPart):
+    """A watermark of earlier commits, which readers may have passed, and how many changes have come
+    since with times before it.
+    """
+
+    until: AwareDatetime
+    late: int = 0
+
+
 class Retired(ManifestPart):
     """A generation replaced by a compaction or rebuild; versions before number `until` still
     need it.
@@ -559,7 +568,8 @@ class UnboundedManifest(CommonManifest):
     None before it. `quarantining` are the ranges whose bad changes are being sent to the dead
     letters: after a crash the same ranges are read again. `applied` are the ids of the last applied
     startpoints, by stream partition, newest last. `decision` is the last recovery decision. `times`
-    are those of the changes, by partition, if the dataset declares a watermark.
+    are those of the changes, by partition, if the dataset declares a watermark; `passed` are its
+    last watermarks before this one, oldest first.
     `numbers` are the numbers of its versions so far, as ranges (first, last), newest last.
     """
 
@@ -573,6 +583,7 @@ class UnboundedManifest(CommonManifest):
     applied: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     decision: Decision | None = None
     times: dict[str, ChangeTimes] = Field(default_factory=dict)
+    passed: tuple[PassedMark, ...] = ()
     numbers: tuple[tuple[int, int], ...] = ()
     written: Written | None = None
 

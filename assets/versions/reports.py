@@ -103,8 +103,9 @@ class AdvanceReport(InputReport):
 
     `version` is the id now served (None before the first), `sealed` the ids sealed by this call,
     oldest first, and `rejected` the ids that it rejected. `verdicts` are the validators' results
-    for `evaluated`, the version validated last. `warnings` are findings of validators of severity
-    "warn" in any version of this call, dropped or lost records, and changed folders. `rows` is the
+    for `evaluated`, the version validated last, or for the changes that an unbounded dataset has
+    read. `warnings` are findings of validators of severity "warn" in any version of this call, or
+    of any in changes, dropped or lost records, and changed folders. `rows` is the
     number of entries served, None if only merging deltas would tell.
     """
 

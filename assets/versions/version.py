@@ -31,6 +31,7 @@ from dagster_adjunct.assets.declaration.policies import DeltaCompaction, Discard
 from dagster_adjunct.resources.bucketing.files import (
     HAS_ENDS,
     IS_FIRST,
+    SET_AT,
     VALID_FROM,
     VALID_TO,
     BucketLayout,
@@ -39,8 +40,9 @@ from dagster_adjunct.resources.bucketing.files import (
 from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
-from dagster_adjunct.resources.schemas.paths import split_path, write_path
+from dagster_adjunct.resources.schemas.paths import Path, split_path, steps_among, write_path
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames, StoredNamesField
+from dagster_adjunct.resources.schemas.types import Struct, parse_type
 from dagster_adjunct.resources.schemas.values import MICROS
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.system import PARTITION
@@ -198,7 +200,9 @@ class RowForm(ManifestPart):
 
     `partitions` None is one file, a broadcast copy. Rows store their position, their input offset
     or the values of `order_by`, as a `position_type`; `placed` means that they store the partition
-    that they come from, too. With `history`, each key has one row per `__valid_from`.
+    that they come from, too, and `by_column` which changes have set their columns. With `history`,
+    each key has one row per `__valid_from`. An interval of a key ends where one of
+    `history_columns` changes; None are all columns.
     """
 
     key: tuple[str, ...] = Field(min_length=1)
@@ -207,7 +211,9 @@ class RowForm(ManifestPart):
     order_by: tuple[str, ...] | None = None
     position_type: PositionType = "bigint"
     placed: bool = False
+    by_column: bool = False
     history: KeptHistory | None = None
+    history_columns: tuple[str, ...] | None = None
 
 
 class SealedVersion(VersionFacts, RowForm):
@@ -257,6 +263,7 @@ class SealedVersion(VersionFacts, RowForm):
             self.history is not None,
             position_type=self.position_type,
             placed=self.placed,
+            by_column=self.by_column,
         )
         return replace(layout, names=self.names, projected=self.projected)
 
@@ -280,7 +287,12 @@ class SealedVersion(VersionFacts, RowForm):
             stored = self.names.of((), history.valid_from)
             now = {named.names.of((), name): name for name in named.schema.names}
             history = history.after(valid_from=now.get(stored))
-        return self._projected_to(named, history=history)
+        columns = self.history_columns
+        if columns is not None:
+            names = {named.names.of((), name): name for name in named.schema.names}
+            kept = (names.get(self.names.of((), name)) for name in columns)
+            columns = tuple(name for name in kept if name is not None)
+        return self._projected_to(named, history=history, history_columns=columns)
 
     def read_as(self, other: NamedColumns) -> Self:
         """Return this version with just these columns of the dataset, null where it lacks one."""
@@ -290,6 +302,34 @@ class SealedVersion(VersionFacts, RowForm):
 
     def _projected_to(self, columns: NamedColumns, **changes: Any) -> Self:
         return self.after(columns=columns.schema, names=columns.names, projected=True, **changes)
+
+    @property
+    def compared(self) -> tuple[Path, ...]:
+        """The values by which neighbouring entries of a key differ: the `history_columns`, else all
+        but the key and the time since when an entry is valid.
+        """
+        if self.history_columns is not None:
+            fields = [self.columns.field(name) for name in self.history_columns]
+            return tuple(Path((field.name,), field.type) for field in fields)
+        time: tuple[str, ...] = ()
+        if self.history is not None and self.history.valid_from is not None:
+            time = steps_among(self.history.valid_from, self.columns.names)
+        found: list[Path] = []
+        for field in self.columns.fields:
+            if field.name not in self.key:
+                found += _paths_without(Path((field.name,), field.type), time)
+        return tuple(found)
+
+    @property
+    def latest_columns(self) -> tuple[str, ...]:
+        """The columns that have, in an interval, the values of its end: with `history_columns`, the
+        others.
+        """
+        if self.history_columns is None:
+            return ()
+        time = None if self.history is None else self.history.valid_from
+        fixed = {*self.key, *self.history_columns, time}
+        return tuple(name for name in self.columns.names if name not in fixed)
 
     @property
     def edge(self) -> int | None:
@@ -328,6 +368,20 @@ class SealedVersion(VersionFacts, RowForm):
         return sum(generation.rows for generation in self.generations)
 
 
+def _paths_without(value: Path, without: tuple[str, ...]) -> list[Path]:
+    """Return the value; if the steps `without` lead to a part of it, its other parts."""
+    depth = len(value.steps)
+    if value.steps != without[:depth]:
+        return [value]
+    found: list[Path] = []
+    type_ = parse_type(value.type)
+    if isinstance(type_, Struct) and depth < len(without):
+        for member in type_.members:
+            part = Path((*value.steps, member.name), str(member.type))
+            found += _paths_without(part, without)
+    return found
+
+
 def _check_buckets(generation: Generation, partitions: int) -> None:
     """Raise ValueError unless each bucket has at most one file."""
     buckets = [file.bucket for file in generation.files]
@@ -340,7 +394,7 @@ def _check_buckets(generation: Generation, partitions: int) -> None:
         )
 
 
-def build_layout(
+def build_layout(  # noqa: PLR0913
     columns: Schema,
     key: tuple[str, ...],
     partition_by: tuple[str, ...],
@@ -350,17 +404,21 @@ def build_layout(
     *,
     position_type: PositionType = "bigint",
     placed: bool = False,
+    by_column: bool = False,
 ) -> BucketLayout:
     """Return the layout of a version's rows in files; `partitions` None is one file.
 
     Rows over time are unique by key and `__valid_from`, and sorted by them. With `placed`, rows
-    store the partition of the stream that they come from.
+    store the partition of the stream that they come from, `by_column` which changes have set their
+    columns.
     """
     hidden: tuple[tuple[str, str], ...] = ()
     if positioned:
         hidden = ((POSITION, position_type), (TOMBSTONE, "boolean"))
     if placed:
         hidden = (*hidden, (PARTITION, "int"))
+    if by_column:
+        hidden = (*hidden, (SET_AT, "string"))
     if over_time:
         key = (*key, VALID_FROM)
         hidden = (*hidden, *HISTORY)
@@ -392,6 +450,7 @@ def build_version(
         key=spec.key,
         partition_by=spec.partition_by,
         partitions=spec.partitions,
+        history_columns=spec.history_columns,
         positioned=spec.follows_changes,
         order_by=spec.following.order if isinstance(spec, UnboundedDataset) else None,
         generations=tuple(generations),
@@ -459,8 +518,10 @@ class DatasetDeclaration(RowForm, Ownership):
     is the number of partitions of the input (0: files, a query or a local table). `input_names` are
     the stored names of the input's columns, if entries are its records. `order` is the order of
     versions: by arrival or by name (version partitions); with `by_time` it is by the time since
-    when they are valid. For an unbounded dataset, `keep_tombstones` is how far below the newest
-    position deletions are kept. Order and policies may change: they are those of the last advance.
+    when they are valid. For an unbounded dataset, `groups` are the columns that each name of
+    `order_by` orders, if they have orders of their own, and `keep_tombstones` is how far below the
+    newest position deletions are kept. Order and policies may change: they are those of the last
+    advance.
     """
 
     kind: DatasetKind
@@ -475,6 +536,7 @@ class DatasetDeclaration(RowForm, Ownership):
     order: Literal["arrival", "name"] = "arrival"
     by_time: bool = False
     discard: DiscardPolicy = DiscardPolicy()
+    groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     keep_tombstones: int | None = Field(default=None, ge=0)
     compaction: DeltaCompaction = DeltaCompaction()
 
@@ -509,6 +571,7 @@ def declaration_from_spec(
     input_partitions: int = 0,
     position_type: PositionType = "bigint",
     placed: bool = False,
+    by_column: bool = False,
     input_names: StoredNames = AS_NAMED,
 ) -> DatasetDeclaration:
     """Return the stored declaration of a dataset whose entries have these columns."""
@@ -518,6 +581,7 @@ def declaration_from_spec(
         computed=isinstance(spec.input, QuerySource),
         key=spec.key,
         history=history_from_spec(spec),
+        history_columns=spec.history_columns,
         key_types=tuple(schema.field(name).type for name in spec.key),
         partition_by=spec.partition_by,
         partitions=spec.partitions,
@@ -529,6 +593,7 @@ def declaration_from_spec(
         discard=spec.discard,
         position_type=position_type,
         placed=placed,
+        by_column=by_column,
         **_kind_facts(spec),
     )
 
@@ -548,6 +613,7 @@ def _kind_facts(spec: AdjunctDataset) -> dict[str, Any]:
             following = spec.following
             return {
                 "order_by": following.order,
+                "groups": dict(following.groups),
                 "keep_tombstones": following.keep_tombstones,
                 "compaction": following.compaction,
             }

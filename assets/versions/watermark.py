@@ -4,13 +4,16 @@
     -> its watermark: newest - delay; or, if it is idle, when that was found - idle_after
     -> the dataset's watermark: the lowest of all partitions
 
+Each commit also counts the changes that came after a watermark of an earlier one had passed their
+time (`PassedMark`): who read the dataset at that watermark finds the number there.
+
 A bounded dataset is complete up to the end of the version that is read, the newest one or the
 current one: its `valid_from` + `valid_for`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from dagster_adjunct.assets.declaration.dataset import (
@@ -23,11 +26,14 @@ from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     ChangeTimes,
     DatasetManifest,
+    PassedMark,
     UnboundedManifest,
 )
 from dagster_adjunct.assets.versions.version import datetime_from_micros
 from dagster_adjunct.resources.times import add_span, subtract_span, to_microseconds
 
+MAX_PASSED = 32
+"""How many watermarks are kept of earlier commits, at most."""
 _FIRST = to_microseconds(datetime(1, 1, 1, tzinfo=UTC))
 
 
@@ -120,3 +126,26 @@ def after_changes(
         last = max(times, default=None)
         after[ssp] = ChangeTimes(newest=last, read_at=now)
     return after
+
+
+def passed_marks(dataset: UnboundedDataset, manifest: UnboundedManifest) -> tuple[PassedMark, ...]:
+    """Return the watermarks that readers may have passed up to this manifest, its own included,
+    oldest first.
+    """
+    passed = manifest.passed
+    mark = known_until(dataset, manifest)
+    if mark is not None and (not passed or passed[-1].until < mark):
+        passed = (*passed, PassedMark(until=mark))
+    return passed[-MAX_PASSED:]
+
+
+def after_late(passed: Sequence[PassedMark], late: Sequence[int]) -> tuple[PassedMark, ...]:
+    """Return these watermarks after further changes, of which so many are late for each of them;
+    () for none of any.
+    """
+    if not late:
+        return tuple(passed)
+    after = []
+    for mark, count in zip(passed, late, strict=True):
+        after.append(mark.model_copy(update={"late": mark.late + count}))
+    return tuple(after)

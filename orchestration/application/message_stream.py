@@ -15,6 +15,7 @@ from pydantic import PositiveInt, SkipValidation
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
+from dagster_adjunct.assets.reading.point_in_time import Known
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
@@ -328,6 +329,7 @@ class MessageStream:
         as_of: str | None = None,
         before_history: BeforeHistory = "null",
         on_null_time: OnNullTime = "null",
+        versions: Known = "now",
         wait: timedelta | Wait | None = None,
         restate: timedelta | Restate | None = None,
     ) -> MessageStream:
@@ -351,7 +353,9 @@ class MessageStream:
         versions). A record from before the history of its key has no entry, or the key's first one
         with before_history="oldest" (of a bounded dataset the one in the oldest version, if any),
         or fails the batch ("error"); a record whose time is null has no entry, or fails the batch
-        with on_null_time="fail". With `wait`, records wait at most this long, in their stream,
+        with on_null_time="fail". With versions="known-then" it is the entry that the dataset served
+        at that time, by the commit that was current then; the dataset needs no history, and what
+        was discarded is before it. With `wait`, records wait at most this long, in their stream,
         until the watermark of the dataset (`watermark=`, or `valid_for=` of versions) has passed
         their event time; a `Wait` also says by which time, and can mark those that come too early.
         With `restate`, results follow later changes of the dataset: when entries have changed, the
@@ -369,7 +373,15 @@ class MessageStream:
             self.graph.check_join_name(name, operator)
         given = JoinArguments(operator, on, how, select, prefix, min_match_rate)
         options = JoinOptions(
-            function, schema, as_of, before_history, on_null_time, wait, restate, tuple(args)
+            function,
+            schema,
+            as_of,
+            before_history,
+            on_null_time,
+            versions,
+            wait,
+            restate,
+            tuple(args),
         )
         spec: Join | LookupJoin
         if isinstance(table, RemoteTableHandle):

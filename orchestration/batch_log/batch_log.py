@@ -31,9 +31,11 @@ from pydantic import ValidationError
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.batch_log.intent import (
     Epochs,
+    HeldTime,
     Intent,
     Offsets,
     Partition,
+    PassedTime,
     Ranges,
     ReadVersions,
     of_stream,
@@ -473,7 +475,9 @@ class ApplicationState(StoredDocument):
     `checkpoint` is the next offset to read of each stream partition; `records` and `totals` sum up
     the input records and counters of all closed batches. `given_up` is the number of the abandoned
     batch before the next one, which reads its records again: local tables remove what it wrote.
-    `times` are the event times of the inputs. After a rename, `writes_as` is the name by which
+    `times` are the event times of the inputs, and `passed` the times up to which datasets were
+    complete for the records that waited for them. `held` has the records that the last batch, or
+    run, found waiting at the checkpoint. After a rename, `writes_as` is the name by which
     outputs know the application; the log of the former name has the new one in `renamed_to`. `note`
     says what else there is to know of this commit, such as its purpose if no batch made it.
     """
@@ -487,6 +491,8 @@ class ApplicationState(StoredDocument):
     offsets: OffsetState = OffsetState()
     given_up: int | None = None
     times: TimeState = TimeState()
+    passed: dict[str, PassedTime] = Default(default_factory=dict)
+    held: dict[Partition, HeldTime] = Default(default_factory=dict)
     writes_as: str | None = None
     renamed_to: str | None = None
     note: str | None = None
@@ -579,6 +585,11 @@ class BatchLog:
         state = logged.state
         intent = done.intent
         checkpoint, offsets = _apply_batch(state, intent, done.closed_at)
+        passed = dict(state.passed)
+        held = state.held
+        if not intent.reads_again:
+            passed |= intent.joined.passed
+            held = intent.held
         closed = ApplicationState(
             checkpoint=checkpoint,
             batch=intent.batch,
@@ -587,6 +598,8 @@ class BatchLog:
             totals=add_counters(state.totals, done.counters),
             offsets=offsets,
             times=times or state.times,
+            passed=passed,
+            held=held,
             writes_as=state.writes_as,
         )
         note = None

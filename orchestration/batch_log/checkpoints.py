@@ -19,7 +19,8 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_application_known,
     check_not_renamed,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Epochs, HeldTime, Intent, Offsets
+from dagster_adjunct.orchestration.operators.waiting import LATE_CHANGES
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import Report
@@ -38,7 +39,9 @@ class Checkpoint(Report):
     the epochs of its partitions, without zeros. `resolved` are startpoints whose offsets are stored
     and not applied yet: the next run starts there instead. `open` is a batch that has not finished:
     a run is in it, or the next run repeats it. `times` are the event times of the inputs,
-    `versions` the versions of datasets and state tables that the last batch read.
+    `versions` the versions of datasets and state tables that the last batch read. `late_changes`
+    are those that came after a join had passed their time, by join that waits, and `held` the first
+    records that the last run found waiting.
     """
 
     offsets: Offsets
@@ -52,11 +55,13 @@ class Checkpoint(Report):
     open: Intent | None = None
     times: TimeState = field(default_factory=TimeState)
     versions: Mapping[str, str | None] = field(default_factory=dict)
+    late_changes: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[SystemStreamPartition, HeldTime] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the checkpoint as JSON values."""
         facts = Report.to_json(self) | {"at": self.at}
-        del facts["versions"]
+        del facts["versions"], facts["held"]
         return facts
 
 
@@ -134,6 +139,10 @@ class CheckpointManager:
         newest = CheckpointChange(commit.number, commit.created_at, commit.by, None, None)
         last = next(self.history(1), newest)
         offsets = state.offsets
+        late = {}
+        for name, counted in state.totals.items():
+            if LATE_CHANGES in counted:
+                late[name] = counted[LATE_CHANGES]
         return Checkpoint(
             offsets=dict(sorted(state.checkpoint.items())),
             streams=offsets.streams,
@@ -146,6 +155,8 @@ class CheckpointManager:
             open=state.open,
             times=state.times,
             versions={} if state.last is None else state.last.intent.versions,
+            late_changes=late,
+            held=state.held,
         )
 
     def history(

@@ -60,6 +60,45 @@ def without_stream(
     return others
 
 
+class HeldTime(StoredDocument):
+    """The first record of a partition that waits: its offset, its event time by the expression
+    `by`, and when it was written.
+
+    Where records wait by event time, `newest` is the latest one of the records up to the offset
+    `seen_to`; None where that is not known.
+    """
+
+    offset: int
+    by: str
+    time: datetime
+    since: datetime
+    newest: datetime | None = None
+    seen_to: str | None = None
+
+
+class PassedTime(StoredDocument):
+    """The time up to which a dataset was complete for the records that an application has joined
+    with it: its joins have passed it.
+
+    `late` changes had come by then after the dataset's watermark had passed this time, with times
+    before it, and `all_late` after its watermark had passed their own time.
+    """
+
+    until: datetime
+    late: int = 0
+    all_late: int = 0
+
+
+class ServedCommits(StoredDocument):
+    """The commits of a dataset that a batch looks back to: the numbers of the first one, 0 for the
+    beginning, and of the last one, and the versions that keep what they served.
+    """
+
+    first: int
+    last: int
+    versions: tuple[str, ...]
+
+
 class ReadVersions(StoredDocument):
     """What a batch reads of a dataset: the `version` that is served, and those that are joined by
     time.
@@ -79,17 +118,24 @@ class JoinedVersions(StoredDocument):
 
     - `versions`: the version of each joined dataset; None if there is none to read.
     - `over_time`: all versions of each bounded dataset that is joined by time.
+    - `served`: what is read of each dataset that is joined as it was known then.
     - `followed`: the versions between which the changes of a dataset are read.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
     - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
+    - `passed`: by dataset that records wait for, the time that joins have passed after this batch.
+    - `late`: by dataset, how many changes came since the batch before, after the joins had passed
+      their time.
     - `restated`: what is read of datasets whose later changes results follow.
     """
 
     versions: dict[str, str | None] = Default(default_factory=dict)
     over_time: dict[str, tuple[str, ...]] = Default(default_factory=dict)
+    served: dict[str, ServedCommits] = Default(default_factory=dict)
     followed: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     reading: JoinVersions = AS_OF
     known: dict[str, datetime | None] = Default(default_factory=dict)
+    passed: dict[str, PassedTime] = Default(default_factory=dict)
+    late: dict[str, int] = Default(default_factory=dict)
     restated: dict[str, ReadVersions] = Default(default_factory=dict)
 
     def list_all(self) -> dict[str, tuple[str, ...]]:
@@ -98,6 +144,8 @@ class JoinedVersions(StoredDocument):
         for name, version in self.versions.items():
             known = () if version is None else (version,)
             read[name] = tuple(dict.fromkeys((*known, *self.over_time.get(name, ()))))
+        for name, served in self.served.items():
+            read[name] = tuple(dict.fromkeys((*read.get(name, ()), *served.versions)))
         for name, followed in self.followed.items():
             read[name] = tuple(dict.fromkeys((*read.get(name, ()), *followed)))
         return read
@@ -136,6 +184,7 @@ class Intent(StoredDocument):
     - `tasks`: how many tasks read each record of a broadcast input; None without broadcast inputs.
     - `waiting`: partitions with `idle_after` that have records for a later batch, so they do not
       count as idle.
+    - `held`: the first record that waits for a dataset, of each partition that has one.
     - `cut`: whether retention deleted some of its records before it finished. Outputs that were
       written before that keep all of its records.
     """
@@ -152,6 +201,7 @@ class Intent(StoredDocument):
     restating: Restating | None = None
     tasks: int | None = None
     waiting: tuple[Partition, ...] = ()
+    held: dict[Partition, HeldTime] = Default(default_factory=dict)
     cut: bool = False
 
     @property

@@ -132,6 +132,7 @@ def plan(
 
 
 def _check_plan_options(form: str, against: Path | None, *, verify: bool) -> None:
+    """Raise ConfigurationError for options of `adjunct plan` that can't be combined."""
     if form == "mermaid" and (verify or against is not None):
         option = "--verify" if verify else "--against"
         problem = f"{option} can't be combined with --format mermaid."
@@ -155,6 +156,9 @@ class _ShownPlan:
 
 
 def _compare_plan(planned: ExecutionPlan, against: Path, lake_notes: list[str]) -> _ShownPlan:
+    """Return the differences of a plan from the one in the file `against`; notes of the lake are
+    none.
+    """
     older = _read_plan(against)
     # A stored plan contains the notes of its lake too; these are no difference between plans.
     older["notes"] = [note for note in older.get("notes", ()) if note not in lake_notes]
@@ -312,6 +316,7 @@ def _parse_stay(follow: str | None) -> timedelta | None:
 
 
 def _no_batches_error(app: Application) -> ConfigurationError:
+    """Return the error for --follow with an application that has no batches."""
     problem = f"application {app.name!r} declares only datasets: there are no batches to stay for."
     step = (
         "Leave out --follow, and repeat the command, or let the datasets' sensors in Dagster do so."
@@ -320,6 +325,7 @@ def _no_batches_error(app: Application) -> ConfigurationError:
 
 
 def _show_run(app: Application, report: RunReport, stay: timedelta | None) -> None:
+    """Print what a run has done, and end with an error code if a dataset rejected a version."""
     output.show_json(report.to_json())
     for name, counters in report.step.counters.items():
         output.show_table(name, ["counter", "value"], list(counters.items()))
@@ -338,6 +344,7 @@ def _show_run(app: Application, report: RunReport, stay: timedelta | None) -> No
 
 
 def _show_event(event: StepEvent | AdvanceReport) -> None:
+    """Print a line for an event of a run."""
     # Waiting for a lease is logged as a warning on stderr.
     if getattr(event, "what", "") != "lease":
         output.show_line(event.summary())

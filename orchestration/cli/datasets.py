@@ -9,7 +9,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice, starmap
-from operator import attrgetter
 from typing import Any
 
 import click
@@ -166,6 +165,7 @@ def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], **at: str |
 
 
 def _key_fields(opened: Dataset) -> list[Field]:
+    """Return the columns of a dataset's key, with their types."""
     return list(map(opened.schema.field, opened.sealed.key))
 
 
@@ -245,6 +245,7 @@ def _parse_as_of(as_of: str) -> datetime | int | str:
 
 
 def _repartition_details(report: RebucketReport) -> list[str]:
+    """Return the lines below the summary of a dataset's repartitioning."""
     kept = "would be kept" if report.dry_run else "is kept"
     details = [f"the old copy {kept} for now: {pending}" for pending in report.pending]
     return [*details, *(f"prevented by {reader}" for reader in report.holding)]
@@ -385,10 +386,8 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
         for column, value in entry.new.items():
             if comparable_value(entry.old.get(column, value)) == comparable_value(value):
                 continue
-            before, now = (
-                output.format_value(each, own=True)
-                for each in (shown.old[column], shown.new[column])
-            )
+            before = output.format_value(shown.old[column], own=True)
+            now = output.format_value(shown.new[column], own=True)
             values[column] = f"{before} -> {now}"
         output.show_facts(f"changed: {', '.join(map(str, shown.key.values()))}", values, own=True)
 
@@ -420,8 +419,9 @@ def list_changes(
             shown = change.masked(changes.sensitive)
             rows.append(asdict(shown))
             columns = change.differing_columns()
-            sides = [_select(side, columns) for side in (shown.before, shown.after)]
-            cells.append([shown.kind, ", ".join(map(str, shown.key.values())), *sides])
+            before = _select(shown.before, columns)
+            after = _select(shown.after, columns)
+            cells.append([shown.kind, ", ".join(map(str, shown.key.values())), before, after])
     span = {"since": changes.since, "until": changes.until, "at": changes.at}
     output.show_json({"dataset": name, **span, "changes": rows})
     title = f"{name}: {changes.since or 'nothing'} to {changes.until}"
@@ -429,6 +429,7 @@ def list_changes(
 
 
 def _select(entry: Entry | None, columns: Sequence[str]) -> Entry | None:
+    """Return these columns of an entry, as far as it has them; None for a missing entry."""
     if entry is None:
         return None
     return {name: entry[name] for name in columns if name in entry}
@@ -458,9 +459,8 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
         every = opened.history_of(key_from_text(f"dataset {name!r}", key_fields, texts[0]))
         values = [column for column in opened.schema.names if column not in opened.sealed.key]
     newest = every[-limit:]
-    slots = ("valid_from", "valid_to", "is_current", "entry")
-    documents = [dict(zip(slots, attrgetter(*slots)(part), strict=True)) for part in newest]
-    output.show_json(documents)
+    names = ("valid_from", "valid_to", "is_current", "interval_id", "entry")
+    output.show_json([{name: getattr(part, name) for name in names} for part in newest])
     if not every:
         output.show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")
         output.fail_if_missing([None])
@@ -477,6 +477,7 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
 
 
 def _format_utc(time: datetime | None) -> str:
+    """Return a time in UTC without its zone; "" for None."""
     if time is None:
         return ""
     return str(time.astimezone(UTC).replace(tzinfo=None))
@@ -604,6 +605,7 @@ def abandon(store: StoredVersions, version: str, **audit: str) -> BoundedManifes
 def _show_change(
     store: StoredVersions, action: str, before: DatasetManifest, after: BoundedManifest
 ) -> None:
+    """Print what a command has done to a version, and which version is served now."""
     changed = after != before
     served = after.version
     version = None
@@ -612,7 +614,8 @@ def _show_change(
         version = after.change.version
     if version:
         note = describe_unserved_version(after)
-    others = sorted(set(store.log.read_all()[1]) - {store.name})
+    _, datasets = store.log.read_all()
+    others = sorted(set(datasets) - {store.name})
     document = {
         "dataset": store.name,
         "action": action,
@@ -636,6 +639,7 @@ def _show_change(
 
 
 def _describe_served(manifest: BoundedManifest) -> str:
+    """Say which version is served, and whether it is pinned."""
     served = manifest.version
     pin = manifest.pin
     text = "no version is served now"

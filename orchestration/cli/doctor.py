@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
@@ -159,6 +159,9 @@ def _examine_followers(lake: Lake) -> Iterator[Finding]:
 def _examine_application(
     app: Application, lake: Lake, master: str | None, *, runs_spark: bool
 ) -> Iterator[Finding]:
+    """Yield the findings about an application's name, streams, time zones, files and tables;
+    `runs_spark` says whether the check of time zones can start a session.
+    """
     has_session = not is_in_process(master)
     yield run_check("name", lambda: check_name_in_use(app, lake))
     yield run_check("streams", lambda: check_plan(app, lake, parse=has_session))
@@ -276,15 +279,24 @@ def _check_new_folder(url: str) -> None:
         raise ConfigurationError(problem, step, setting="--lake")
 
 
+class _Versions(NamedTuple):
+    """The versions of Python and of Adjunct in a process."""
+
+    python: str
+    package: str
+
+
+def _versions_here() -> _Versions:
+    """Return the versions in the process where this runs."""
+    return _Versions(f"{sys.version_info.major}.{sys.version_info.minor}", version(_PACKAGE))
+
+
 def worker_versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the versions of Python and of Adjunct in the process where this runs, once for each
     batch.
     """
     for _ in batches:
-        facts = [f"{sys.version_info.major}.{sys.version_info.minor}"], [version(_PACKAGE)]
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(fact) for fact in facts], names=["python", "package"]
-        )
+        yield pa.RecordBatch.from_pylist([_versions_here()._asdict()])
 
 
 def check_spark(master: str | None, store: ObjectStore | None) -> str:
@@ -300,13 +312,13 @@ def check_spark(master: str | None, store: ObjectStore | None) -> str:
                 .collect()
             )
         found = f"Spark {spark.version} at {spark.conf.get('spark.master')}"
-        here = (f"{sys.version_info.major}.{sys.version_info.minor}", version(_PACKAGE))
-        others = {(row.python, row.package) for row in rows} - {here}
+        here = _versions_here()
+        others = {_Versions(row.python, row.package) for row in rows} - {here}
         if others:
-            python, package = min(others)
+            other = min(others)
             raise Concern(
-                f"{found}: workers run Python {python} with {_PACKAGE} {package}, this is"
-                f" {here[0]} with {here[1]}",
+                f"{found}: workers run Python {other.python} with {_PACKAGE} {other.package}, this"
+                f" is {here.python} with {here.package}",
                 "Give executors the same environment: PYSPARK_PYTHON, or an archive of it"
                 " (spark.archives).",
                 "failed",
@@ -366,19 +378,18 @@ def check_dagster() -> str:
                 "Start it, with the same DAGSTER_HOME: dagster-daemon run (adjunct ui and dg dev"
                 " start their own)."
             )
-            concerns.append(
-                ("its daemon does not run, so schedules and sensors start nothing", step)
-            )
+            problem = "its daemon does not run, so schedules and sensors start nothing"
+            concerns.append(Concern(problem, step))
         if keeps_slots(instance):
             problem = (
                 "a run whose process is killed keeps its slot in a pool, and the next one waits for"
                 " it for ever"
             )
-            concerns.append((problem, f"{FREE_SLOTS}."))
+            concerns.append(Concern(problem, f"{FREE_SLOTS}."))
         if concerns:
             raise Concern(
-                "; ".join([found, *(problem for problem, _ in concerns)]),
-                " ".join(s for _, s in concerns),
+                "; ".join([found, *(concern.found for concern in concerns)]),
+                " ".join(concern.next_step for concern in concerns),
             )
         return f"{found}, the daemon runs"
 

@@ -7,46 +7,57 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+from typing import NamedTuple
 
 import click
 
 from dagster_adjunct.orchestration.cli import output
 
-# By command: the module of `cli` in which it has the same name, and its help.
+
+class _Command(NamedTuple):
+    """The module of `cli` in which a command has its name, and the command's help."""
+
+    module: str
+    help: str
+
+
 _COMMANDS = {
-    "app": ("applications", "Manage applications."),
-    "checkpoint": ("startpoints", "Show where applications continue in their input streams."),
-    "dataset": ("datasets", "Manage datasets of the lake."),
-    "demo": (
-        "applications",
-        "Run the main job on real data, of flights joined with reference data.",
+    "app": _Command("applications", "Manage applications."),
+    "checkpoint": _Command(
+        "startpoints", "Show where applications continue in their input streams."
     ),
-    "doctor": (
+    "dataset": _Command("datasets", "Manage datasets of the lake."),
+    "demo": _Command(
+        "applications", "Run the main job on real data, of flights joined with reference data."
+    ),
+    "doctor": _Command(
         "doctor",
         "Check what runs need: packages, Java, Spark, the lake, Dagster; and how to mend it.",
     ),
-    "kv": (
-        "tables",
-        "Manage key-value tables: entries with versions, conditional and atomic writes.",
+    "kv": _Command(
+        "tables", "Manage key-value tables: entries with versions, conditional and atomic writes."
     ),
-    "new": (
+    "new": _Command(
         "new",
         "Make a small project: datasets, an application, sample data, tests, Dagster's settings.",
     ),
-    "plan": ("applications", "Validate an application's partition counts and show its plan."),
-    "run": (
-        "applications",
-        "Bring datasets up to date and run an application until it has caught up.",
+    "plan": _Command(
+        "applications", "Validate an application's partition counts and show its plan."
     ),
-    "schema": ("schema", "Infer the schema of files or of a topic from a sample."),
-    "sql": ("sql", "Query datasets, their versions and streams with SQL, by DuckDB; read-only."),
-    "startpoint": (
+    "run": _Command(
+        "applications", "Bring datasets up to date and run an application until it has caught up."
+    ),
+    "schema": _Command("schema", "Infer the schema of files or of a topic from a sample."),
+    "sql": _Command(
+        "sql", "Query datasets, their versions and streams with SQL, by DuckDB; read-only."
+    ),
+    "startpoint": _Command(
         "startpoints",
         "Request that partitions are read from another position than their checkpoint.",
     ),
-    "stream": ("streams", "Manage streams of the lake."),
-    "table": ("tables", "Inspect remote tables that this lake's applications write."),
-    "ui": ("applications", "Serve the Dagster UI and its daemon."),
+    "stream": _Command("streams", "Manage streams of the lake."),
+    "table": _Command("tables", "Inspect remote tables that this lake's applications write."),
+    "ui": _Command("applications", "Serve the Dagster UI and its daemon."),
 }
 
 
@@ -57,18 +68,20 @@ class LazyCommands(output.Commands):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, whose module is imported only now; None if there is none of this
+        name.
+        """
         if cmd_name not in _COMMANDS:
             return None
-        module, help_text = _COMMANDS[cmd_name]
-        command: click.Command = getattr(
-            importlib.import_module(f"{__package__}.{module}"), cmd_name
-        )
-        command.help = command.help or help_text
+        listed = _COMMANDS[cmd_name]
+        module = importlib.import_module(f"{__package__}.{listed.module}")
+        command: click.Command = getattr(module, cmd_name)
+        command.help = command.help or listed.help
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, help_text) for name, (_, help_text) in _COMMANDS.items()])
+            formatter.write_dl([(name, command.help) for name, command in _COMMANDS.items()])
 
 
 @click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,6 +102,9 @@ def main() -> None:
 
 
 def _run_root() -> int:
+    """Run the root command, whose exit code it returns; UsageError for arguments that are no
+    text.
+    """
     for argument in sys.argv[1:]:
         try:
             argument.encode()

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -181,6 +180,9 @@ def lag(lake: Lake, name: str) -> None:
 
 
 def _no_lag_error(name: str, owner: str | None) -> ConfigurationError:
+    """Return the error for a dataset that follows no stream; `owner` is the application whose local
+    table it is, if it is one.
+    """
     if owner is not None:
         problem = (
             f"dataset {name!r} is a local table of application {owner!r}, which follows no stream."
@@ -194,7 +196,7 @@ def _no_lag_error(name: str, owner: str | None) -> ConfigurationError:
 
 def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     """Return how far a table is behind its stream as JSON-able values."""
-    system = split_stream_name(manifest.declaration.input)[0]
+    system, _ = split_stream_name(manifest.declaration.input)
     systems = {system: open_system(lake, system)}
     now = lake.now()
     partitions = {}
@@ -222,8 +224,8 @@ def show_lag(facts: Mapping[str, Any]) -> None:
         behind = "never caught up"
         if lag["seconds"] is not None:
             behind = str(timedelta(seconds=round(lag["seconds"])))
-        facts_shown = itemgetter("next", "end", "offsets", "records", "lost")(lag)
-        rows.append([ssp, *facts_shown, behind])
+        shown = [lag[name] for name in ("next", "end", "offsets", "records", "lost")]
+        rows.append([ssp, *shown, behind])
     columns = ["partition", "next", "end", "offsets behind", "records", "lost", "time behind"]
     output.show_table("behind its stream", columns, rows)
 
@@ -346,7 +348,7 @@ def expire(
 def _parse_retention(keep: str | None, grace: str | None, followed: str | None) -> dict[str, Any]:
     """Return the given settings of a DiscardPolicy."""
     given: dict[str, Any] = {}
-    for name, span in (("grace", grace), ("followed", followed)):
+    for name, span in {"grace": grace, "followed": followed}.items():
         if span is not None:
             example = "for example 90m, 24h or 7d"
             given[name] = options.parse_duration(f"--{name}", span, example)
@@ -361,6 +363,7 @@ def _parse_retention(keep: str | None, grace: str | None, followed: str | None) 
 
 
 def _show_discarded(report: DiscardReport) -> None:
+    """Print what `expire` has deleted, spared and kept of a dataset."""
     output.show_line(f"{report.summary()}.")
     outcomes = {
         "deleted": (*report.discarded, *report.garbage),

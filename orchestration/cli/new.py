@@ -139,7 +139,8 @@ def infer_beginning(urls: Sequence[str]) -> Beginning:
     """
     inferred = infer_from_files(urls, rows=_ROWS)
     files = find_files(urls)
-    stem = files[0].file.path.rsplit("/", 1)[-1].split(".")[0]
+    _, _, file_name = files[0].file.path.rpartition("/")
+    stem, _, _ = file_name.partition(".")
     stream = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-").lower()[:80]
     return Beginning(stream or "records", inferred, guess_key(inferred), _for_shell(files))
 

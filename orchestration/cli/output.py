@@ -120,6 +120,7 @@ def format_value(value: Any, *, own: bool = False) -> str:
 
 
 def _format_mapping(value: Mapping[Any, Any]) -> str:
+    """Format a mapping as "name: value" for each item."""
     separator = ", "
     parts = []
     for name, item in value.items():
@@ -130,6 +131,7 @@ def _format_mapping(value: Mapping[Any, Any]) -> str:
 
 
 def _format_number(value: bool | float) -> str:
+    """Format a number with thousands separators, a boolean as yes or no."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}"
@@ -187,6 +189,7 @@ class Commands(click.Group):
     """
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; with --json, an error is printed as JSON too before it is raised."""
         console.quiet = False
         try:
             return super().invoke(ctx)
@@ -201,6 +204,7 @@ class Commands(click.Group):
 
 
 def _list_facts(error: Exception) -> dict[str, str]:
+    """Return what the JSON document of an error says about it."""
     ours = find_adjunct_error(error)
     if ours is None:
         return {"type": type(error).__name__, "problem": _first_lines(error), "next_step": ""}
@@ -255,9 +259,11 @@ def show_remark(text: str) -> None:
 class Report(Protocol):
     """A report of what a command did, or would do."""
 
-    def summary(self) -> str: ...
+    def summary(self) -> str:
+        """Return a sentence about what was done."""
 
-    def to_json(self) -> dict[str, Any]: ...
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able values."""
 
 
 def show_report(report: Report, details: Iterable[str] = ()) -> None:
@@ -308,11 +314,13 @@ def show_table(
 
 
 def _is_wide() -> bool:
+    """Whether the running command has the option --wide."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(WIDE))
 
 
 def _format_cells(rows: Sequence[Sequence[Any]], *, own: bool = False) -> list[list[str]]:
+    """Return all cells as texts."""
     return [[format_value(cell, own=own) for cell in row] for row in rows]
 
 
@@ -408,8 +416,10 @@ def _show_error(error: Exception) -> int:
 
 
 def _show_problem(error: Exception, problem: str) -> None:
+    """Print the type of an error and its problem on stderr."""
     _errors.print(Text.assemble((type(error).__name__, "bold red"), f": {problem}"))
 
 
 def _first_lines(error: BaseException) -> str:
+    """Return the first few lines of an error's message."""
     return "\n".join(str(error).strip().splitlines()[:5])

@@ -99,6 +99,9 @@ def _printable(text: str) -> str:
 def _of_topic(
     topics: tuple[str, ...], kafka: str | None, registry: str | None, rows: int, times: bool
 ) -> InferredSchema:
+    """Return the schema of a topic: the registered one if there is a registry, else what its newest
+    records have.
+    """
     from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
     from dagster_adjunct.resources.streams.kafka.samples import infer_from_topic, registered_schema
     from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry

@@ -71,6 +71,7 @@ def sql(lake: Lake, query: str, form: str | None, target: Path | None, limit: in
 
 
 def _check_output(form: str, target: Path | None) -> None:
+    """Raise ConfigurationError for a format that needs a file, or a table that has one."""
     if form == "parquet":
         if target is None:
             raise ConfigurationError(
@@ -89,7 +90,7 @@ def _write(
 ) -> int:
     """Write tables to a new file, or the standard output, and return the number of rows."""
     if form == "parquet" and target is not None:
-        return export_records(tables, target)[0]
+        return export_records(tables, target).records
     with _opened(target) as file:
         if form == "json":
             return _write_json(file, tables)
@@ -109,6 +110,7 @@ def _limited(reader: arrow.RecordBatchReader, limit: int | None) -> Iterator[arr
 
 
 def _show_table(reader: arrow.RecordBatchReader, limit: int) -> None:
+    """Print the first rows of a result as a table."""
     rows: list[dict[str, Any]] = []
     for table in _limited(reader, limit + 1):
         rows += _rows_of(table)

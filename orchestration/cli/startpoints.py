@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -62,6 +62,15 @@ _MAX_LINES = 8
 _MAX_TASKS = 3
 
 
+class _StreamEnd(NamedTuple):
+    """The offset at which a partition of a stream ends, and how many offsets a checkpoint is
+    behind it.
+    """
+
+    offset: str
+    behind: Any
+
+
 checkpoint = click.Group("checkpoint")
 
 
@@ -78,7 +87,7 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     """
     app = None
     application = name
-    ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
+    ends: dict[SystemStreamPartition, _StreamEnd] = {}
     inputs: Sequence[InputTimes] = ()
     held: Sequence[str] = ()
     if ":" in name:
@@ -93,7 +102,7 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     kept = [each.describe(lake.now()) for each in list_lagging_followers(lake, application)]
     document = {"application": application, **last.to_json(), **times, "follows": kept}
     if ends:
-        document["behind"] = {str(ssp): distance for ssp, (_, distance) in ends.items()}
+        document["behind"] = {str(ssp): end.behind for ssp, end in ends.items()}
     if held:
         document["held"] = held
     show_json(document)
@@ -108,6 +117,9 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     _show_times(app, last, times, inputs)
     for text in held:
         show_line(f"{text}.")
+    for join, late in last.late_changes.items():
+        if late:
+            show_line(f"{join}: {late:,} changes came after records of their time were read.")
     for ssp, start in last.resolved.items():
         show_line(
             f"{ssp}: the next batch begins at {start.position} instead, offset {start.offset} "
@@ -200,6 +212,7 @@ def _explain_abandon(intent: Intent, *, skip: bool) -> None:
 
 
 def _describe_batch(intent: Intent) -> str:
+    """Say what an open batch reads, who has begun it, and when."""
     what = f"{len(intent.ranges)} partitions"
     if intent.replays:
         what = "a replay"
@@ -309,7 +322,8 @@ def _list_texts(
     return lines
 
 
-def _show_offsets(last: Checkpoint, ends: Mapping[SystemStreamPartition, tuple[str, Any]]) -> None:
+def _show_offsets(last: Checkpoint, ends: Mapping[SystemStreamPartition, _StreamEnd]) -> None:
+    """Print the next offset of each partition and, if it is known, where its stream ends."""
     columns = ["partition", "next offset", "epoch"]
     if ends:
         columns += ["stream ends at", "offsets behind"]
@@ -323,33 +337,29 @@ def _show_offsets(last: Checkpoint, ends: Mapping[SystemStreamPartition, tuple[s
 
 
 def _describe_held(
-    lake: Lake,
-    app: Application,
-    last: Checkpoint,
-    ends: Mapping[SystemStreamPartition, tuple[str, Any]],
+    lake: Lake, app: Application, last: Checkpoint, ends: Mapping[SystemStreamPartition, _StreamEnd]
 ) -> list[str]:
     """Return a text for each partition whose next record waits for a dataset."""
     unread = {}
-    for ssp, (_, distance) in ends.items():
-        if distance:
+    for ssp, end in ends.items():
+        if end.behind:
             unread[ssp] = last.offsets[ssp]
-    return [held.describe() for held in find_held(systems_for(app, lake=lake), lake, app, unread)]
+    held = find_held(systems_for(app, lake=lake), lake, app, unread, last.held)
+    return [record.describe() for record in held]
 
 
 def _stream_ends(
     lake: Lake, app: Application, last: Checkpoint
-) -> dict[SystemStreamPartition, tuple[str, Any]]:
-    """Return, by input partition, the end of the stream and how many offsets the checkpoint is
-    behind it.
-    """
+) -> dict[SystemStreamPartition, _StreamEnd]:
+    """Return where the streams of all input partitions end."""
     systems = systems_for(app, lake=lake)
-    ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
+    ends: dict[SystemStreamPartition, _StreamEnd] = {}
     for name in (*app.inputs, *app.restated):
         ssps = [ssp for ssp in last.offsets if ssp.qualified_stream == name]
         if ssps:
             system = systems[ssps[0].system].snapshot(ssps[0].stream)
             for ssp, end in system.upcoming(ssps).items():
-                ends[ssp] = (end, system.distance(ssp, last.offsets[ssp], end))
+                ends[ssp] = _StreamEnd(end, system.distance(ssp, last.offsets[ssp], end))
     return ends
 
 
@@ -447,14 +457,14 @@ def list_requests(lake: Lake, reference: str) -> None:
         show_line(
             f"Startpoints of {app.name} are switched off (startpoints=False): runs ignore these."
         )
-    for what, (title, always) in _TABLES.items():
-        columns = list(always)
+    for what, listing in _TABLES.items():
+        columns = list(listing.columns)
         if any(fact.get("versions") for fact in facts[what]):
             columns.append("versions")
         members = [name.replace(" ", "_") for name in columns]
         rows = list(map(itemgetter(*members), facts[what]))
         if rows:
-            show_table(title, columns, rows)
+            show_table(listing.title, columns, rows)
     if not any(facts.values()):
         show_line(f"Application {app.name}: no startpoint waits, and none was applied.")
 
@@ -488,20 +498,25 @@ def clear_requests(
         show_line(line)
 
 
+class _Listing(NamedTuple):
+    """How startpoints in one state are listed: the table's title, and its columns."""
+
+    title: str
+    columns: tuple[str, ...]
+
+
 _TABLES = {
-    "waiting": (
-        "waiting",
-        ("partition", "task", "position", "until", "by", "reason", "age", "expires in"),
+    "waiting": _Listing(
+        "waiting", ("partition", "task", "position", "until", "by", "reason", "age", "expires in")
     ),
-    "expired": (
+    "expired": _Listing(
         "expired: the next run deletes them",
         ("partition", "task", "position", "until", "by", "reason", "age"),
     ),
-    "handed": (
-        "handed to tasks",
-        ("partition", "task", "position", "until", "offset", "by", "reason"),
+    "handed": _Listing(
+        "handed to tasks", ("partition", "task", "position", "until", "offset", "by", "reason")
     ),
-    "replays": (
+    "replays": _Listing(
         "bounded replays in progress",
         (
             "partition",
@@ -516,11 +531,11 @@ _TABLES = {
             "reason",
         ),
     ),
-    "applied": (
+    "applied": _Listing(
         "applied last",
         ("partition", "position", "offset", "epoch", "batch", "applied at", "by", "reason"),
     ),
-    "unreadable": ("unreadable, ignored", ("partition", "task", "handed to", "error")),
+    "unreadable": _Listing("unreadable, ignored", ("partition", "task", "handed to", "error")),
 }
 
 
@@ -540,6 +555,7 @@ def _pop_position(options: dict[str, Any], prefix: str) -> Startpoint | None:
 
 
 def _show_requested(asked: AskedStartpoints) -> None:
+    """Print what happens to each requested partition."""
     columns = ["partition", "task", "checkpoint", "from", "until", "offsets", "what happens"]
     if not any(preview.request.until is not None for preview in asked.previews):
         columns.remove("until")

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -129,10 +129,10 @@ def export(
         without_position="keep" if keep_without_position else "refuse",
         **options,
     )
-    records, files = export_records(parts, target, records_per_file=records_per_file)
-    written = f"{records:,} records of {name} written to {target}"
+    done = export_records(parts, target, records_per_file=records_per_file)
+    written = f"{done.records:,} records of {name} written to {target}"
     if records_per_file is not None:
-        written += f" in {files} files"
+        written += f" in {done.files} files"
     show_line(f"{written}.")
 
 
@@ -180,6 +180,9 @@ def append(lake: Lake, name: str, files: tuple[str, ...], form: Any, dry_run: bo
 
 
 def _describe_append(item: Mapping[str, Any], verb: str) -> str:
+    """Say how many records of a file were appended, with the words of `verb`, and how many were
+    before.
+    """
     records = item["records"]
     appended = item["appended"]
     if item["same_as"] is not None:
@@ -226,7 +229,8 @@ def _saved_input(folder: Path, form: str | None) -> Path:
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @lake_option()
 def maintain(lake: Lake, names: tuple[str, ...]) -> None:
-    """Apply the retention and compaction that streams declare, and delete unreferenced objects.
+    """Apply the retention and compaction that streams declare, index records by the keys of
+    `find_by`, and delete unreferenced objects.
 
     Without NAME, maintain all streams. Unreferenced objects are kept for an hour. For cron; safe
     while readers and writers work.
@@ -237,7 +241,7 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
         show_line(
             f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by"
             f" retention, {done.merged_segments} segments merged into {done.merged_into},"
-            f" {done.deleted_objects} objects deleted."
+            f" {done.indexes} indexes written, {done.deleted_objects} objects deleted."
         )
         if not done.dropped_segments:
             continue
@@ -278,6 +282,7 @@ def _lake_stream(name: str) -> str:
 
 
 def _repartition_details(report: RepartitionReport) -> list[str]:
+    """Return the lines below the summary of a stream's repartitioning."""
     continues = "continues at its position"
     verdict = "forced"
     if report.dry_run:
@@ -329,6 +334,7 @@ def change_columns(
 
 
 def _split_rename(text: str) -> tuple[str, str]:
+    """Return the old and the new name in the value of --rename."""
     old, equals, new = text.rpartition("=")
     if not equals or not old or not new:
         problem = f"--rename {text!r} names no old and new column."
@@ -353,13 +359,20 @@ stream.add_command(
 stream.add_command(deletion_command(_DELETE, delete_stream, name_of=_lake_stream))
 
 
-_GROUP = 65_536
+_GROUP = 65_536  # rows of a row group
+
+
+class Exported(NamedTuple):
+    """How many records were written, into how many files."""
+
+    records: int
+    files: int
 
 
 def export_records(
     parts: Iterable[pa.Table], target: Path, *, records_per_file: int | None = None
-) -> tuple[int, int]:
-    """Write tables of one schema to `target`; return the numbers of records and files.
+) -> Exported:
+    """Write tables of one schema to `target`.
 
     `target` is a new .parquet file, or with `records_per_file` a new folder of files with at most
     that many records. It appears when it is complete; until then its data is next to it, under a
@@ -370,12 +383,12 @@ def export_records(
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         if records_per_file is None:
-            counts = _write_files(parts, iter([partial]), None, target)
+            done = _write_files(parts, iter([partial]), None, target)
         else:
             with _file_errors(target):
                 partial.mkdir()
             names = (partial / f"part-{number:05d}.parquet" for number in count())
-            counts = _write_files(parts, names, records_per_file, target)
+            done = _write_files(parts, names, records_per_file, target)
         with _file_errors(target):
             _publish(partial, target)
     finally:
@@ -383,10 +396,11 @@ def export_records(
             if partial.is_dir():
                 shutil.rmtree(partial)
             partial.unlink(missing_ok=True)
-    return counts
+    return done
 
 
 def _file_errors(target: Path) -> AbstractContextManager[None]:
+    """Translate errors of the file system in a `with` block, as those of --to."""
     return translate_file_errors(target.absolute().parent, f"--to {target}")
 
 
@@ -399,7 +413,7 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
         exists = target.exists() or target.is_symlink()
         has_folder = target.absolute().parent.is_dir()
     if exists:
-        raise _exists(target)
+        raise _target_exists_error(target)
     if not has_folder:
         problem = f"--to {target}: there is no folder {target.parent}."
         raise ConfigurationError(problem, "Create it first.", setting="--to")
@@ -407,13 +421,13 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
 
 def _write_files(
     parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path
-) -> tuple[int, int]:
-    """Write tables to files at these paths, with at most `limit` records each; return the numbers
-    of records and files.
-
-    Without records one file is written, for the columns.
+) -> Exported:
+    """Write tables to files at these paths, with at most `limit` records each. Without records
+    one file is written, for the columns.
     """
-    rows = files = room = 0
+    rows = 0
+    files = 0
+    room = 0  # for records in the open file
     with ExitStack() as opened:
         writer: pq.ParquetWriter | None = None
         for part in parts:
@@ -425,19 +439,22 @@ def _write_files(
                         writer = opened.enter_context(
                             pq.ParquetWriter(next(paths), part.schema, compression="zstd")
                         )
-                        files = files + 1
+                        files += 1
                         room = limit or 0
                     now = left if limit is None else left.slice(0, room)
                     writer.write_table(now, row_group_size=_GROUP)
                 left = left.slice(now.num_rows)
-                rows = rows + now.num_rows
-                room = room - now.num_rows
+                rows += now.num_rows
+                room -= now.num_rows
         with _file_errors(target):
             opened.close()
-    return rows, files
+    return Exported(rows, files)
 
 
 def _publish(partial: Path, target: Path) -> None:
+    """Give a complete file or folder its final name, after everything in it is on the disk;
+    ConfigurationError if the name is taken.
+    """
     is_folder = partial.is_dir()
     for path in partial.iterdir() if is_folder else [partial]:
         _sync(path)
@@ -448,7 +465,7 @@ def _publish(partial: Path, target: Path) -> None:
             os.link(partial, target)  # unlike a rename, this never replaces a file
     except OSError as error:
         if target.exists():
-            raise _exists(target) from None
+            raise _target_exists_error(target) from None
         if is_folder or isinstance(error, FileExistsError):
             raise
         partial.rename(target)  # on a file system without links
@@ -456,6 +473,7 @@ def _publish(partial: Path, target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
     with suppress(PermissionError):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -464,7 +482,8 @@ def _sync(path: Path) -> None:
             os.close(handle)
 
 
-def _exists(target: Path) -> ConfigurationError:
+def _target_exists_error(target: Path) -> ConfigurationError:
+    """Return the error for a file or folder that would be overwritten."""
     return ConfigurationError(
         f"{target} already exists.", "Remove it, or use another name.", setting="--to"
     )

@@ -73,6 +73,7 @@ _PARSERS: dict[Kind, Callable[[str], Any]] = {
 
 
 def _unchanged(value: Any) -> Any:
+    """Return a value that needs no conversion."""
     return value
 
 
@@ -148,11 +149,13 @@ class _Entries:
 
     @property
     def title(self) -> str:
+        """What the output calls the table, or the family."""
         if self.family is None:
             return f"key-value table {self.table}"
         return f"key-value table {self.table}, family {self.family}"
 
     def parse_key(self, text: str, what: str = "key") -> Any:
+        """Return the key in a text of the command line; errors call it `what`."""
         return _parse_value(self.key_type, text, what)
 
     @contextmanager
@@ -232,6 +235,7 @@ class _Entries:
         return listed
 
     def show_json(self, **facts: Any) -> None:
+        """Print these facts about the table as JSON, if --json is given."""
         output.show_json({"table": self.table, "family": self.family, **facts})
 
 
@@ -358,6 +362,7 @@ def _parse_version(text: str) -> KeyVersion:
 
 
 def _parse_state(text: str) -> IteratorState:
+    """Return the iterator state in a text that `iterate` has printed."""
     try:
         return IteratorState.from_bytes(base64.b64decode(text, altchars=b"-_", validate=True))
     except (ValueError, binascii.Error) as error:
@@ -373,13 +378,14 @@ def get_entries(entries: _Entries, keys: tuple[str, ...]) -> None:
     wanted = list(map(entries.parse_key, keys))
     with entries.open() as reading:
         found = reading.get_all(wanted, family=entries.family)
-    entries.show_json(entries=[one and entries.to_json(one.key, one) for one in found])
+    entries.show_json(entries=[entry and entries.to_json(entry.key, entry) for entry in found])
     rows = []
-    for key, one in zip(keys, found, strict=True):
-        row = [key, "", "no entry"]
-        if one is not None:
-            row[1:] = _format_cell(entries.value_type, one.value), str(one.key.version)
-        rows.append(row)
+    for key, entry in zip(keys, found, strict=True):
+        if entry is None:
+            rows.append([key, "", "no entry"])
+        else:
+            value = _format_cell(entries.value_type, entry.value)
+            rows.append([key, value, str(entry.key.version)])
     output.show_table(entries.title, ["key", "value", "version"], rows, own=True)
     output.fail_if_missing(found)
 
@@ -495,11 +501,12 @@ def iterate_entries(
         output.show_line("No entries." if state is None else "No more entries.")
         return
     rows = []
-    for one in found:
-        one |= {"family": one["family"] or "", "key": _format_cell(entries.key_type, one["key"])}
+    for entry in found:
+        entry["family"] = entry["family"] or ""
+        entry["key"] = _format_cell(entries.key_type, entry["key"])
         if not keys_only:
-            one["value"] = _format_cell(entries.value_type, one["value"])
-        rows.append(list(one.values()))
+            entry["value"] = _format_cell(entries.value_type, entry["value"])
+        rows.append(list(entry.values()))
     output.show_table(entries.title, list(found[0]), rows, own=True)
     output.show_line("End of entries." if ended else f"Continue with --state {at}")
 
@@ -576,13 +583,13 @@ def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
     By default it is stored in SQLite next to a local lake (FOLDER.key-values.sqlite), else in
     objects of the lake.
     """
-    names = _split_table_name(table)
-    limits = {name: given.pop(name) for name in ("partitions", "longest_key", "longest_value")}
+    scope, name = _split_table_name(table)
+    limits = {limit: given.pop(limit) for limit in ("partitions", "longest_key", "longest_value")}
     manager = KeyValueTableManager(lake, _backend_from_options(lake, given))
     if create_scope:
-        manager.create_scope(names[0])
-    created = manager.create(*names, KeyValueTableConfiguration(**limits))
-    facts = {"table": table, "created": created, **_facts(manager.describe(*names))}
+        manager.create_scope(scope)
+    created = manager.create(scope, name, KeyValueTableConfiguration(**limits))
+    facts = {"table": table, "created": created, **_facts(manager.describe(scope, name))}
     _show_change(f"Key-value table {table}", facts, "created", "exists already")
 
 
@@ -596,7 +603,7 @@ def list_tables(lake: Lake, scope: str, after: str | None, limit: int | None) ->
     tables = list(map(_facts, KeyValueTableManager(lake).list(scope, after=after, limit=limit)))
     output.show_json(tables)
     columns = ["name", "state", "partitions", "backend", "created_at"]
-    if any(one["problem"] for one in tables):
+    if any(facts["problem"] for facts in tables):
         columns.append("problem")
     output.show_items(f"key-value tables of {scope}", columns, tables)
 

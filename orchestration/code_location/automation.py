@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import dagster as dg
@@ -38,23 +38,40 @@ from dagster_adjunct.resources.validation import validated
 
 Condition = dg.AutomationCondition[Any]
 _GIVE_APPLICATION = "Give it to the application: Application(…, automation_condition={}())."
-# By ready-made condition: what may have it, and the next step of the error if something else has
-# it.
-_FOR = {
-    "new_records": ("applications with outputs", _GIVE_APPLICATION.format("new_records")),
-    "new_startpoints": (
+
+
+class _Use(NamedTuple):
+    """What may have a ready-made condition, and the next step of the error if something else has
+    it.
+    """
+
+    purpose: str
+    next_step: str
+
+
+_USES = {
+    "new_records": _Use("applications with outputs", _GIVE_APPLICATION.format("new_records")),
+    "new_startpoints": _Use(
         "applications with outputs, unless they have startpoints=False",
         _GIVE_APPLICATION.format("new_startpoints"),
     ),
-    "new_version": (
+    "new_version": _Use(
         "bounded datasets whose versions are delivered by markers or folders",
         "Use stale() for a change stream's table, and AutomationCondition.on_cron(…) for a query.",
     ),
-    "stale": (
+    "stale": _Use(
         "unbounded datasets that declare freshness=",
         "Declare freshness=timedelta(…) of the change stream's table, or use another condition.",
     ),
 }
+"""By kind of ready-made condition."""
+
+
+class Owner(NamedTuple):
+    """What has a condition, such as `Owner("dataset", "planes")`."""
+
+    kind: str
+    name: str
 
 
 @validated
@@ -115,41 +132,37 @@ class ReadyMade(dg.AutomationCondition[Any]):
         """Raise ConfigurationError, because only conditions of assets that Adjunct does not make
         are still unbound.
         """
-        purpose, step = _FOR[self.kind]
+        use = _USES[self.kind]
         raise ConfigurationError(
             f"asset {context.root_context.key.to_user_string()} has the automation condition"
-            f" {self.kind}(), which is for {purpose}.",
-            step,
+            f" {self.kind}(), which is for {use.purpose}.",
+            use.next_step,
             argument="automation_condition",
         )
 
 
 def bind_condition(
-    condition: Condition,
-    owner: tuple[str, str],
-    launchers: Mapping[str, Launcher],
-    resource: LakeResource,
+    condition: Condition, owner: Owner, launchers: Mapping[str, Launcher], resource: LakeResource
 ) -> Condition:
     """Return the condition with each ready-made one replaced by one that asks its launcher.
 
-    `owner` is what has the condition, such as ("dataset", "planes"). Raises ConfigurationError for
-    a ready-made one without a launcher.
+    Raises ConfigurationError for a ready-made one without a launcher.
     """
     bound = condition
     for ready_made in set(_ready_made(condition)):
         launcher = launchers.get(ready_made.kind)
         if launcher is None:
-            purpose, step = _FOR[ready_made.kind]
+            use = _USES[ready_made.kind]
             raise condition_error(
                 owner,
-                f"has the automation condition {ready_made.kind}(), which is for {purpose}.",
-                step,
+                f"has the automation condition {ready_made.kind}(), which is for {use.purpose}.",
+                use.next_step,
             )
         bound = bound.replace(ready_made, _Asking(ready_made.kind, launcher, resource))
     return bound
 
 
-def check_condition(condition: object, owner: tuple[str, str]) -> Condition | None:
+def check_condition(condition: object, owner: Owner) -> Condition | None:
     """Return the condition, or None if it is None. Raises ConfigurationError for any other
     value.
     """
@@ -162,15 +175,18 @@ def check_condition(condition: object, owner: tuple[str, str]) -> Condition | No
     )
 
 
-def condition_error(owner: tuple[str, str], problem: str, next_step: str) -> ConfigurationError:
-    """Return the error for the condition of `owner`, such as ("dataset", "planes")."""
-    kind, name = owner
+def condition_error(owner: Owner, problem: str, next_step: str) -> ConfigurationError:
+    """Return the error about the condition of `owner`."""
     return ConfigurationError(
-        f"{kind} {name!r} {problem}", next_step, argument="automation_condition", **{kind: name}
+        f"{owner.kind} {owner.name!r} {problem}",
+        next_step,
+        argument="automation_condition",
+        **{owner.kind: owner.name},
     )
 
 
 def _ready_made(condition: Condition) -> Iterator[ReadyMade]:
+    """Yield the ready-made conditions of which a condition is built."""
     if isinstance(condition, ReadyMade):
         yield condition
     for child in condition.children:
@@ -274,12 +290,10 @@ class _Asking(dg.AutomationCondition[Any]):
                 raise
             current.errors.append(error)
             decision = Skip(str(error))
-        answer = Answer(
-            launcher,
-            decision,
-            write_cursor(tick.cursor) if tick.changed else tick.stored,
-            tick.changed,
-        )
+        cursor = tick.stored
+        if tick.changed:
+            cursor = write_cursor(tick.cursor)
+        answer = Answer(launcher, decision, cursor, tick.changed)
         if isinstance(decision, Skip):
             tick.log.info(f"{launcher.name}: {decision.skip_message}")
         if current is not None:

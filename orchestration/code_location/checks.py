@@ -11,11 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    UnboundedDataset,
+)
 from dagster_adjunct.assets.declaration.policies import Validator
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.progress import BootstrapProgress, bootstrap_progress
@@ -28,8 +32,10 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.application.lineage import find_first_outputs
 from dagster_adjunct.orchestration.operators.operator import Expectation
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.orchestration.operators.waiting import LATE_CHANGES
 from dagster_adjunct.resources.errors import (
     AdjunctError,
+    BadChangeError,
     ConfigurationError,
     ExpectationError,
     ValidatorError,
@@ -145,6 +151,9 @@ def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, dg.AssetKey])
 
 
 def _log_unfinished_bootstrap(run: OpRun, dataset: str, key: dg.AssetKey, error: Exception) -> None:
+    """Log the check `bootstrapped` of a dataset as failed by the error that ended the run, unless
+    its bootstrap is done.
+    """
     progress = None
     decision = None
     unknown_progress = ""
@@ -190,6 +199,7 @@ def selected_checks(context: dg.AssetExecutionContext, key: dg.AssetKey) -> set[
 
 
 def _describe_bootstrap(progress: BootstrapProgress | None, decision: Decision | None) -> str:
+    """Return the description of the check `bootstrapped`, without a full stop."""
     if progress is None:
         return "The bootstrap has not begun"
     if decision is not None and decision.action == "serve-stale":
@@ -202,6 +212,9 @@ def _describe_bootstrap(progress: BootstrapProgress | None, decision: Decision |
 def _bootstrap_metadata(
     progress: BootstrapProgress | None, decision: Decision | None, report: AdvanceReport | None
 ) -> dict[str, Any]:
+    """Return the metadata of the check `bootstrapped`: progress, decision, and records read by this
+    run's bootstrap.
+    """
     metadata: dict[str, Any] = {}
     if progress is not None:
         metadata["adjunct/per_cent"] = progress.per_cent
@@ -215,10 +228,11 @@ def _bootstrap_metadata(
     return metadata
 
 
-_BY_TIME = {
+_UNMATCHED_BY_TIME = {
     "before_history": "were older than its history",
     "null_times": "had no time",
     "early": "had waited long enough, before it was complete up to their time",
+    LATE_CHANGES: "changes came too late for records that were read before",
 }
 
 
@@ -229,21 +243,19 @@ def join_check_specs(
     reach.
     """
     checks = {}
-    joins = {}
+    first_of_name: dict[str, str] = {}
     for operator, node in find_first_outputs(app).items():
-        if app.operator(operator).spec.match is not None:
-            joins[operator] = node
-    for operator, node in joins.items():
         match = app.operator(operator).spec.match
-        assert match is not None
+        if match is None:
+            continue
         least = match.min_rate
         demanded = "no minimum is declared"
         if least is not None:
             demanded = f"at least {least:.1%} must match"
-        named = operator.split("-", 2)[2]
-        twice = [join for join in joins if join.split("-", 2)[2] == named][1:]
+        _, _, named = operator.split("-", 2)
+        is_first = first_of_name.setdefault(named, operator) == operator
         checks[operator] = dg.AssetCheckSpec(
-            to_dagster_name(f"match_rate_{operator if operator in twice else named}"),
+            to_dagster_name(f"match_rate_{named if is_first else operator}"),
             asset=outputs[node].key,
             description=(
                 f"Share of a run's records that match an entry of {match.node.name} ({operator}):"
@@ -265,7 +277,8 @@ def join_check_results(
         counted = counters.get(operator, {})
         match = app.operator(operator).spec.match
         rows = counted.get("rows", 0)
-        if not rows or check.key not in context.selected_asset_check_keys or match is None:
+        is_selected = check.key in context.selected_asset_check_keys
+        if not is_selected or rows == 0 or match is None:
             continue
         unmatched = counted.get("unmatched", 0)
         rate = (rows - unmatched) / rows
@@ -281,7 +294,7 @@ def join_check_results(
             passed = rate >= match.min_rate
             text += f"; at least {match.min_rate:.1%} is required"
             facts["adjunct/min_match_rate"] = float(match.min_rate)
-        for name, what in _BY_TIME.items():
+        for name, what in _UNMATCHED_BY_TIME.items():
             if name in counted:
                 facts[f"adjunct/{name}"] = counted[name]
             if counted.get(name):
@@ -327,6 +340,7 @@ def expectation_check_specs(
 
 
 def _expectation_metadata(expected: Expectation) -> dict[str, Any]:
+    """Return an expectation's condition, and what becomes of records that don't meet it."""
     return {"adjunct/condition": expected.condition, "adjunct/on_fail": expected.on_fail}
 
 
@@ -342,7 +356,8 @@ def expectation_check_results(
         counted = counters.get(operator, {})
         rows = counted.get("rows", 0)
         expected = app.operator(operator).spec.expectation
-        if not rows or check.key not in context.selected_asset_check_keys or expected is None:
+        is_selected = check.key in context.selected_asset_check_keys
+        if not is_selected or rows == 0 or expected is None:
             continue
         failed = counted.get("failed", 0)
         facts = _expectation_metadata(expected)
@@ -384,43 +399,69 @@ ACCEPTED = "adjunct_accepted"
 
 
 def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
-    """Return the checks of a bounded dataset: whether its newest version was accepted, and one for
-    each validator.
+    """Return a check for each validator, and of a bounded dataset also whether its newest version
+    was accepted.
 
     A version can be rejected without a validator, for example because of a null key.
     """
-    if not isinstance(dataset, BoundedDataset):
-        return []
-    if any(validator.name == ACCEPTED for validator in dataset.validators):
-        raise ConfigurationError(
-            f"dataset {dataset.name!r}: its validator {ACCEPTED!r} has the name of the check of its"
-            " versions.",
-            "Rename the validator.",
-            dataset=dataset.name,
+    specs = []
+    taken = BOOTSTRAPPED
+    if isinstance(dataset, BoundedDataset):
+        taken = ACCEPTED
+        accepted = (
+            "The newest delivered version is published. If it is rejected, the previous one stays"
+            " served."
         )
-    accepted = (
-        "The newest delivered version is published. If it is rejected, the previous one stays"
-        " served."
-    )
-    specs = [dg.AssetCheckSpec(ACCEPTED, asset=key, description=accepted)]
-    for validator in dataset.validators:
-        effect = "only warns" if validator.severity == "warn" else "rejects the version"
-        text = (
-            f"{describe_rule(validator)}: evaluated before a version is published; a failure"
-            f" {effect}."
-        )
-        metadata = _rule_metadata(validator)
+        specs.append(dg.AssetCheckSpec(ACCEPTED, asset=key, description=accepted))
+    for validator in _validators(dataset):
+        if validator.name == taken:
+            raise ConfigurationError(
+                f"dataset {dataset.name!r}: its validator {validator.name!r} has the name of"
+                " another check of it.",
+                "Rename the validator.",
+                dataset=dataset.name,
+            )
         specs.append(
-            dg.AssetCheckSpec(validator.name, asset=key, description=text, metadata=metadata)
+            dg.AssetCheckSpec(
+                validator.name,
+                asset=key,
+                description=f"{describe_rule(validator)}: {_describe_effect(dataset, validator)}.",
+                metadata=_rule_metadata(validator),
+            )
         )
     return specs
 
 
+class CheckedVersion(NamedTuple):
+    """A version that checks report on, and the verdicts of its validators."""
+
+    ref: VersionRef
+    verdicts: Sequence[Verdict]
+
+
+def _validators(dataset: AdjunctDataset) -> Sequence[Validator]:
+    if isinstance(dataset, BoundedDataset | UnboundedDataset):
+        return dataset.validators
+    return ()
+
+
+def _describe_effect(dataset: AdjunctDataset, validator: Validator) -> str:
+    """Return when a validator is evaluated, and what a failure does."""
+    if isinstance(dataset, BoundedDataset):
+        effect = "only warns" if validator.severity == "warn" else "rejects the version"
+        return f"evaluated before a version is published; a failure {effect}"
+    effect = "fails the advance"
+    if validator.severity == "warn":
+        effect = "only warns"
+    elif isinstance(dataset, UnboundedDataset) and dataset.dead_letters is not None:
+        effect = f"becomes a dead letter in {dataset.dead_letters}"
+    return f"evaluated for each changed row; one that fails {effect}"
+
+
 def newest_verdicts(
     store: StoredVersions, manifest: DatasetManifest, name: str | None = None
-) -> tuple[VersionRef, Sequence[Verdict]] | None:
-    """Return the version that the checks report on, with the verdicts of its validators; None
-    before the first version.
+) -> CheckedVersion | None:
+    """Return the version that the checks report on; None before the first version.
 
     It is the newest delivered version if that is rejected, else the served one. With a `name`, it
     is the newest version of this name that is not revoked.
@@ -432,26 +473,26 @@ def newest_verdicts(
     if newest is None:
         return None
     if newest.state == "rejected":
-        return newest, newest.verdicts
+        return CheckedVersion(newest, newest.verdicts)
     if name is not None:
-        return newest, store.log.read_version(newest).verdicts
+        return CheckedVersion(newest, store.log.read_version(newest).verdicts)
     served = manifest.version
     ref = manifest.ref(manifest.served_id or "")
     if served is None or ref is None:
         return None
-    return ref, served.verdicts
+    return CheckedVersion(ref, served.verdicts)
 
 
 def validator_check_results(
     context: dg.AssetExecutionContext,
     dataset: AdjunctDataset,
     key: dg.AssetKey,
-    newest: tuple[VersionRef, Sequence[Verdict]] | None,
+    newest: CheckedVersion | None,
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the results of the selected checks that were evaluated for this version."""
     if newest is None:
         return
-    ref, verdicts = newest
+    ref = newest.ref
     selected = selected_checks(context, key)
     version: dict[str, Any] = {"adjunct/version": ref.id, "adjunct/name": ref.name or ""}
     if ACCEPTED in selected:
@@ -462,15 +503,39 @@ def validator_check_results(
             description=ref.reason or None,
             metadata=version,
         )
-    declared: dict[str, Validator] = {}
-    if isinstance(dataset, BoundedDataset):
-        declared = {validator.name: validator for validator in dataset.validators}
+    yield from _verdict_results(context, dataset, key, newest.verdicts, version)
+
+
+def row_check_results(
+    context: dg.AssetExecutionContext,
+    dataset: AdjunctDataset,
+    key: dg.AssetKey,
+    report: AdvanceReport | None,
+) -> Iterator[dg.AssetCheckResult]:
+    """Yield the results of the selected validators that have seen changed rows in this run."""
+    if report is None:
+        return
+    seen = [verdict for verdict in report.verdicts if verdict.facts.get("rows")]
+    version = {"adjunct/version": report.version or ""}
+    yield from _verdict_results(context, dataset, key, seen, version)
+
+
+def _verdict_results(
+    context: dg.AssetExecutionContext,
+    dataset: AdjunctDataset,
+    key: dg.AssetKey,
+    verdicts: Sequence[Verdict],
+    version: Mapping[str, Any],
+) -> Iterator[dg.AssetCheckResult]:
+    selected = selected_checks(context, key)
+    declared = {validator.name: validator for validator in _validators(dataset)}
     for verdict in verdicts:
         # Its validator may no longer be declared.
         if verdict.name not in declared or verdict.name not in selected:
             continue
         severity = dg.AssetCheckSeverity.ERROR
-        if verdict.severity == "warn":
+        is_set_aside = dataset.follows_changes  # else the advance would have failed
+        if verdict.severity == "warn" or is_set_aside:
             severity = dg.AssetCheckSeverity.WARN
         yield dg.AssetCheckResult(
             asset_key=key,
@@ -499,6 +564,7 @@ def _rule_metadata(validator: Validator) -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return the values that are numbers, by metadata key."""
     numbers = {}
     for name, value in values.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -510,13 +576,14 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
 def report_validator_errors(
     context: dg.AssetExecutionContext, keys: Mapping[str, dg.AssetKey]
 ) -> Iterator[None]:
-    """If a validator can't be evaluated, report its check as failed, and re-raise the error.
+    """If a validator can't be evaluated, or a changed row does not meet one, report its check as
+    failed, and re-raise the error.
 
     `keys` maps dataset names to assets.
     """
     try:
         yield
-    except ValidatorError as error:
+    except (ValidatorError, BadChangeError) as error:
         key = keys.get(error.dataset or "")
         name = error.validator or ""
         if key is not None and name in selected_checks(context, key):
@@ -594,11 +661,8 @@ def watermark_check_results(
     """Yield the result of each selected check whose input had a record."""
     for times in inputs:
         check = checks.get(times.stream)
-        if (
-            check is None
-            or check.key not in context.selected_asset_check_keys
-            or times.newest is None
-        ):
+        has_records = times.newest is not None
+        if not has_records or check is None or check.key not in context.selected_asset_check_keys:
             continue
         metadata: dict[str, Any] = {
             "adjunct/watermark": str(times.watermark),

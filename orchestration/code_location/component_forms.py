@@ -82,6 +82,7 @@ class Form:
 
     @property
     def is_tuple(self) -> bool:
+        """Whether the value of a list is passed as a tuple."""
         return any(_is_kind(kind, tuple) for kind in self.members)
 
     @property
@@ -101,6 +102,7 @@ class Form:
 
     @property
     def enums(self) -> list[type[Enum]]:
+        """The enums of which a text names a member."""
         return [kind for kind in self.members if _is_enum(kind)]
 
     @property
@@ -126,6 +128,9 @@ def form_of(hint: Any) -> Form:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
+    """Return the alternatives of a declared type, without annotations; the type alone if it is no
+    union.
+    """
     if get_origin(hint) is Annotated:
         return _members(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
@@ -140,6 +145,7 @@ def _union(members: Iterable[Any]) -> Any:
 
 
 def _yaml_type(kind: Any) -> Any:
+    """Return the type of what is written in YAML for a value of one declared type."""
     for fits, yaml_type in _YAML_TYPES:
         if fits(kind):
             return yaml_type(kind)
@@ -147,10 +153,12 @@ def _yaml_type(kind: Any) -> Any:
 
 
 def _is_plain(kind: Any) -> bool:
+    """Whether YAML itself has such values: texts, numbers, booleans, null and literals."""
     return kind in PLAIN or get_origin(kind) is Literal
 
 
 def _is_any(kind: Any) -> bool:
+    """Whether a declared type takes any value."""
     return kind in (Any, object)
 
 
@@ -167,15 +175,18 @@ def _reject_other_than_text(value: Any) -> Any:
 
 
 def _is_enum(kind: Any) -> bool:
+    """Whether a declared type is an enum."""
     return isinstance(kind, type) and issubclass(kind, Enum)
 
 
 def _is_kind(kind: Any, base: type) -> bool:
+    """Whether a generic type such as `list[str]` is of a base such as `Iterable`."""
     origin = get_origin(kind)
     return isinstance(origin, type) and issubclass(origin, base)
 
 
 def _is_class(kind: Any) -> bool:
+    """Whether a declared type is a class of which `{Class: {…}}` makes an object."""
     return kind not in PLAIN and get_origin(kind) in (None, type)
 
 
@@ -230,6 +241,7 @@ class Argument:
 
     @property
     def yaml_type(self) -> Any:
+        """The type of what is written for the argument."""
         written: Any = self.form.yaml_type
         return list[written] if self.is_starred else written
 
@@ -242,9 +254,11 @@ class Signature:
     takes_any_name: bool  # **columns: takes a mapping
 
     def by_key(self, key: str) -> Argument | None:
+        """Return the argument with this key in YAML, None if there is none."""
         return next((each for each in self.arguments if each.key == key), None)
 
     def names(self) -> list[str]:
+        """Return the arguments' names in Python, in order."""
         return [argument.name for argument in self.arguments]
 
 
@@ -255,6 +269,7 @@ def signature_of(function: Callable[..., Any]) -> Signature:
 
 @cache
 def _read_signature(function: Callable[..., Any]) -> Signature:
+    """Return the arguments of a function, or of a class's constructor."""
     is_made_by_init = isinstance(function, type) and not is_dataclass(function)
     made: Any = function.__init__ if is_made_by_init else function
     hints = type_hints(inspect.unwrap(made))
@@ -297,6 +312,9 @@ class _Declaration(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, given: Any) -> Any:
+        """Return the mapping as it is. Raises PydanticCustomError for a key that the form does not
+        have.
+        """
         known = keys_of(cls)
         for key in given if isinstance(given, Mapping) else ():
             if key not in known:
@@ -329,6 +347,7 @@ class _ByShape:
 
 
 def _shape(value: Any) -> str:
+    """Return "imported" for {python: …}, "declared" for another mapping, else "alone"."""
     if isinstance(value, Mapping):
         return "imported" if PYTHON in value else "declared"
     return "alone"
@@ -346,6 +365,7 @@ def _by_shape(declared: Any, alone: Any = None) -> Any:
 
 
 def _mapping_shape(value: Any) -> str:
+    """Return "imported" for {python: …}, else "declared"."""
     return "imported" if _shape(value) == "imported" else "declared"
 
 

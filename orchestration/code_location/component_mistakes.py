@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from dagster_adjunct.orchestration.code_location.component_forms import (
@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.code_location.component_source import (
     WHOLE_NUMBER,
     Mistake,
     Place,
+    Position,
     Source,
     written_in_yaml,
 )
@@ -51,7 +52,7 @@ _KINDS = {
 }
 
 
-def find_mistake(given: Any, position_of: Callable[[Place], tuple[int, int]]) -> Mistake | None:
+def find_mistake(given: Any, position_of: Callable[[Place], Position]) -> Mistake | None:
     """Return the mistake in the attributes that comes first in the file, None if their keys and
     values are right.
     """
@@ -85,6 +86,7 @@ def _place_of(problem: ErrorDetails, given: Any) -> Place:
 
 
 def _describe_mistake(place: Place, problems: Sequence[ErrorDetails], document: Any) -> Mistake:
+    """Return the mistake at a place, of which pydantic found these problems."""
     first = problems[0]
     if first["type"] == UNKNOWN_KEY:
         return _describe_unknown_key(place, first["ctx"]["known"], document)
@@ -93,7 +95,8 @@ def _describe_mistake(place: Place, problems: Sequence[ErrorDetails], document: 
         return Mistake(place, f"{what} lacks {', '.join(missing)}.", f"Add {missing[0]}: …")
     value = first["input"]
     expected = " or ".join(dict.fromkeys(map(_expected, problems)))
-    found = "is empty" if value is None or value in ({}, []) else f"is {written_in_yaml(value)}"
+    is_empty = value is None or value in ({}, [])
+    found = "is empty" if is_empty else f"is {written_in_yaml(value)}"
     return Mistake(place, f"{what} {found}: expected {expected}.", _next_step(value, expected))
 
 
@@ -123,6 +126,9 @@ def value_at(place: Place, document: Any) -> Any:
 
 
 def _describe_unknown_key(place: Place, known: Sequence[str], document: Any) -> Mistake:
+    """Return the mistake of a key that nothing takes there: a misspelled one, one of another depth,
+    or neither.
+    """
     key = str(place[-1])
     problem = f"{name_of(place[:-1], document)} takes no {key!r}."
     near = difflib.get_close_matches(key, known, n=1)
@@ -141,23 +147,26 @@ def _find_owner(key: str, beside: Mapping[str, Any]) -> str | None:
     for operator in beside:
         if operator in STEPS and signature_of(STEPS[operator]).by_key(key) is not None:
             return operator
-    for owner, form in (
-        ("attributes", Attributes),
-        ("an application", ApplicationForm),
-        ("one of steps", Step),
-    ):
+    forms: dict[str, type[BaseModel]] = {
+        "attributes": Attributes,
+        "an application": ApplicationForm,
+        "one of steps": Step,
+    }
+    for owner, form in forms.items():
         if key in keys_of(form):
             return owner
     return None
 
 
 def _expected(problem: ErrorDetails) -> str:
+    """Return what was expected in the place of a wrong value, such as "a whole number"."""
     if problem["type"] == "literal_error":
         return str(problem["ctx"]["expected"]).replace("True", "true")
     return _KINDS.get(problem["type"], problem["msg"].removeprefix("Input should be "))
 
 
 def _next_step(value: Any, expected: str) -> str:
+    """Return how to mend a wrong value."""
     if value is None:
         return "Give a value, or remove the key."
     meant = _find_meant(value, expected)
@@ -165,7 +174,7 @@ def _next_step(value: Any, expected: str) -> str:
 
 
 def _find_meant(value: Any, expected: str) -> str | None:
-    """Return how to write what was probably meant."""
+    """Return how to write what was probably meant; None if that is not known."""
     if isinstance(value, str):
         return _find_meant_by_text(value, expected)
     if isinstance(value, bytes | date):  # of a tag
@@ -180,6 +189,7 @@ def _find_meant(value: Any, expected: str) -> str | None:
 
 
 def _find_meant_by_text(text: str, expected: str) -> str | None:
+    """Return how to write what was probably meant by a text; None if that is not known."""
     if "{{" in text:
         return f"Write {expected}: templates are for texts."
     if "number" in expected and re.fullmatch(WHOLE_NUMBER, text):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -24,6 +24,13 @@ _MOST_VALUES = 100_000
 _KINDS_OF_KEYS = {"int": "a number", "float": "a number", "bool": "true or false", "null": "null"}
 
 
+class Position(NamedTuple):
+    """A place in a file; both numbers begin with 1."""
+
+    line: int
+    column: int
+
+
 @dataclass(frozen=True, slots=True)
 class Mistake:
     """What is wrong with the value at a place, and what to do."""
@@ -35,7 +42,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Source:
-    """One YAML document: the lines of its file, the line and column of each value, and the places
+    """One YAML document: the lines of its file, the position of each value in it, and the places
     of empty values.
 
     Without lines it is not from a file, and nothing is known of its places.
@@ -43,23 +50,23 @@ class Source:
 
     file: str = ""
     lines: Sequence[str] = ()
-    positions: Mapping[Place, tuple[int, int]] = field(default_factory=dict)
+    positions: Mapping[Place, Position] = field(default_factory=dict)
     empty: frozenset[Place] = frozenset()
 
-    def position_of(self, place: Place) -> tuple[int, int]:
-        """Return the line and column of a value, or of the nearest one that it is in."""
+    def position_of(self, place: Place) -> Position:
+        """Return the position of a value, or of the nearest one that it is in."""
         while place and place not in self.positions:
             place = place[:-1]
-        return self.positions.get(place, (1, 1))
+        return self.positions.get(place, Position(1, 1))
 
     def code_line(self, place: Place) -> CodeLine | None:
         """Return the line of a place, None if the document is not from a file."""
-        return CodeLine(self.file, self.position_of(place)[0]) if self.lines else None
+        return CodeLine(self.file, self.position_of(place).line) if self.lines else None
 
     def describe_position(self, place: Place) -> str:
         """Return "defs.yaml:5:3: "; nothing if the document is not from a file."""
-        line, column = self.position_of(place)
-        return f"{self.file}:{line}:{column}: " if self.lines else ""
+        at = self.position_of(place)
+        return f"{self.file}:{at.line}:{at.column}: " if self.lines else ""
 
     def show(self, place: Place) -> str:
         """Return the lines around a place with their numbers, and a mark below its column."""
@@ -67,9 +74,11 @@ class Source:
 
 
 def read_source(file: Path, start: tuple[int, int]) -> tuple[Source, Mistake | None]:
-    """Return the document of a file that begins at this line and column, and the first mistake in
-    what its values no longer show: a key that is given twice or no text, and scalars that YAML
-    reads as something else than they look like, such as 010 and yes.
+    """Return the document of a file that begins at this line and column, and its first mistake in
+    writing YAML, None if there is none.
+
+    Such a mistake is a key that is given twice or is no text, or a scalar that YAML reads as
+    something else than it looks like, such as 010 and yes.
     """
     text = file.read_text(encoding="utf-8-sig")
     reader = _Reader()
@@ -84,15 +93,16 @@ def read_source(file: Path, start: tuple[int, int]) -> tuple[Source, Mistake | N
     return source, first
 
 
-def _position_of(node: yaml.Node) -> tuple[int, int]:
-    return node.start_mark.line + 1, node.start_mark.column + 1
+def _position_of(node: yaml.Node) -> Position:
+    """Return where a node begins; YAML's marks count from 0."""
+    return Position(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 class _Reader:
     """Collects the positions, empty values and mistakes of a document's nodes."""
 
     def __init__(self) -> None:
-        self.positions: dict[Place, tuple[int, int]] = {}
+        self.positions: dict[Place, Position] = {}
         self.empty: set[Place] = set()
         self.mistakes: list[Mistake] = []
         self.read_values = 0  # reading stops at the limit: aliases of aliases have no end
@@ -112,6 +122,9 @@ class _Reader:
             self._read_mapping(node, place)
 
     def _read_mapping(self, node: yaml.MappingNode, place: Place) -> None:
+        """Read the keys and values of a mapping, then those of the mappings merged into it (`<<`),
+        which count where it has no such key.
+        """
         merged = []
         lines: dict[str, int] = {}
         for key, value in node.value:
@@ -144,7 +157,7 @@ class _Reader:
             self.mistakes.append(Mistake(at, "a key is a list or a mapping.", step))
             return "?"
         name = str(key.value)
-        kind = key.tag.rpartition(":")[2]
+        _, _, kind = key.tag.rpartition(":")
         if place[:1] != ATTRIBUTES or kind not in _KINDS_OF_KEYS:
             return name
         at = (*place, name)
@@ -157,6 +170,7 @@ class _Reader:
         return name
 
     def _read_scalar(self, node: yaml.ScalarNode, place: Place) -> None:
+        """Note an empty value, and one that YAML reads as something else than it looks like."""
         if place[:1] != ATTRIBUTES:
             return
         if node.tag.endswith(":null") and node.value == "":
@@ -186,6 +200,7 @@ def is_misread(node: yaml.ScalarNode) -> bool:
 
 
 def _misread(node: yaml.ScalarNode, place: Place) -> Mistake:
+    """Return the mistake of a scalar that YAML reads as something else than it looks like."""
     read = written_in_yaml(yaml.safe_load(node.value))
     instead = KEYS.get(node.value, f"{read} if you mean that")
     return Mistake(
@@ -208,5 +223,7 @@ def written_in_yaml(value: Any) -> str:
     if isinstance(value, bytes):
         return "binary"
     text = text.removesuffix("\n").removesuffix("\n...")
-    text = f"'{text}'" if isinstance(value, str) and not text.startswith(("'", '"')) else text
+    is_quoted = text.startswith(("'", '"'))
+    if isinstance(value, str) and not is_quoted:
+        text = f"'{text}'"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -95,6 +95,9 @@ _KINDS_OF_TARGETS: dict[type, str] = {
     RemoteTableHandle: "a remote table",
     OutputStream: "an output stream",
 }
+KindAndName = tuple[str, str]
+"""What a component declares or uses, such as ("dataset", "planes")."""
+
 _INPUTS = ("input_stream", "input_changes")
 _MADE_BY: dict[Any, type] = {
     bounded_dataset: AdjunctDataset,
@@ -110,7 +113,7 @@ class Translation:
         self.source = source
         self.datasets: dict[str, AdjunctDataset] = {}
         self.tables: dict[str, Any] = {}
-        self.declared_in: dict[tuple[str, str], Place] = {}
+        self.declared_in: dict[KindAndName, Place] = {}
 
     def applications(self, given: Mapping[str, Any]) -> dict[str, ApplicationTranslation]:
         """Declare all datasets, tables and applications; return the applications by name."""
@@ -202,20 +205,22 @@ class Translation:
                 f"two datasets or tables have the name {name!r}.", "Rename one of them.", place
             )
 
-    def names(self, apps: Mapping[str, ApplicationTranslation]) -> dict[tuple[str, str], Place]:
-        """Return what applications use and Dagster shows, by kind and name, with its places."""
-        named: dict[tuple[str, str], Place] = {}
+    def names(self, apps: Mapping[str, ApplicationTranslation]) -> dict[KindAndName, Place]:
+        """Return what applications use and Dagster shows, with its places."""
+        named: dict[KindAndName, Place] = {}
         used = set(apps)
         for app in apps.values():
             used |= app.targets.keys()
             named |= {("stream", stream): place for stream, place in app.inputs().items()}
             outputs = (*app.place, "output_streams")
             named |= {("stream", stream): (*outputs, stream) for stream in app.app.outputs}
-        declared = self.declared_in.items()
-        return named | {key: place for key, place in declared if key[1] in used}
+        for (kind, name), place in self.declared_in.items():
+            if name in used:
+                named[kind, name] = place
+        return named
 
     def warn_of_shared(
-        self, apps: Mapping[str, ApplicationTranslation], others: Mapping[tuple[str, str], str]
+        self, apps: Mapping[str, ApplicationTranslation], others: Mapping[KindAndName, str]
     ) -> None:
         """Warn of what other components use, too, before Dagster refuses it; `others`
         has the lines of these.
@@ -232,7 +237,7 @@ class Translation:
                 )
 
     def definitions(
-        self, given: Mapping[str, Any], others: Mapping[tuple[str, str], str]
+        self, given: Mapping[str, Any], others: Mapping[KindAndName, str]
     ) -> dg.Definitions:
         """Return the definitions of all applications; see `warn_of_shared` for `others`."""
         apps = self.applications(given)
@@ -283,8 +288,12 @@ class Translation:
                 f"{arguments[PYTHON]!r} is {_describe(made)}: expected what"
                 f" {_label(function)} returns."
             )
-            an_object = f"{'an' if kind is AdjunctDataset else 'a'} {kind.__name__}"
-            self.refuse(found, f"Name {an_object}, in the section of its kind.", (*place, PYTHON))
+            article = "an" if kind is AdjunctDataset else "a"
+            self.refuse(
+                found,
+                f"Name {article} {kind.__name__}, in the section of its kind.",
+                (*place, PYTHON),
+            )
         if getattr(made, "name", None) != name:
             found = (
                 f"{arguments[PYTHON]!r} has the name {getattr(made, 'name', None)!r}: expected"
@@ -314,7 +323,8 @@ class Translation:
         `args` and `more` are passed as they are, before and besides those of YAML.
         """
         signature = signature_of(function)
-        free = [each for each in signature.arguments if each.name not in more][len(args) :]
+        not_by_name = [each for each in signature.arguments if each.name not in more]
+        free = not_by_name[len(args) :]  # the arguments that are left to YAML
         positional = list(args)
         keywords = dict(more)
         if signature.takes_any_name:
@@ -349,8 +359,10 @@ class Translation:
             with declaring_at(self.source.code_line(place)):
                 return function(*positional, **keywords)
         except InvalidNameError as error:
-            named_so = [(*place, key) for key, value in given.items() if value == error.name]
-            self.refuse_as(error, named_so[0] if named_so and error.argument is None else place)
+            keys_of_name = [key for key, value in given.items() if value == error.name]
+            if keys_of_name and error.argument is None:
+                place = (*place, keys_of_name[0])
+            self.refuse_as(error, place)
         except AdjunctError as error:
             self.refuse_as(error, place)
         except Exception as error:  # noqa: BLE001 - it may be a user's class
@@ -386,7 +398,9 @@ class Translation:
         if not free and given not in (None, True):
             problem = f"{_label(function)} takes no arguments, and has {given!r}."
             self.refuse(problem, "Leave it out.", place)
-        return {free[0].key: given} if free and given is not None else {}
+        if not free or given is None:
+            return {}
+        return {free[0].key: given}
 
     def refuse_empty(self, keys: Iterable[str], place: Place) -> None:
         """Refuse a key without a value."""
@@ -432,7 +446,7 @@ class Translation:
 
     def values(self, values: Sequence[Any], form: Form, place: Place) -> list[Any]:
         """Return what the items of a list describe."""
-        return [self.value(one, form, (*place, number)) for number, one in enumerate(values)]
+        return [self.value(item, form, (*place, number)) for number, item in enumerate(values)]
 
     def mapping(self, value: Mapping[str, Any], form: Form, place: Place) -> Any:
         """Return what a mapping describes: an object to import, one to make, or a mapping."""
@@ -446,7 +460,7 @@ class Translation:
             return self.call(makes, value[name], (*place, name))
         if form.values is None:
             self.refuse_mapping(value, place)
-        return {key: self.value(one, form.values, (*place, key)) for key, one in value.items()}
+        return {key: self.value(each, form.values, (*place, key)) for key, each in value.items()}
 
     def refuse_mapping(self, value: Mapping[str, Any], place: Place) -> NoReturn:
         """Refuse a mapping that neither makes an object nor names one to import."""
@@ -719,17 +733,16 @@ class ApplicationTranslation(Translation):
             }
             for stream, place in awaited.items():
                 problem = catalog.missing[stream]
-                step = (
-                    "Run the application that writes it."
-                    if stream in written
-                    else "Create it, or correct the name."
-                )
+                step = "Create it, or correct the name."
+                if stream in written:
+                    step = "Run the application that writes it."
                 self.wait_for(problem.rstrip("."), step, place)
             if not awaited:
                 build_plan(self.app, catalog)
         except AdjunctError as error:
-            dataset = self.declared_in.get(("dataset", error.dataset or ""), self.place)
-            self.refuse_as(error, self.places.get(getattr(error, "operator", None) or "", dataset))
+            place = self.declared_in.get(("dataset", error.dataset or ""), self.place)
+            operator = getattr(error, "operator", None)
+            self.refuse_as(error, self.places.get(operator or "", place))
 
     def inputs(self) -> dict[str, Place]:
         """Return the streams that the application and its datasets read, with the lines that name
@@ -746,6 +759,7 @@ class ApplicationTranslation(Translation):
         return needed
 
     def wait_for(self, problem: str, next_step: str, place: Place) -> None:
+        """Log that the application is not planned yet: why, and what to do."""
         where = self.source.describe_position(place)
         dg.get_dagster_logger().warning(
             "%s%s is not planned: %s. %s", where, self.app.name, problem, next_step
@@ -765,14 +779,13 @@ def _describe(value: Any) -> str:
         return "a module"
     if isinstance(value, PLAIN):
         return f"the plain value {value!r}"
-    return (
-        f"the class {value.__name__}"
-        if isinstance(value, type)
-        else f"an object of {type(value).__name__}"
-    )
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"an object of {type(value).__name__}"
 
 
 def _label(function: Callable[..., Any]) -> str:
+    """Return the name of a function or class, for errors."""
     return getattr(function, "__name__", repr(function))
 
 

@@ -28,7 +28,10 @@ from dagster_adjunct.orchestration.code_location.component_source import (
     Source,
     read_source,
 )
-from dagster_adjunct.orchestration.code_location.component_translation import Translation
+from dagster_adjunct.orchestration.code_location.component_translation import (
+    KindAndName,
+    Translation,
+)
 from dagster_adjunct.orchestration.code_location.dagster_internals import (
     BriefLoadError,
     ResolutionException,
@@ -119,11 +122,9 @@ class AdjunctComponent(dg.Component):
             return next(iter(declared.values()))
         if name in declared:
             return declared[name]
-        wanted = (
-            "one of several applications is asked for without a name"
-            if name is None
-            else f"no {name!r}"
-        )
+        wanted = f"no {name!r}"
+        if name is None:
+            wanted = "one of several applications is asked for without a name"
         problem = (
             f"application(): {wanted}: the component declares {', '.join(declared) or 'none'}."
         )
@@ -138,12 +139,12 @@ class AdjunctComponent(dg.Component):
         except ComponentError as error:
             _raise_to_dagster(error)
 
-    def _names_in_others(self, context: dg.ComponentLoadContext) -> dict[tuple[str, str], str]:
-        """Return what the other components of the project use, by kind and name, with its line."""
+    def _names_in_others(self, context: dg.ComponentLoadContext) -> dict[KindAndName, str]:
+        """Return what the other components of the project use, with its line."""
         tree = context.component_tree
         if not self.source.lines or not isinstance(tree.defs_module, ModuleType):
             return {}  # it is not of a file, or of no project
-        named: dict[tuple[str, str], str] = {}
+        named: dict[KindAndName, str] = {}
         for other in tree.get_all_components(AdjunctComponent):
             if other is not self:
                 translation = Translation(other.source)
@@ -188,6 +189,7 @@ def load_applications(project: str | Path) -> dict[str, Application]:
 
 
 def _raise_to_dagster(error: ComponentError) -> NoReturn:
+    """Raise a mistake in the form that Dagster shows best."""
     if hides_messages():
         raise error.with_traceback(None) from None
     raise _ShownComponentError(error.problem, error.next_step, **error.facts) from error
@@ -223,13 +225,13 @@ def _filled_in(value: Any, context: dg.ResolutionContext, source: Source, place:
     a template that has no value.
     """
 
-    def inside(at: str | int, one: Any) -> Any:
-        return _filled_in(one, context, source, (*place, at))
+    def inside(at: str | int, part: Any) -> Any:
+        return _filled_in(part, context, source, (*place, at))
 
     if isinstance(value, Mapping):
-        return {name: inside(name, one) for name, one in value.items()}
+        return {name: inside(name, part) for name, part in value.items()}
     if isinstance(value, list):
-        return [inside(number, one) for number, one in enumerate(value)]
+        return [inside(number, item) for number, item in enumerate(value)]
     if not isinstance(value, str) or "{{" not in value:
         return value
     filled: Any = None

@@ -103,9 +103,9 @@ def missing_check_outputs(
 ) -> Iterator[dg.Output[None]]:
     """Yield outputs for selected checks without a result, because Dagster expects one for each."""
     evaluated = set()
-    for one in results:
-        if isinstance(one, dg.AssetCheckResult):
-            evaluated.add((one.asset_key, one.check_name))
+    for result in results:
+        if isinstance(result, dg.AssetCheckResult):
+            evaluated.add((result.asset_key, result.check_name))
     for check in context.selected_asset_check_keys:
         if (check.asset_key, check.name) not in evaluated:
             yield dg.Output(
@@ -113,10 +113,10 @@ def missing_check_outputs(
             )
 
 
-# Errors after which the op is retried. After a conflict, the faster run may have left less to do,
-# or nothing.
 NOT_MATERIALIZED = "adjunct/not_materialized"
 """The tag of a run that names the partitions which it has not materialized, and why."""
+# Errors after which the op is retried. After a conflict, the faster run may have left less to do,
+# or nothing.
 RETRYABLE = (TransientError, CommitConflictError)
 Results = Iterator[AssetEvent | dg.AssetCheckResult]
 
@@ -137,6 +137,7 @@ class DatasetAsset:
 
     @property
     def key(self) -> dg.AssetKey:
+        """The key of the dataset's asset."""
         return self.spec.key
 
 
@@ -246,6 +247,7 @@ def dataset_results(
         yield from _dataset_events(run, member, report, manifest)
     if member.dataset.follows_changes:
         yield from checks.bootstrap_check_results(run, member.key, manifest, report)
+        yield from checks.row_check_results(run.context, member.dataset, member.key, report)
     elif manifest is not None:
         yield from checks.validator_check_results(
             run.context, member.dataset, member.key, checks.newest_verdicts(store, manifest)
@@ -357,11 +359,8 @@ def report_served_version(
     """
     facts = metadata.served_metadata(manifest, dataset_uri(lake, dataset))
     served = manifest.version
-    if (
-        served is not None
-        and dataset.versions is None
-        and last_data_version(context, key) != served.id
-    ):
+    is_partitioned = dataset.versions is not None
+    if served is not None and not is_partitioned and last_data_version(context, key) != served.id:
         tags = {metadata.DATA_VERSION_TAG: served.id}
         context.log_event(dg.AssetMaterialization(key, metadata=facts, tags=tags))
     elif always:
@@ -509,6 +508,9 @@ class _PartitionBuild:
     has_output: bool = False
 
     def run(self, wanted: list[str]) -> PartitionResults:
+        """Build the partitions and yield their materializations; report those of `wanted` that are
+        not made.
+        """
         from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
 
         context = self.op.context
@@ -528,9 +530,8 @@ class _PartitionBuild:
             manifest = self.store.require_manifest()
             log_rejected_versions(context, self.member, report, manifest)
             context.log.info(report.summary())
-            for name in self._published(
-                report, manifest, wanted if partition is None else [partition]
-            ):
+            requested = wanted if partition is None else [partition]
+            for name in self._published(report, manifest, requested):
                 result = self._materialize(
                     name, report, manifest, alone=len(wanted) == 1 and name in wanted
                 )
@@ -590,6 +591,7 @@ class _PartitionBuild:
             context.instance.add_run_tags(context.run.run_id, {NOT_MATERIALIZED: shown})
 
     def evaluate_checks(self, names: list[str]) -> None:
+        """Keep the check results of the newest version of each name, for `report_checks`."""
         manifest = self.store.require_manifest()
         for name in names:
             verdicts = checks.newest_verdicts(self.store, manifest, name)
@@ -651,13 +653,19 @@ class _PartitionBuild:
     def _materialize(
         self, name: str, report: AdvanceReport, manifest: DatasetManifest, *, alone: bool
     ) -> dg.MaterializeResult[Any] | dg.AssetMaterialization | None:
+        """Return the materialization of a partition; if its version was not published, observe it
+        and return None.
+
+        A result for the asset's only partition (`alone`) also is the op's output.
+        """
         ref = _newest_version(manifest, name, "sealed")
         facts = report_metadata(self.op, self.member, report, manifest)
         rejected = set()
-        for one in map(manifest.ref, report.rejected):
-            if one is not None:
-                rejected.add(one.name)
-        if ref is None or (name in rejected and ref.id not in report.sealed):
+        for rejected_ref in map(manifest.ref, report.rejected):
+            if rejected_ref is not None:
+                rejected.add(rejected_ref.name)
+        is_published = ref is not None and (name not in rejected or ref.id in report.sealed)
+        if ref is None or not is_published:
             facts["adjunct/version"] = ref.id if ref else "none"
             text = report.summary()
             observation = dg.AssetObservation(
@@ -708,6 +716,9 @@ def report_partitions(
 def _advance_partition(
     dataset: AdjunctDataset, partition: str | None, make_current: bool, host: Host
 ) -> AdvanceReport:
+    """Advance the dataset to the newest content of a partition, or of its stream if `partition` is
+    None.
+    """
     from dagster_adjunct.assets.advance_dataset import advance_with_runtime
 
     on_stage = partial(host.tell, "stage")
@@ -720,7 +731,9 @@ def _advance_partition(
 def _newest_version(
     manifest: DatasetManifest, name: str, state: str | None = None
 ) -> VersionRef | None:
-    """Return the newest version of this name, and in this state if one is given."""
+    """Return the newest version of this name, and in this state if one is given; None if there is
+    none.
+    """
     refs = []
     for ref in manifest.listed:
         if ref.name == name and state in (None, ref.state):

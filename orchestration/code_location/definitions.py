@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 
@@ -33,6 +33,7 @@ from dagster_adjunct.orchestration.application.lineage import (
 from dagster_adjunct.orchestration.code_location import jobs, sensors
 from dagster_adjunct.orchestration.code_location.automation import (
     AutomationSensor,
+    Owner,
     Steps,
     bind_condition,
     check_condition,
@@ -133,25 +134,22 @@ def build_definitions(  # noqa: PLR0913
     for application in apps:
         graph.add(application)
     found = _list_launches(graph, apps, rules, iceberg or {})
-    lake_resource, spark_resource = _resources(lake)
-    if spark is not None:
-        spark_resource = spark
-    launchers = []
-    for one in found:
-        if isinstance(one, Launcher):
-            launchers.append(one)
+    resources = _resources(lake)
+    if spark is None:
+        spark = resources.spark
+    launchers = [launch for launch in found if isinstance(launch, Launcher)]
     stale = _stale_launchers(graph, launchers)
-    built, automation = _automate(graph, apps, [*launchers, *stale], lake_resource, interval)
-    _reject_cycles(built)
+    automated = _automate(graph, apps, [*launchers, *stale], resources.lake, interval)
+    _reject_cycles(automated.assets)
     return dg.Definitions(
-        assets=[*graph.external_specs(), *built],
-        jobs=[one for one in found if isinstance(one, LaunchedJob)],
-        schedules=[one for one in found if isinstance(one, dg.ScheduleDefinition)],
-        sensors=[launcher.sensor(interval) for launcher in launchers] + automation,
+        assets=[*graph.external_specs(), *automated.assets],
+        jobs=[launch for launch in found if isinstance(launch, LaunchedJob)],
+        schedules=[launch for launch in found if isinstance(launch, dg.ScheduleDefinition)],
+        sensors=[launcher.sensor(interval) for launcher in launchers] + automated.sensors,
         resources={
-            "adjunct_lake": lake_resource,
-            "adjunct_spark": spark_resource,
-            LOADER: _loader(lake, spark_resource),
+            "adjunct_lake": resources.lake,
+            "adjunct_spark": spark,
+            LOADER: _loader(lake, spark),
         },
         executor=dg.in_process_executor,
     )
@@ -194,7 +192,7 @@ def _launched_jobs(
             outputs.append(key)
     if app.automation_condition is not None and not outputs:
         raise condition_error(
-            ("application", app.name),
+            Owner("application", app.name),
             "has an automation condition and no outputs: nothing would ask it.",
             "Give conditions to its datasets, such as new_version().",
         )
@@ -258,24 +256,30 @@ def _stale_launchers(graph: AssetGraph, launchers: Sequence[Launcher]) -> Iterat
             yield sensors.stale_launcher(member, window, jobs[made_by[0]])
 
 
+class _Automated(NamedTuple):
+    """The built assets, and the sensor that evaluates their conditions (none without
+    conditions).
+    """
+
+    assets: list[dg.AssetsDefinition]
+    sensors: list[dg.SensorDefinition]
+
+
 def _automate(
     graph: AssetGraph,
     apps: Sequence[Application],
     launchers: Sequence[Launcher],
     resource: LakeResource,
     interval: int,
-) -> tuple[list[dg.AssetsDefinition], list[dg.SensorDefinition]]:
-    """Return the built assets, with ready-made conditions bound to their launchers, and the sensor
-    for conditions.
-
-    If no asset has a condition, there is no sensor.
-    """
+) -> _Automated:
+    """Return the built assets, with ready-made conditions bound to their launchers."""
     asked: dict[dg.AssetKey, dict[str, Launcher]] = {}
     for launcher in launchers:
         for key in launcher.on:
             asked.setdefault(key, {})[launcher.condition] = launcher
 
     def bind(spec: dg.AssetSpec) -> dg.AssetSpec:
+        """Return the asset with its ready-made conditions bound."""
         if spec.automation_condition is None:
             return spec
         by_name = asked.get(spec.key, {})
@@ -289,11 +293,12 @@ def _automate(
         unit_of |= dict.fromkeys(asset.keys, frozenset(asset.keys))
         has_conditions |= any(spec.automation_condition is not None for spec in asset.specs)
     if not has_conditions:
-        return built, []
+        return _Automated(built, [])
     bound = [asset.map_asset_specs(bind) for asset in built]
     made = {to_dagster_name(app): frozenset(own) for app, own in graph.made.items()}
     name = f"{to_dagster_name(apps[0].name)}_automation"
-    return bound, [AutomationSensor(name, Steps(unit_of, made), list(unit_of), interval)]
+    sensor = AutomationSensor(name, Steps(unit_of, made), list(unit_of), interval)
+    return _Automated(bound, [sensor])
 
 
 def _reject_duplicate_names(apps: Sequence[Application]) -> None:
@@ -320,10 +325,7 @@ def _reject_taken_names(found: Sequence[Launch]) -> None:
         "schedules": dg.ScheduleDefinition,
     }
     for what, kind in kinds.items():
-        names = []
-        for one in found:
-            if isinstance(one, kind):
-                names.append(one.name)
+        names = [launch.name for launch in found if isinstance(launch, kind)]
         for name in names:
             if name in DISALLOWED_NAMES and kind is LaunchedJob:
                 raise ConfigurationError(
@@ -363,18 +365,26 @@ def _reject_cycles(built: Sequence[dg.AssetsDefinition]) -> None:
         ) from None
 
 
+class _Resources(NamedTuple):
+    lake: LakeResource
+    spark: SparkResource
+
+
 # Cached, because Definitions.merge accepts two resources of one name only if they are the same
 # object.
 @cache
-def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
-    return LakeResource(url=lake), SparkResource(lake=lake)
+def _resources(lake: str | None) -> _Resources:
+    """Return the resources of a lake URL, the same objects in each call."""
+    return _Resources(LakeResource(url=lake), SparkResource(lake=lake))
 
 
-# Each keeps its SparkResource, so that no id is used again.
+# By lake URL and id of the SparkResource. Each loader keeps its SparkResource, so that no id is
+# used again.
 _loaders: dict[tuple[str | None, int], AdjunctLoader] = {}
 
 
 def _loader(lake: str | None, spark: SparkResource) -> AdjunctLoader:
+    """Return the loader of assets' contents for these resources, the same object in each call."""
     return _loaders.setdefault((lake, id(spark)), AdjunctLoader(lake=lake, spark=spark))
 
 
@@ -452,13 +462,11 @@ class AssetGraph:
                 application=app.name,
             )
 
-    def owner(self, key: dg.AssetKey) -> tuple[str, str]:
-        """Return whose run makes an asset, such as ("application", "shop") or ("dataset",
-        "planes").
-        """
+    def owner(self, key: dg.AssetKey) -> Owner:
+        """Return the application or dataset whose run makes an asset."""
         if key in self.writers:
-            return ("application", self.writers[key])
-        return ("dataset", self._nodes[key].name)
+            return Owner("application", self.writers[key])
+        return Owner("dataset", self._nodes[key].name)
 
     def external_specs(self) -> list[dg.AssetSpec]:
         """Return the assets that Dagster shows but does not build: streams, files and tables that
@@ -488,14 +496,15 @@ class AssetGraph:
         """
         made = []
         for members in self._groups():
-            if not _has_own_asset(members[0].dataset):
+            first = members[0]
+            if not _has_own_asset(first.dataset):
                 continue
-            if members[0].dataset.versions is not None:
-                made.append(partitioned_dataset_asset(members[0]))
+            if first.dataset.versions is not None:
+                made.append(partitioned_dataset_asset(first))
             else:
                 declaring = {}
-                for one in members:
-                    for app in self._declared_by[one.dataset.name]:
+                for member in members:
+                    for app in self._declared_by[member.dataset.name]:
                         declaring[app.name] = app
                 made.append(dataset_assets(members, tuple(declaring.values())))
         return [*made, *self._outputs]
@@ -520,7 +529,7 @@ class AssetGraph:
             for name, made in self.made.items():
                 if keys <= {*made}:
                     building.append(name)
-            are_delivered = all(sensors.has_delivered_versions(one.dataset) for one in members)
+            are_delivered = all(sensors.has_delivered_versions(each.dataset) for each in members)
             if are_delivered and building[:1] == [application]:
                 groups.append(members)
         return groups
@@ -534,16 +543,14 @@ class AssetGraph:
         return found
 
     def _add_dataset(self, app: Application, dataset: AdjunctDataset) -> dg.AssetKey:
+        """Return the asset key of a dataset, after adding it unless another application has."""
         source = dataset_source(dataset)
         streams = {}
         if dataset.stream is not None:
             streams[dataset.stream] = self._key(app, LineageNode("stream", dataset.stream))
         spec = self._spec(app, LineageNode("dataset", dataset.name), [source] if source else [])
-        if (
-            spec.automation_condition is not None
-            and not dataset.is_local
-            and not _has_own_asset(dataset)
-        ):
+        is_of_one_run = not dataset.is_local and not dataset.persistent
+        if spec.automation_condition is not None and is_of_one_run:
             raise ConfigurationError(
                 f"dataset {dataset.name!r} has an automation condition, but no run makes it alone:"
                 " the batches of its applications do (persistent=False).",
@@ -565,6 +572,7 @@ class AssetGraph:
         return known.key
 
     def _key(self, app: Application, node: LineageNode) -> dg.AssetKey:
+        """Return the asset key of a node. Raises ConfigurationError if another node has it."""
         key = self._names.get_asset_key(asset_subject(app, node))
         known = self._nodes.setdefault(key, node)
         if known != node:
@@ -599,9 +607,9 @@ class AssetGraph:
                 app.dataset(node.name).declared_at if node.kind == "dataset" else app.declared_at
             )
         owners = names.get_owners(subject)
-        owner = ("application", app.name)
+        owner = Owner("application", app.name)
         if node.kind == "dataset":
-            owner = ("dataset", node.name)
+            owner = Owner("dataset", node.name)
         condition = None if external else names.get_automation_condition(subject)
         return dg.AssetSpec(
             key=self._key(app, node),

@@ -156,9 +156,8 @@ def _delivered(lake: Lake, systems: Mapping[str, Any], app: Application) -> dict
         if not isinstance(dataset, BoundedDataset):
             continue
         if dataset.stream is not None:
-            found[dataset.name] = read_stream_ends(
-                systems[split_stream_name(dataset.stream)[0]], dataset.stream
-            )
+            system, _ = split_stream_name(dataset.stream)
+            found[dataset.name] = read_stream_ends(systems[system], dataset.stream)
         elif not isinstance(dataset.input, QuerySource):
             try:
                 arrived = find_delivered_version(lake, systems, dataset)
@@ -169,6 +168,7 @@ def _delivered(lake: Lake, systems: Mapping[str, Any], app: Application) -> dict
 
 
 def _etag(lake: Lake, key: str) -> str | None:
+    """Return the ETag of an object of the lake, None if there is none."""
     head = lake.store.head(key)
     if head is None:
         return None

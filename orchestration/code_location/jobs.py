@@ -5,7 +5,7 @@ startpoints, change versions.
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 from pydantic import Field
@@ -41,16 +41,25 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
     from dagster_adjunct.resources.streams.startpoint import Startpoint
 
-# By job: how often it runs, when (UTC), and what the schedule does.
+
+class _Schedule(NamedTuple):
+    """When a job runs, in UTC; `every` is the end of the schedule's name."""
+
+    every: str
+    cron: str
+    description: str
+
+
 _SCHEDULES = {
-    "compact": ("hourly", "41 * * * *", "Compacts what is due once an hour."),
-    "discard": ("daily", "17 3 * * *", "Deletes expired versions and leftovers once a day."),
-    "iceberg": (
-        "daily",
-        "7 4 * * *",
-        "Registers the served versions in their Iceberg tables once a day.",
+    "compact": _Schedule("hourly", "41 * * * *", "Compacts what is due once an hour."),
+    "discard": _Schedule(
+        "daily", "17 3 * * *", "Deletes expired versions and leftovers once a day."
+    ),
+    "iceberg": _Schedule(
+        "daily", "7 4 * * *", "Registers the served versions in their Iceberg tables once a day."
     ),
 }
+"""By what the job does."""
 
 
 # Values that users choose in Dagster's launchpad, which shows the members' names.
@@ -95,31 +104,39 @@ def with_schedule(
     what: str, job: dg.JobDefinition
 ) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
     """Return the job and its schedule, which is off by default."""
-    every, cron, description = _SCHEDULES[what]
-    return job, dg.ScheduleDefinition(
-        name=f"{job.name}_{every}",
+    declared = _SCHEDULES[what]
+    schedule = dg.ScheduleDefinition(
+        name=f"{job.name}_{declared.every}",
         job=job,
-        cron_schedule=cron,
+        cron_schedule=declared.cron,
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.STOPPED,
-        description=description,
+        description=declared.description,
     )
+    return job, schedule
+
+
+class Outcome(NamedTuple):
+    """What a job did with one dataset: in a sentence, as a report, and whether it changed it."""
+
+    summary: str
+    report: Mapping[str, Any]
+    changed: bool
 
 
 def run_on_datasets(
     context: dg.OpExecutionContext,
     resource: LakeResource,
     members: Sequence[DatasetAsset],
-    act: Callable[[Lake, DatasetAsset], tuple[str, Mapping[str, Any], bool] | None],
+    act: Callable[[Lake, DatasetAsset], Outcome | None],
     *,
     report_as: str,
 ) -> None:
     """Run `act` on each dataset that exists in the lake; the reports become the op's metadata.
 
-    `act` returns a summary, a report, and whether it changed the dataset, or None if there was
-    nothing to do. A change is logged as an observation with the report under the key `report_as`.
-    If a dataset fails, the others are still processed, and the first error is raised at the end
-    with notes about the rest.
+    `act` returns None if there was nothing to do. A change is logged as an observation with the
+    report under the key `report_as`. If a dataset fails, the others are still processed, and the
+    first error is raised at the end with notes about the rest.
     """
     reports: dict[str, dg.JsonMetadataValue] = {}
     errors: list[AdjunctError] = []
@@ -127,19 +144,18 @@ def run_on_datasets(
         lake = resource.open()
         for member in select_advanced(context, lake, members):
             try:
-                acted = act(lake, member)
+                outcome = act(lake, member)
             except AdjunctError as error:
                 errors.append(error)
                 continue
-            if acted is None:
+            if outcome is None:
                 continue
-            summary, facts, changed = acted
-            context.log.info(summary)
-            report = reports[member.dataset.name] = dg.MetadataValue.json(facts)
-            if changed:
+            context.log.info(outcome.summary)
+            report = reports[member.dataset.name] = dg.MetadataValue.json(outcome.report)
+            if outcome.changed:
                 context.log_event(
                     dg.AssetObservation(
-                        member.key, description=summary, metadata={report_as: report}
+                        member.key, description=outcome.summary, metadata={report_as: report}
                     )
                 )
         raise_first(errors)
@@ -193,7 +209,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
         if config.level is not CompactionLevel.due:
             level = config.level.value
 
-        def compact_one(lake: Lake, member: DatasetAsset) -> tuple[str, Mapping[str, Any], bool]:
+        def compact_one(lake: Lake, member: DatasetAsset) -> Outcome:
             assert isinstance(member.dataset, UnboundedDataset | LocalTable)
             report = compact_dataset(
                 lake,
@@ -203,7 +219,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
                 level=level,
                 policy=member.dataset.compaction,
             )
-            return report.summary(), report.to_json(), report.changed
+            return Outcome(report.summary(), report.to_json(), report.changed)
 
         run_on_datasets(context, adjunct_lake, members, compact_one, report_as="adjunct/compaction")
 
@@ -225,9 +241,7 @@ def iceberg_job(
     def publish(
         context: dg.OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> None:
-        def publish_one(
-            lake: Lake, member: DatasetAsset
-        ) -> tuple[str, Mapping[str, Any], bool] | None:
+        def publish_one(lake: Lake, member: DatasetAsset) -> Outcome | None:
             dataset = member.dataset.name
             table = tables[member.dataset.name]
             try:
@@ -238,11 +252,11 @@ def iceberg_job(
                 context.log.info(str(error))
                 return None
             done = "was registered" if snapshot.new else "is already registered"
-            outcome = (
-                f"version {snapshot.version} {done} in {snapshot.table}, snapshot"
-                f" {snapshot.snapshot_id}"
+            summary = (
+                f"dataset {dataset}: version {snapshot.version} {done} in {snapshot.table},"
+                f" snapshot {snapshot.snapshot_id}"
             )
-            return f"dataset {dataset}: {outcome}", snapshot.to_json(), snapshot.new
+            return Outcome(summary, snapshot.to_json(), snapshot.new)
 
         run_on_datasets(context, adjunct_lake, members, publish_one, report_as="adjunct/iceberg")
 
@@ -288,6 +302,9 @@ class PlaceConfig(dg.Config):
     )
 
     def parse(self) -> "Startpoint":
+        """Return the place that this configuration describes. Raises ConfigurationError if it
+        describes none.
+        """
         from dagster_adjunct.orchestration.startpoints.request import parse_position
 
         return parse_position(self.at.value, self.value)
@@ -365,6 +382,9 @@ def startpoint_job(app: Application) -> dg.JobDefinition:
 def _request_startpoints(
     context: dg.OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
 ) -> None:
+    """Request the startpoints of a run's configuration, or preview them for a dry run; log the
+    effect of each.
+    """
     if config.position is None:
         raise ConfigurationError(
             "action set needs a position.",
@@ -390,9 +410,10 @@ def _request_startpoints(
         )
     name = startpoints.app.name
     lines = []
-    for one in asked.previews:
-        tasks = ", ".join(one.tasks) or "no task"
-        lines.append(f"{one.request.ssp} ({tasks}): from {one.start or 'nowhere'}; {one.effect}")
+    for preview in asked.previews:
+        tasks = ", ".join(preview.tasks) or "no task"
+        start = preview.start or "nowhere"
+        lines.append(f"{preview.request.ssp} ({tasks}): from {start}; {preview.effect}")
     outcome = "Dry run: nothing was written."
     if asked.written:
         outcome = (
@@ -408,6 +429,7 @@ def _request_startpoints(
 def _cancel_startpoints(
     context: dg.OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
 ) -> None:
+    """Take back the requested startpoints of these partitions, and log which were removed."""
     if config.dry_run:
         raise ConfigurationError(
             "action clear has no dry run.",
@@ -507,7 +529,8 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
             lake = adjunct_lake.open()
             store = open_stored_versions(lake, config.dataset)
             after = _apply_action(store, config, by=config.by or context.run.run_id)
-            moved = [config.dataset, *(set(store.log.read_all()[1]) - {config.dataset})]
+            _, members_of_set = store.log.read_all()
+            moved = [config.dataset, *(set(members_of_set) - {config.dataset})]
             stored = {
                 name: open_stored_versions(lake, name).require_manifest()
                 for name in moved
@@ -530,6 +553,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
 def _apply_action(
     store: StoredVersions, config: VersionActionConfig, *, by: str
 ) -> BoundedManifest:
+    """Do the action of a run's configuration; return the dataset's manifest afterwards."""
     action = config.action
     version = config.version or None
     why = {"reason": config.reason, "by": by}
@@ -554,6 +578,7 @@ def _apply_action(
 
 
 def _end_of_pin(hours: float | None) -> datetime | None:
+    """Return when a pin of so many hours from now ends; None, without an end, for None."""
     try:
         if hours is None:
             return None

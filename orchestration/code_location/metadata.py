@@ -124,6 +124,7 @@ def _document(value: BaseModel | None) -> dg.MetadataValue | None:
 
 
 def _by_partition(values: Mapping[SystemStreamPartition, object]) -> dg.MetadataValue:
+    """Return values by partition as metadata."""
     return dg.MetadataValue.json({str(ssp): value for ssp, value in values.items()})
 
 
@@ -305,7 +306,7 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
         "adjunct/joins": json(joins),
     }
     for name, counts in joins.items():
-        for what in ("unmatched", "before_history", "null_times", "early"):
+        for what in ("unmatched", "before_history", "null_times", "early", "late_changes"):
             facts[f"adjunct/{what}/{name}"] = counts.get(what)
     facts |= _timing_metadata(report.seconds)
     facts["adjunct/lost_offsets"] = lost or None
@@ -376,6 +377,9 @@ def lookup_metadata(report: StepReport, tables: Iterable[str]) -> dict[str, Any]
 
 
 def _describe_table(table: AnyTable) -> dict[str, Any]:
+    """Return what is declared of a table's backend, location and columns; only the columns, or
+    nothing, for a function that is not registered.
+    """
     function = table.write_function or table.read_function
     try:
         return describe_function(function)
@@ -387,6 +391,7 @@ def _describe_table(table: AnyTable) -> dict[str, Any]:
 
 
 def _table_schema(columns: Mapping[str, str], descriptions: Mapping[str, str]) -> dg.MetadataValue:
+    """Return columns, with their types and descriptions, as metadata."""
     texts = {name.lower(): text for name, text in descriptions.items()}
     shown = [dg.TableColumn(name, kind, texts.get(name.lower())) for name, kind in columns.items()]
     return dg.MetadataValue.table_schema(dg.TableSchema(shown))
@@ -439,15 +444,13 @@ def translate_errors(
             ) from error
         for note in getattr(ours, "__notes__", ()):  # errors of other datasets that failed too
             context.log.error(note)
+        helps_to_run_again = isinstance(ours, RETRY_IN_NEW_RUN)
         raise dg.Failure(
             description=str(ours),
             metadata={
                 "error": type(ours).__name__,
                 "next step": ours.next_step or "See the message.",
-                "permanent": (
-                    isinstance(ours, errors.PermanentError)
-                    and not isinstance(ours, RETRY_IN_NEW_RUN)
-                ),
+                "permanent": isinstance(ours, errors.PermanentError) and not helps_to_run_again,
             },
             allow_retries=False,
         ) from error
@@ -462,7 +465,8 @@ def plan_metadata(planned: ExecutionPlan) -> dict[str, Any]:
     """
     text = planned.render()
     document = planned.to_json()
-    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    backticks = re.findall("`+", text)
+    fence = "`" * max([3, *(len(found) + 1 for found in backticks)])  # longer than any in the text
     shown = text if len(text) <= MAX_PLAN_LENGTH else f"{text[:MAX_PLAN_LENGTH]}\n…\n"
     metadata: dict[str, Any] = {"adjunct/plan": dg.MetadataValue.md(f"{fence}text\n{shown}{fence}")}
     if len(json.dumps(document)) <= MAX_PLAN_LENGTH:
@@ -502,7 +506,8 @@ def stream_preview(
     oldest = system.oldest(ssps)
     upcoming = system.upcoming(ssps)
     for ssp in ssps:
-        if (held := int(upcoming[ssp]) - int(oldest[ssp])) > 0:
+        held = int(upcoming[ssp]) - int(oldest[ssp])
+        if held > 0:
             start = str(int(upcoming[ssp]) - min(rows, held))
             table = system.read_arrow({ssp: OffsetRange(start, upcoming[ssp])})
             names = []
@@ -517,6 +522,9 @@ def stream_preview(
 def _preview_table(
     entries: Iterable[Mapping[str, Any]], names: Sequence[str], sensitive: Collection[str]
 ) -> dict[str, Any]:
+    """Return entries as a table in metadata, with sensitive columns masked; empty if there are
+    none.
+    """
     hidden = {name.lower() for name in sensitive}
     records = []
     for entry in entries:
@@ -532,6 +540,9 @@ def _preview_table(
 
 
 def _preview_value(value: object) -> str | int | float | bool | None:
+    """Return a value as a cell of the preview: a number, boolean or null as it is, all else as
+    short text.
+    """
     if isinstance(value, Mapping | list):
         return _cut(format_nested(value), _MAX_CELL_LENGTH)
     plain = to_json_value(value)
@@ -541,6 +552,7 @@ def _preview_value(value: object) -> str | int | float | bool | None:
 
 
 def _cut(text: str, length: int) -> str:
+    """Return the text with at most `length` characters; "…" stands for the rest."""
     if len(text) <= length:
         return text
     return f"{text[: length - 1]}…"

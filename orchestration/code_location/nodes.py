@@ -93,6 +93,9 @@ def asset_subject(app: Application, node: LineageNode) -> AssetSubject:
 
 
 def _dataset_subject(app: Application, name: str) -> dict[str, Any]:
+    """Return the description, owners, group and automation condition that a dataset declares, or
+    has from the application.
+    """
     dataset = app.dataset(name)
     shown = dataset.presentation
     condition = shown.automation_condition
@@ -127,7 +130,9 @@ def _written_local_table(outputs: RunOutputs, name: str, columns: ColumnSources)
 
 
 def _files_key(subject: AssetSubject) -> dg.AssetKey:
-    path = subject.name.partition("://")[2] or subject.name
+    """Return the asset key of files: the parts of their URL without its scheme, below "files"."""
+    _, _, without_scheme = subject.name.partition("://")
+    path = without_scheme or subject.name
     key = ["files"]
     for part in path.split("/"):
         if part not in ("", "."):
@@ -136,6 +141,7 @@ def _files_key(subject: AssetSubject) -> dg.AssetKey:
 
 
 def _files_subject(app: Application, name: str) -> dict[str, Any]:
+    """Return the format of files at this URL."""
     for dataset in app.datasets:
         if isinstance(dataset.input, FileSource) and dataset.input.url == name:
             return {"storage": dataset.input.format}
@@ -143,6 +149,9 @@ def _files_subject(app: Application, name: str) -> dict[str, Any]:
 
 
 def _written_table(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
+    """Return the metadata of a remote table: its declaration, and in which order the run's sends
+    write.
+    """
     sends = []
     for table in outputs.tables:
         if table.table == name:
@@ -156,22 +165,28 @@ def _written_table(outputs: RunOutputs, name: str, columns: ColumnSources) -> di
 
 
 def _sink_key(subject: AssetSubject) -> dg.AssetKey:
+    """Return the asset key of a function that records are sent to: its application and name, below
+    "sinks".
+    """
     application, _, function = subject.name.partition("/")
     return dg.AssetKey(["sinks", to_dagster_name(application), _NON_WORD.sub("_", function)])
 
 
 def _stream_subject(app: Application, name: str) -> dict[str, Any]:
+    """Return the description of an output stream; nothing for other streams."""
     if name not in app.outputs:
         return {}
     return {"description": app.outputs[name].description}
 
 
 def _stream_icons(subject: AssetSubject) -> set[str]:
-    system = split_stream_name(subject.name)[0]
+    """Return the icons of a stream: "stream", and one for its system."""
+    system, _ = split_stream_name(subject.name)
     return {"stream", "parquet" if system == "lake" else system}
 
 
 def _written_stream(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
+    """Return the metadata of an output stream, with a preview; empty if it does not exist."""
     held = metadata.stream_metadata(
         outputs.lake, outputs.systems, name, metadata.inherited_descriptions(outputs.app, columns)
     )
@@ -229,23 +244,31 @@ class AdjunctTranslator:
     """
 
     def get_asset_key(self, subject: AssetSubject) -> dg.AssetKey:
+        """Return the key of the asset."""
         return NODE_KINDS[subject.kind].key(subject)
 
     def get_group_name(self, subject: AssetSubject) -> str:
+        """Return the group: the declared one, else "inputs" for what is only read, else the
+        application.
+        """
         if subject.group:
             return subject.group
         return "inputs" if subject.external else to_dagster_name(subject.application)
 
     def get_owners(self, subject: AssetSubject) -> Sequence[str]:
+        """Return the owners, as email addresses and teams ("team:data")."""
         return subject.owners
 
     def get_description(self, subject: AssetSubject) -> str | None:
+        """Return the description that Dagster shows; None for none."""
         return subject.description or None
 
     def get_kinds(self, subject: AssetSubject) -> set[str]:
+        """Return the icons that Dagster shows on the asset."""
         return NODE_KINDS[subject.kind].icons(subject)
 
     def get_tags(self, subject: AssetSubject) -> Mapping[str, str]:
+        """Return the tags by which assets can be searched."""
         tags: dict[str, str] = {"adjunct/kind": subject.kind}
         if _TAG.fullmatch(subject.name):  # Dagster's tags can't hold URLs and very long names
             tags["adjunct/name"] = subject.name

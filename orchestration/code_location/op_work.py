@@ -129,4 +129,5 @@ class HandedToSpark(BaseException):
 
 
 def _ask_for_application() -> SparkSession:
+    """Stand for the Spark session of work that a submitted application has to do."""
     raise HandedToSpark

@@ -231,9 +231,8 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
                 lake = adjunct_lake.open()
                 state = application_state(lake, app.name)
                 times = measure_input_times(app, state.times, lake.now())
-            yield from assets.report_checks(
-                context, state.last.counters if state.last is not None else {}, {}, times
-            )
+            counters = state.last.counters if state.last is not None else {}
+            yield from assets.report_checks(context, counters, {}, times)
             return
         with metadata.translate_errors(context):
             lake = adjunct_lake.open()
@@ -254,10 +253,14 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
 
 
 def _data_version(app: Application, report: "StepReport") -> str:
+    """Return the data version of outputs that have all batches up to the last one of this
+    report.
+    """
     return hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
 
 
 def _describe_batches(app: Application, report: "StepReport") -> str:
+    """Return how many batches a run has done, and which is the last of all."""
     return f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
 
 
@@ -314,6 +317,7 @@ class StepWork:
     adopt: bool
 
     def __call__(self, host: Host) -> "tuple[StepReport, ExecutionPlan]":
+        """Run the batches; return the report and the plan by which they ran."""
         from dagster_adjunct.orchestration.step.run import RunCalls, run_batches
 
         runtime = host.runtime
@@ -333,11 +337,13 @@ class StepWork:
         versions: Bundled[AdvanceReport] = Bundled(partial(tell, "datasets"))
 
         def report_advance(done: AdvanceReport) -> None:
+            """Report a dataset's advance; in a run that stays, the datasets' assets too."""
             tell("advanced", done)
             if lasts is not None:
                 versions.add(done)
 
         def advance(of_run: "Runtime", plan: "ExecutionPlan") -> None:
+            """Advance the datasets that no other op does: all of them in a run that stays."""
             from dagster_adjunct.orchestration.step.run import advance_changed, advance_unit
 
             if lasts is not None:

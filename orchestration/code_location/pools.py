@@ -22,10 +22,8 @@ FREE_SLOTS = (
 def keeps_slots(instance: dg.DagsterInstance) -> bool:
     """Whether a killed run keeps its slot in a pool for good, by the settings of this instance."""
     pools = instance.get_concurrency_config().pool_config
-    if (
-        pools.pool_granularity is PoolGranularity.RUN
-        or not instance.event_log_storage.supports_global_concurrency_limits
-    ):
+    has_slots = instance.event_log_storage.supports_global_concurrency_limits
+    if pools.pool_granularity is PoolGranularity.RUN or not has_slots:
         return False
     frees = instance.run_monitoring_settings.get("free_slots_after_run_end_seconds")
     if instance.run_monitoring_enabled and frees:

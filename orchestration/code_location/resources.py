@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
@@ -77,6 +77,13 @@ class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 
 _SERVICES = ("submit", "emr_serverless", "emr_cluster", "glue", "kubernetes")
+
+
+class Submission(NamedTuple):
+    """What starts a Spark application, and the application's Spark settings."""
+
+    starter: SparkSubmit | RemoteService
+    settings: dict[str, str]
 
 
 @validated
@@ -147,9 +154,11 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def _lake_url(self) -> str | None:
+        """The URL of the lake that sessions work on; None if it is unknown."""
         return self.lake or os.environ.get("ADJUNCT_LAKE")
 
     def _settings(self) -> dict[str, str]:
+        """Return the Spark settings for a driver on this machine."""
         return session_config(self.spark_config, master=self.master, lake_url=self._lake_url)
 
     @property
@@ -163,9 +172,8 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 found.append(getattr(self, name))
         return found
 
-    def submission(self, lake_url: str) -> tuple[SparkSubmit | RemoteService, dict[str, str]]:
-        """Return what starts a Spark application that works on this lake, and the application's
-        Spark settings.
+    def submission(self, lake_url: str) -> Submission:
+        """Return how to start a Spark application that works on this lake.
 
         Raises ConfigurationError for several services, for a spark-submit that is not found, and
         for a master, lake or setting that the service can't use.
@@ -184,12 +192,11 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 f"Leave out {', '.join(_SERVICES)}, or give another master.",
                 setting="spark.master",
             )
-        starter: SparkSubmit | RemoteService
         if isinstance(service, str):
-            starter, settings = self._local(service)
+            submission = self._local(service)
         else:
-            starter, settings = self._remote(service, lake_url)
-        mode = settings.get("spark.submit.deployMode", "client")
+            submission = self._remote(service, lake_url)
+        mode = submission.settings.get("spark.submit.deployMode", "client")
         if mode != "client":
             raise ConfigurationError(
                 f"spark.submit.deployMode is {mode!r}: expected client. The driver of spark-submit"
@@ -197,9 +204,10 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 f"Leave out the setting; {', '.join(_SERVICES[1:])} let the driver run elsewhere.",
                 setting="spark.submit.deployMode",
             )
-        return starter, settings
+        return submission
 
-    def _local(self, submit: str) -> tuple[SparkSubmit, dict[str, str]]:
+    def _local(self, submit: str) -> Submission:
+        """Return how to start an application with this spark-submit."""
         here = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
         command = shutil.which(submit, path=here)
         if command is None:
@@ -209,11 +217,10 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 setting="submit",
             )
         prepare_environment()
-        return SparkSubmit(command), self._settings()
+        return Submission(SparkSubmit(command), self._settings())
 
-    def _remote(
-        self, service: RemoteService, lake_url: str
-    ) -> tuple[RemoteService, dict[str, str]]:
+    def _remote(self, service: RemoteService, lake_url: str) -> Submission:
+        """Return how to start an application whose driver runs on another machine."""
         if not lake_url.startswith("s3://"):
             raise ConfigurationError(
                 f"the lake {lake_url} is a folder, which the driver on another machine can't"
@@ -239,7 +246,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if isinstance(service, Kubernetes) and settings["spark.master"].startswith("k8s://"):
             settings = service.for_executors() | settings
         check_no_secrets(settings, "the setting")
-        return service, settings
+        return Submission(service, settings)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Stop the session if the run started one, so that no executors are left behind."""
@@ -260,6 +267,7 @@ LOADER = "adjunct_loader"
 
 
 def _pandas(table: pa.Table) -> Any:
+    """Return a table as a pandas DataFrame; an integer column with nulls stays exact, as Int64."""
     whole = _engine("pandas").Int64Dtype()
     frame = to_pandas(table)
     for name in table.column_names:
@@ -270,10 +278,12 @@ def _pandas(table: pa.Table) -> Any:
 
 
 def _polars(table: pa.Table) -> Any:
+    """Return a table as a polars DataFrame."""
     return _engine("polars").from_arrow(table)
 
 
 def _engine(module: str) -> Any:
+    """Return a package that users may install. Raises ConfigurationError if it is missing."""
     return import_package(f"an input in {module}", module, module)
 
 
@@ -369,6 +379,9 @@ class AdjunctLoader(dg.ConfigurableIOManager):
         return self._dataset(lake, dataset, versions[0], kind)
 
     def _dataset(self, lake: Lake, dataset: str, version: str | None, kind: str) -> Any:
+        """Return the entries of a dataset's version (None: the served one) as this kind of
+        frame.
+        """
         if kind == _SPARK:
             self._opened.append(open_dataset(lake, dataset, version=version))
             return self._opened[-1].frame(self.spark.spark_session)
@@ -376,11 +389,12 @@ class AdjunctLoader(dg.ConfigurableIOManager):
             return _FORMS[kind](opened.lend(lambda reader: read_entries(reader, None)))
 
     def _stream(self, lake: Lake, stream: str, kind: str) -> Any:
+        """Return the records of a stream, without tombstones, as this kind of frame."""
         view = stream_view(lake, stream)  # raises an error for a stream outside the lake
         names = list(view.schema.names)
         if kind == _SPARK:
             streams = LakeStreams(lake)
-            name = split_stream_name(stream)[1]
+            _, name = split_stream_name(stream)
             records = streams.read(self.spark.spark_session, streams.all_ranges(name))
             return records.filter(f"not {TOMBSTONE}").select(*map(quote_name, names))
         return _FORMS[kind](

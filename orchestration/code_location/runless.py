@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
@@ -47,14 +47,18 @@ class _Names:
     """Names of outputs, which only an op has."""
 
     def get_output_name_for_asset_key(self, key: dg.AssetKey) -> str:
+        """Return a name for an asset's output."""
         return key.to_python_identifier()
 
     def get_output_name_for_asset_check_key(self, key: dg.AssetCheckKey) -> str:
+        """Return a name for a check's output."""
         return key.name
 
 
 @dataclass(frozen=True)
 class _Run:
+    """The command's run, with an id as Dagster's runs have one."""
+
     run_id: str
 
 
@@ -100,6 +104,13 @@ def _as_event(event: object) -> dg.AssetMaterialization | dg.AssetCheckEvaluatio
     return None
 
 
+class _Advance(NamedTuple):
+    """The report of a dataset's advance, and the partition that was requested, if any."""
+
+    report: AdvanceReport
+    partition: str | None
+
+
 class RunlessReporter:
     """Reports what one command does with an application; `by` names the command's run.
 
@@ -120,7 +131,7 @@ class RunlessReporter:
         self._lake = lake
         self._systems = systems
         self._by = by
-        self._advanced: list[tuple[AdvanceReport, str | None]] = []
+        self._advanced: list[_Advance] = []
         self._batches: Bundled[StepReport] = Bundled(
             self._report_batches, time.monotonic, _REPORT_SECONDS
         )
@@ -129,7 +140,7 @@ class RunlessReporter:
 
     def add_advance(self, report: AdvanceReport, partition: str | None = None) -> None:
         """Keep the report of a dataset's advance, for the next time that events are stored."""
-        self._advanced.append((report, partition))
+        self._advanced.append(_Advance(report, partition))
 
     def add_batch(self, report: StepReport) -> None:
         """Report the outputs after a batch, at most once a minute."""
@@ -167,12 +178,14 @@ class RunlessReporter:
 
     @cached_property
     def _graph(self) -> AssetGraph:
+        """The assets of the application alone."""
         graph = AssetGraph(AdjunctTranslator(), 0, link_code=False)
         graph.add(self._app)
         return graph
 
     @cached_property
     def _op(self) -> OpRun:
+        """What stands for an op in which all assets and checks are selected."""
         built = self._graph.built_assets()
         selected = frozenset(key for asset in built for key in asset.keys)
         evaluated = frozenset(key for asset in built for key in asset.check_keys)
@@ -187,28 +200,33 @@ class RunlessReporter:
                 self._instance.report_runless_asset_event(stored)
 
     def _report_advanced(self) -> None:
+        """Store the events of the datasets that have advanced since the last time."""
         while self._advanced:
-            report, partition = self._advanced.pop(0)
-            member = self._graph.datasets.get(report.dataset)
+            advance = self._advanced.pop(0)
+            member = self._graph.datasets.get(advance.report.dataset)
             if member is not None and member.key in self._op.context.selected_asset_keys:
-                self._report_dataset(member, report, partition)
+                self._report_dataset(member, advance)
 
-    def _report_dataset(
-        self, member: DatasetAsset, report: AdvanceReport, partition: str | None
-    ) -> None:
+    def _report_dataset(self, member: DatasetAsset, advance: _Advance) -> None:
+        """Store the events of a dataset, or of its partitions, after an advance."""
         dataset_assets.observe_streams(self._op, member.streams)
         if member.dataset.versions is None:
-            self._log_all(dataset_assets.dataset_results(self._op, member, report))
+            results = dataset_assets.dataset_results(self._op, member, advance.report)
         else:
-            self._log_all(dataset_assets.report_partitions(self._op, member, report, partition))
+            results = dataset_assets.report_partitions(
+                self._op, member, advance.report, advance.partition
+            )
+        self._log_all(results)
 
     def _report_batches(self, report: StepReport) -> None:
+        """Store the events of the outputs after a batch, those of datasets first."""
         self._attempt(self._report_advanced)
         assets = self._graph.applications.get(self._app.name)
         if assets is not None and report.batches:
             self._attempt(lambda: assets.report_batches(self._op, report))
 
     def _report_step(self, report: StepReport) -> None:
+        """Store the events of the outputs and their checks at the end of the step."""
         assets = self._graph.applications.get(self._app.name)
         if assets is None:
             return

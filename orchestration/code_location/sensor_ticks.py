@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 from dagster import SkipReason as Skip
@@ -63,10 +63,12 @@ class StreamScan(StoredDocument):
 
     @property
     def lag(self) -> int:
+        """The number of unread offsets in the streams scanned so far."""
         return sum(stream.lag for stream in self.streams.values())
 
     @property
     def due(self) -> tuple[str, ...]:
+        """The reasons for a run, even without unread records, that were found so far."""
         found = []
         for stream in self.streams.values():
             if stream.due:
@@ -75,6 +77,7 @@ class StreamScan(StoredDocument):
 
     @property
     def ends(self) -> dict[str, str]:
+        """The digests of end offsets, by stream that feeds a dataset."""
         found = {}
         for name, stream in self.streams.items():
             if stream.ends:
@@ -180,11 +183,17 @@ class LastRequest(StoredDocument):
     asked_at: float = 0.0
 
 
+class KeyedRequest(NamedTuple):
+    """The key of a run to request, and the request to remember."""
+
+    run_key: str
+    request: LastRequest
+
+
 def request_run(
     name: str, what: str, about: object, before: LastRequest, now: float
-) -> tuple[str, LastRequest] | Skip:
-    """Return the key of a run to request and the request to remember; skip if a run for this cause
-    is recent.
+) -> KeyedRequest | Skip:
+    """Return the run to request; skip if a run for this cause is recent.
 
     `name` is the prefix of the run key, `what` describes why a run is needed, and `about`
     (JSON-able) is its cause: if it is the same as `before`, that run has not done its work. Then
@@ -198,12 +207,14 @@ def request_run(
     wait = 0.0
     if attempt != 1:
         wait = before.asked_at + backoff_seconds(before.attempt) - now
-    if wait > 0 and now >= before.asked_at:  # else the clock was set back: don't wait
+    was_clock_set_back = now < before.asked_at
+    if wait > 0 and not was_clock_set_back:
         return Skip(
             f"{what}; attempt {before.attempt} did not change that (see its run), the next is in"
             f" {wait:.0f} s."
         )
-    return f"{name}:{stored}:{attempt}", LastRequest(about=stored, attempt=attempt, asked_at=now)
+    request = LastRequest(about=stored, attempt=attempt, asked_at=now)
+    return KeyedRequest(f"{name}:{stored}:{attempt}", request)
 
 
 def backoff_seconds(attempt: int) -> float:
@@ -269,6 +280,7 @@ def read_cursor(text: str | None) -> tuple[SensorCursor, str]:
 
 
 def _pools_of(run: dg.DagsterRun) -> Collection[str]:
+    """Return the pools that a run needs slots of."""
     needed = run.run_op_concurrency
     if needed is None:
         return ()
@@ -361,7 +373,8 @@ class Tick:
         if self.instance.schedule_storage is None:
             return on
         for state in self.instance.all_instigator_state():
-            if (state.status.value, state.instigator_type.value) == ("RUNNING", "SENSOR"):
+            is_sensor = state.instigator_type.value == "SENSOR"
+            if is_sensor and state.status.value == "RUNNING":
                 place = state.origin.repository_origin.code_location_origin.location_name
                 if self.location in (None, place):
                     on.add(state.instigator_name)
@@ -385,8 +398,8 @@ class Tick:
         decision = request_run(name, what, about, self.cursor.asked, self.lake.now().timestamp())
         if isinstance(decision, Skip):
             return decision
-        self.remember(asked=decision[1])
-        return dg.RunRequest(run_key=decision[0], **options)
+        self.remember(asked=decision.request)
+        return dg.RunRequest(run_key=decision.run_key, **options)
 
 
 @dataclass(frozen=True)
@@ -418,10 +431,10 @@ class Launcher:
             default_status=dg.DefaultSensorStatus.STOPPED,
             description=self.description,
         )
-        def tick(
+        def evaluate_tick(
             context: dg.SensorEvaluationContext, adjunct_lake: LakeResource
         ) -> dg.RunRequest | Skip:
-            one = Tick(
+            tick = Tick(
                 context.instance,
                 context.log,
                 context.cursor,
@@ -430,12 +443,12 @@ class Launcher:
                 adjunct_lake,
                 location_of(context),
             )
-            decision = self.evaluate(one)
-            if one.changed:
-                context.update_cursor(write_cursor(one.cursor))
+            decision = self.evaluate(tick)
+            if tick.changed:
+                context.update_cursor(write_cursor(tick.cursor))
             return decision
 
-        return tick
+        return evaluate_tick
 
 
 def location_of(context: dg.SensorEvaluationContext) -> str | None:

@@ -84,8 +84,10 @@ class LaunchWhen:
 
     def enough(self, lag: int) -> bool:
         """Whether `lag` unread records are enough to launch a run, whatever their age."""
-        least = self.records or (1 if self.age is None else None)
-        return lag > 0 and least is not None and lag >= least
+        if self.records is not None:
+            return lag >= self.records
+        waits_for_age = self.age is not None
+        return lag > 0 and not waits_for_age
 
     def __str__(self) -> str:
         thresholds = []
@@ -224,7 +226,8 @@ def _wait_for_run(
     who = ""
     if stays and (len(running) > 1 or tick.waits_for_pool(running)):
         who = "another run in Dagster"
-    if any(run.tags.get(_LOADED_TAG, _LOADED) != _LOADED for run in running):
+    loaded_before = [run for run in running if run.tags.get(_LOADED_TAG, _LOADED) != _LOADED]
+    if loaded_before:
         who = "the code location, which was loaded again,"
     if not who:
         return Skip(f"A run is already in progress.{tick.describe_waiting(active)}")
@@ -266,10 +269,12 @@ def _request_for_records(
     unfinished = progress.describe_unfinished(state)
 
     def waiting() -> tuple[str, ...]:
+        """Return which datasets have to be built before the run, or before its first record."""
         delayed = progress.describe_waiting_datasets(lake, systems, app)
         if delayed or unfinished or scan.due:
             return delayed
-        return describe_held(systems, lake, app, _list_unread(systems, app, state))
+        unread = _list_unread(systems, app, state)
+        return describe_held(systems, lake, app, unread, state.held)
 
     what = decide_launch(backlog, rule, unfinished, waiting)
     if isinstance(what, Skip):
@@ -307,6 +312,7 @@ def _list_unread(
 
 
 def _selects(run: dg.DagsterRun, assets: Collection[dg.AssetKey]) -> bool:
+    """Whether a run makes one of these assets; one without a selection makes all of its job's."""
     return not run.asset_selection or any(key in assets for key in run.asset_selection)
 
 
@@ -330,6 +336,7 @@ def measure_backlog(
     opened = cache(partial(progress.snapshot_system, systems))
 
     def visit(stream: str) -> StreamFinding:
+        """Return what is unread of an input, and the ends of a stream that feeds a dataset."""
         ends = ""
         if stream in feeding:
             ends = digest(progress.read_stream_ends(opened(stream), stream))
@@ -343,14 +350,14 @@ def measure_backlog(
     is_due = bool(scan.due) or rule.enough(scan.lag) or bool(progress.describe_unfinished(state))
     if rule.age is None or not backlog.complete or not scan.lag or is_due:
         return backlog
-    before_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
+    oldest_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
 
     def unread(stream: str) -> Mapping[SystemStreamPartition, str]:
         return progress.measure_stream_progress(opened(stream), app.inputs[stream], state).unread
 
     def is_old(ssp: SystemStreamPartition, start: str) -> bool:
         system = opened(ssp.qualified_stream)
-        return system.compare(start, system.offset_for_timestamp(ssp, before_ms)) < 0
+        return system.compare(start, system.offset_for_timestamp(ssp, oldest_ms)) < 0
 
     return scan_ages(scan, unread, is_old, deadline)
 
@@ -525,6 +532,7 @@ def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
 
 
 def _without_take_over(op: Any) -> Any:
+    """Return an op's configuration without `take_over`."""
     given = None
     if isinstance(op, Mapping):
         given = op.get("config")
@@ -544,12 +552,12 @@ def _application_runs(
     records: list[dg.RunRecord] = []
     for name in (tick.job, _ASSET_JOB):
         # Only failures in a row count, so runs before one that has not failed are not read.
-        over = []
-        for one in records:
-            if one.dagster_run.status is not dg.DagsterRunStatus.FAILURE:
-                over.append(one.create_timestamp)
+        not_failed = []
+        for record in records:
+            if record.dagster_run.status is not dg.DagsterRunStatus.FAILURE:
+                not_failed.append(record.create_timestamp)
         wanted = dg.RunsFilter(
-            job_name=name, updated_after=since, created_after=max(over, default=None)
+            job_name=name, updated_after=since, created_after=max(not_failed, default=None)
         )
         records += _read_newest_runs(tick, wanted, outputs)
     return sorted(
@@ -588,17 +596,17 @@ def unapplied_startpoints(
     """
     from dagster_adjunct.orchestration.startpoints.store import iter_unapplied
 
-    requests = [held.request for held in iter_unapplied(handed, state)]
-    return sorted(
-        {(one.ssp, one.id): one for one in requests}.values(), key=lambda one: (one.ssp, one.id)
-    )
+    requests = {}
+    for held in iter_unapplied(handed, state):
+        requests[held.request.ssp, held.request.id] = held.request
+    return [requests[ssp_and_id] for ssp_and_id in sorted(requests)]
 
 
 def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
     """Return a text that says how many startpoints wait, where, and who requested them and why."""
     texts = [
-        f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}"
-        for one in requests
+        f"{asked.ssp} at {describe_startpoint(asked.startpoint)}, {asked.by}: {asked.reason}"
+        for asked in requests
     ]
     waiting = "1 startpoint waits"
     if len(requests) != 1:
@@ -808,7 +816,9 @@ def _launch_delivered(
             f"{what}; {for_records} may launch a run that builds it; otherwise the next tick here"
             " does."
         )
-    others = set() if tick.by_condition else by_name.keys() & on - {mine}
+    others: set[str] = set()
+    if not tick.by_condition:
+        others = by_name.keys() & on - {mine}
     together = {mine: version} | _find_delivered(lake, {name: by_name[name] for name in others})
     first = min(together)
     if first != mine:
@@ -864,10 +874,14 @@ def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) ->
 
 
 def _group_name(unit: Sequence[DatasetAsset]) -> str:
+    """Return the name of the version set, or of the only dataset."""
     return unit[0].dataset.version_set or unit[0].dataset.name
 
 
 def _next_delivered(lake: Lake, unit: Sequence[DatasetAsset]) -> tuple[str | None, str]:
+    """Return the next version that is delivered to all of these datasets, None if there is none,
+    and a text that says what is awaited.
+    """
     from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
     from dagster_adjunct.orchestration.step import progress
 

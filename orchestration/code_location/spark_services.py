@@ -88,6 +88,9 @@ class SparkSubmit:
     def run(
         self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]
     ) -> None:
+        """Run the driver as a child process until its end. Raises TransientError if a signal ended
+        it.
+        """
         lines = "".join(f"{key} {_escape(value)}\n" for key, value in settings.items())
         exchange.store.put(exchange.key(SETTINGS), lines.encode())
         command = [
@@ -105,16 +108,21 @@ class SparkSubmit:
                 context=context, command=command, env={"PYTHONPATH": _python_path(context.run)}
             )
         except DagsterPipesExecutionError as error:
-            found = re.search(r"code (-?\d+)$", str(error))
-            code = 0
-            if found:
-                code = int(found[1])
-            number = -code if code < 0 else code - _BY_SIGNAL
-            if 0 < number < signal.NSIG:
+            ended_by = 0
+            if found := re.search(r"code (-?\d+)$", str(error)):
+                ended_by = _signal_of(int(found[1]))
+            if 0 < ended_by < signal.NSIG:
                 raise lost_process_error(
-                    f"the driver of the Spark application was ended by signal {number}."
+                    f"the driver of the Spark application was ended by signal {ended_by}."
                 ) from error
             raise
+
+
+def _signal_of(code: int) -> int:
+    """Return the number of the signal that ended a process with this exit code, if it is one."""
+    if code < 0:  # of the process itself
+        return -code
+    return code - _BY_SIGNAL  # of a shell around it
 
 
 def _escape(value: str) -> str:
@@ -157,7 +165,7 @@ class EmrServerless(dg.Config):
     def run(
         self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]
     ) -> None:
-
+        """Run the driver as a job run of the application until its end."""
         pipes: Any = _import_client("dagster_aws.pipes", "PipesEMRServerlessClient", "aws")
 
         class Client(pipes):  # type: ignore[misc]
@@ -217,7 +225,7 @@ class EmrCluster(dg.Config):
     def run(
         self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]
     ) -> None:
-
+        """Run the driver as a step until its end; cancel the step if an error ends the wait."""
         check_no_secrets(self.environment, "the variable")
         with dg.open_pipes_session(context, dg.PipesEnvContextInjector(), inbox) as session:
             variables = {
@@ -282,7 +290,8 @@ class EmrCluster(dg.Config):
 
         def find() -> str | None:
             newest = service.list_steps(ClusterId=self.cluster_id)["Steps"]
-            return next((str(one["Id"]) for one in newest if one["Name"] == step["Name"]), None)
+            ids = (str(found["Id"]) for found in newest if found["Name"] == step["Name"])
+            return next(ids, None)
 
         return _start_once("EMR", add, find)
 
@@ -312,7 +321,7 @@ class Glue(dg.Config):
     def run(
         self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]
     ) -> None:
-
+        """Run the driver as a run of the job until its end."""
         pipes: Any = _import_client("dagster_aws.pipes", "PipesGlueClient", "aws")
         mark = uuid4().hex
 
@@ -350,6 +359,7 @@ class _GlueStarter:
     once: Any
 
     def __getattr__(self, name: str) -> Any:
+        """Return what Glue's client has."""
         return getattr(self.service, name)
 
     def start_job_run(self, **request: Any) -> dict[str, str]:
@@ -398,6 +408,9 @@ class Kubernetes(dg.Config):
     def run(
         self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]
     ) -> None:
+        """Run the driver in a pod until its end. Raises ConfigurationError if `pod_spec` specifies
+        none.
+        """
         pipes: Any = _import_client("dagster_k8s", "PipesK8sClient", "k8s")
         spec: dict[str, Any] = copy.deepcopy(self.pod_spec)
         if self.service_account:
@@ -412,9 +425,9 @@ class Kubernetes(dg.Config):
             _check_not_given(container, ("image", "command"), "pod_spec")
             env = container.get("env", [])
             written = {}
-            for one in env:
-                if "value" in one:
-                    written[one["name"]] = one["value"]
+            for variable in env:
+                if "value" in variable:
+                    written[variable["name"]] = variable["value"]
             check_no_secrets(written | self.environment, "the variable")
             container |= {"image": self.image, "command": [self.python, "-m", _MODULE]}
             container["env"] = [*env, address]
@@ -464,6 +477,9 @@ def _check_not_given(given: Mapping[str, Any], ours: Sequence[str], argument: st
 
 
 def _import_client(module: str, name: str, extra: str) -> Any:
+    """Return a client of Dagster Pipes. Raises ConfigurationError if its package is not
+    installed.
+    """
     try:
         return getattr(import_module(module), name)
     except ImportError as error:
@@ -476,6 +492,7 @@ def _import_client(module: str, name: str, extra: str) -> Any:
 
 
 def _client_without_retries(service: str, region: str | None) -> Any:
+    """Return a client of an AWS service that sends each request once."""
     from botocore.config import Config
 
     config = Config(retries={"total_max_attempts": 1})

@@ -131,6 +131,7 @@ class Exchange(PipesMessageWriterChannel):
         return cls(store, params["prefix"], params["ttl"], params["versions"])
 
     def to_params(self) -> dict[str, Any]:
+        """Return, in the op's process, the parameters of which the driver makes this exchange."""
         return {
             "prefix": self._prefix,
             "ttl": self._ttl,
@@ -139,9 +140,11 @@ class Exchange(PipesMessageWriterChannel):
         }
 
     def key(self, name: str) -> str:
+        """Return the key of an object of this exchange in the store."""
         return f"{self._prefix}{name}"
 
     def url(self, name: str) -> str:
+        """Return the URL of an object of this exchange."""
         return f"{self.store.url}/{self.key(name)}"
 
     @contextmanager
@@ -167,6 +170,7 @@ class Exchange(PipesMessageWriterChannel):
             self.remove()
 
     def is_offered(self) -> bool:
+        """Whether an order waits for a driver."""
         return self.store.head(self.key(_ORDER)) is not None
 
     def take_order(self) -> Any:
@@ -242,6 +246,7 @@ def _versions() -> dict[str, str]:
 
 
 def _pickle(value: object) -> bytes:
+    """Return a value as bytes; functions and classes that are not in a module too."""
     from pyspark import cloudpickle
 
     pickling: Any = cloudpickle
@@ -278,6 +283,9 @@ class Inbox(dg.PipesMessageReader):
 
     @contextmanager
     def read_messages(self, handler: Any) -> Iterator[PipesParams]:
+        """Receive messages in a thread of its own; yield the parameters for the driver's
+        `Writer`.
+        """
         has_ended = Event()
         thread = Thread(
             target=self._read, args=(handler, has_ended), name="adjunct-inbox", daemon=True
@@ -290,6 +298,7 @@ class Inbox(dg.PipesMessageReader):
             thread.join()
 
     def no_messages_debug_text(self) -> str:
+        """Return what Dagster adds to its warning if no message has come."""
         return f"Looked for messages of the driver in {self._exchange.url('messages')}."
 
     def raise_error(self, cause: Exception | None) -> None:
@@ -333,6 +342,9 @@ class Inbox(dg.PipesMessageReader):
             has_ended.wait(_POLL_SECONDS)
 
     def _handle(self, message: PipesMessage, dagster: Any) -> None:
+        """Handle one message: one of Pipes by Dagster, a result or error by keeping it, others by
+        their handler.
+        """
         self.is_open = message["method"] != "closed"
         if message["method"] != "report_custom_message":
             dagster.handle_message(message)
@@ -360,6 +372,7 @@ class Writer(PipesMessageWriter[Exchange]):
 
     @contextmanager
     def open(self, params: PipesParams) -> Iterator[Exchange]:
+        """Yield the exchange, to which what the driver prints goes too if `Inbox` asks for it."""
         self.exchange = Exchange.from_params(params)
         if not self.exchange.is_offered():
             sys.exit(
@@ -410,8 +423,9 @@ def drive() -> None:
     Glue passes the parameters of Pipes as arguments, other services as environment variables.
     """
     writer = Writer()
-    loaders: list[Any] = [PipesCliArgsParamsLoader, PipesEnvVarParamsLoader]
-    loader = next((one for kind in loaders if (one := kind()).is_dagster_pipes_process()), None)
+    kinds: list[Any] = [PipesCliArgsParamsLoader, PipesEnvVarParamsLoader]
+    loaders = [kind() for kind in kinds]
+    loader = next((each for each in loaders if each.is_dagster_pipes_process()), None)
     with open_dagster_pipes(message_writer=writer, params_loader=loader) as pipes:
         do_order(writer.exchange, pipes.report_custom_message)
 
@@ -433,6 +447,7 @@ def do_order(exchange: Exchange, send: Callable[[str], None]) -> None:
 
             @cache
             def start() -> SparkSession:
+                """Return the driver's session, which the first call starts."""
                 settings = {**submitted_settings(), **order.settings}
                 master = settings["spark.master"]
                 session = new_session(settings, master=master, lake_url=order.lake.url)

@@ -101,7 +101,7 @@ def backend_without_secrets(backend: Mapping[str, Any]) -> dict[str, Any]:
             continue
         what = f"backend[{name!r}]"
         if isinstance(value, list | tuple):
-            shown[name] = [resolve_variable(what, one) for one in value]
+            shown[name] = [resolve_variable(what, variable) for variable in value]
         else:
             shown[name] = resolve_variable(what, value)
     return shown

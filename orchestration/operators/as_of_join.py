@@ -10,12 +10,18 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame, Planned
 from dagster_adjunct.orchestration.operators.event_times import TIME_TYPES
 from dagster_adjunct.orchestration.operators.joins import Join
-from dagster_adjunct.orchestration.operators.lookups import BEFORE_HISTORY, NO_TIME, AsOf
+from dagster_adjunct.orchestration.operators.lookups import (
+    BEFORE_HISTORY,
+    NO_TIME,
+    AsOf,
+    selects_interval_id,
+)
 from dagster_adjunct.orchestration.operators.operator import Match
-from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Columns
+from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, ColumnFacts, Columns
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.paths import column_of, flat_name, value_of
@@ -45,7 +51,8 @@ class AsOfJoin(Join):
         )
 
     def summary(self) -> str:
-        return f"{Join.summary(self)} as of {self.as_of.column}"
+        known = ", as known then" if self.as_of.known_then else ""
+        return f"{Join.summary(self)} as of {self.as_of.column}{known}"
 
     def _join_columns(
         self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
@@ -61,6 +68,11 @@ class AsOfJoin(Join):
             problem = f"{operator}: the stream's {time!r} is {kind}: expected timestamp or date."
             step = f'Convert it first, for example .with_columns({flat_name(time)}="{converted}").'
             raise PlanningError(problem, step, column=time, dataset=self.dataset, operator=operator)
+        is_id = selects_interval_id(self.select) and not self.as_of.known_then
+        if is_id and entries.find(INTERVAL_ID) is None:
+            entries = entries.add(
+                {INTERVAL_ID: ColumnFacts("string")}, typed=entries.types is not None
+            )
         return Join._join_columns(self, operator, stream, entries, dataset)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
@@ -111,6 +123,15 @@ class AsOfJoin(Join):
             'Load the entries of that time, or choose before_history="null" or "oldest" for such'
             " records."
         )
+        if self.as_of.known_then:
+            what = (
+                f"from before what is known of dataset {self.dataset} was served:"
+                f" {_describe(record, self.as_of.column, hidden)}{place}"
+            )
+            step = (
+                'Choose before_history="null" for such records; to keep what is served for longer,'
+                " discard=DiscardPolicy(keep=…, grace=…)."
+            )
         if record[NO_TIME]:
             what = (
                 f"joined with dataset {self.dataset} as of {self.as_of.column}, which is"
@@ -132,15 +153,18 @@ def _describe(record: Mapping[str, Any], name: str, hidden: Collection[str]) -> 
     return f"{name} = {MASKED if is_hidden else truncate_text(str(value))}"
 
 
-def check_as_of(operator: str, dataset: AdjunctDataset, as_of: str) -> None:
-    """Raise ConfigurationError for an empty `as_of`, and PlanningError for a dataset without a
-    history.
+def check_as_of(operator: str, dataset: AdjunctDataset, as_of: AsOf) -> None:
+    """Raise ConfigurationError for an empty column, and PlanningError for a dataset without a
+    history, or of which nobody knows what it served.
     """
-    if not as_of:
+    if not as_of.column:
         expected = "the name of the stream's column with the record's time, a timestamp or a date"
         raise argument_error(
-            f"{operator} has as_of={as_of!r}", expected, argument="as_of", operator=operator
+            f"{operator} has as_of={as_of.column!r}", expected, argument="as_of", operator=operator
         )
+    if as_of.known_then:
+        _check_known_then(operator, dataset, as_of)
+        return
     if dataset.over_time:
         return
     if dataset.is_local:
@@ -154,3 +178,27 @@ def check_as_of(operator: str, dataset: AdjunctDataset, as_of: str) -> None:
         step = 'Declare it, for example valid_from="name".'
     problem = f"{operator}: dataset {dataset.name!r} is joined as of a time, but {problem}."
     raise PlanningError(problem, step, dataset=dataset.name, operator=operator)
+
+
+def _check_known_then(operator: str, dataset: AdjunctDataset, as_of: AsOf) -> None:
+    """Raise PlanningError for a dataset of which nobody knows what it served, and for options that
+    need valid times.
+    """
+    what = f"{operator} has versions='known-then'"
+    if as_of.before_history == "oldest":
+        raise PlanningError(
+            f"{what} and before_history='oldest': before the first known commit nobody knows which"
+            " entry was served.",
+            'Choose "null" or "error".',
+            dataset=dataset.name,
+            operator=operator,
+        )
+    if dataset.is_local or not dataset.persistent:
+        kind = "a local table" if dataset.is_local else "a table of one run (persistent=False)"
+        raise PlanningError(
+            f"{what}, but dataset {dataset.name!r} is {kind}, of which it is not kept what was"
+            " served when.",
+            "Leave versions= out, or use a dataset that is stored in the lake.",
+            dataset=dataset.name,
+            operator=operator,
+        )

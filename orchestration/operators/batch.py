@@ -60,6 +60,11 @@ class Planned(Protocol):
         nothing relies on it.
         """
 
+    def has_waited(self, operator: str) -> bool:
+        """Whether the records of a join have waited for its dataset: not if the batch was first
+        read before `wait=` was declared.
+        """
+
     def known_until(self, operator: str) -> datetime | None:
         """Return the watermark of the dataset that the records of a join wait for; None for
         none.

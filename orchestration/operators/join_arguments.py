@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.point_in_time import Known
 from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of
 from dagster_adjunct.orchestration.operators.calls import RecordFunction
 from dagster_adjunct.orchestration.operators.functions import validate_record_function
@@ -71,6 +72,7 @@ class JoinOptions:
     as_of: str | None
     before_history: BeforeHistory
     on_null_time: OnNullTime
+    versions: Known
     wait: timedelta | Wait | None
     restate: timedelta | Restate | None
     args: tuple[object, ...]
@@ -78,6 +80,15 @@ class JoinOptions:
     @property
     def has_function(self) -> bool:
         return self.function is not None or self.schema is not None
+
+    @property
+    def later(self) -> str | None:
+        """The first argument that makes results depend on later changes, if there is one."""
+        if self.wait is not None:
+            return "wait"
+        if self.restate is not None:
+            return "restate"
+        return None
 
     @property
     def by_time(self) -> str | None:
@@ -88,6 +99,8 @@ class JoinOptions:
             return "before_history"
         if self.on_null_time != "null":
             return "on_null_time"
+        if self.versions != "now":
+            return "versions"
         return None
 
 
@@ -121,6 +134,8 @@ def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: Adju
     """Return the join with a dataset; raises ConfigurationError for options of other joins."""
     join = _build_dataset_join(given, options, dataset)
     wait = options.wait
+    if options.later is not None:
+        _check_known_then(given.operator, join, dataset, options.later)
     if wait is not None:
         check_wait(given.operator, dataset)
         join = replace(join, wait=Wait(wait) if isinstance(wait, timedelta) else wait)
@@ -131,6 +146,19 @@ def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: Adju
             join, restate=Restate(restate) if isinstance(restate, timedelta) else restate
         )
     return join
+
+
+def _check_known_then(operator: str, join: Join, dataset: AdjunctDataset, argument: str) -> None:
+    """Raise PlanningError if a join that follows later changes wants what was known before."""
+    if not isinstance(join, AsOfJoin) or not join.as_of.known_then:
+        return
+    raise PlanningError(
+        f"{operator} has {argument}= and versions='known-then': what was served at a record's"
+        " time does not depend on later changes.",
+        "Leave one of them out.",
+        dataset=dataset.name,
+        operator=operator,
+    )
 
 
 def _build_dataset_join(
@@ -165,8 +193,8 @@ def _build_as_of_join(
     if options.has_function:
         problem = f"{given.operator} has a function, and as_of=, which joins columns only."
         raise ConfigurationError(problem, _CALL_AFTER, argument="function")
-    check_as_of(given.operator, dataset, as_of)
-    times = AsOf(as_of, options.before_history, options.on_null_time)
+    times = AsOf(as_of, options.before_history, options.on_null_time, options.versions)
+    check_as_of(given.operator, dataset, times)
     return given.build(AsOfJoin, dataset, as_of=times)
 
 

@@ -288,7 +288,8 @@ class Join(PassThroughSpec):
         Raises PlanningError as planning does, now that the types of the version that the batch
         joins are known.
         """
-        schema = batch.datasets.schema_of(self.dataset, over_time=as_of is not None)
+        over_time = as_of is not None and not as_of.known_then
+        schema = batch.datasets.schema_of(self.dataset, over_time=over_time)
         declared = batch.planned.app.dataset(self.dataset)
         arriving = batch.records.columns(frame)
         self._join_columns(operator, arriving, Columns.of_schema(schema), declared)
@@ -296,10 +297,12 @@ class Join(PassThroughSpec):
         matched = batch.datasets.match(operator, frame, lookup)
         if self.wait is None:
             return matched
-        early = f"{EVENT_TIME} is not null"
-        known = batch.planned.known_until(operator)
-        if known is not None:
-            early += f" and {EVENT_TIME} >= timestamp_micros({to_microseconds(known)})"
+        early = "false"
+        if batch.planned.has_waited(operator):
+            early = f"{EVENT_TIME} is not null"
+            known = batch.planned.known_until(operator)
+            if known is not None:
+                early += f" and {EVENT_TIME} >= timestamp_micros({to_microseconds(known)})"
         matched = batch.records.with_columns(matched, [(EARLY, early)])
         if self.wait.mark is None:
             return matched

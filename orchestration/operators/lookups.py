@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, PositiveInt
 
+from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID
+from dagster_adjunct.assets.reading.point_in_time import Known
 from dagster_adjunct.orchestration.operators.columns import check_duration, validate_column_names
 from dagster_adjunct.resources.schemas.paths import Path
 from dagster_adjunct.resources.validation import validated
@@ -85,12 +88,20 @@ class AsOf:
 
     A record from before the history of its key has no entry ("null"), the key's first entry
     ("oldest"; of a bounded dataset, the one in the oldest version, if any), or fails the batch; a
-    record without a time has no entry or fails the batch.
+    record without a time has no entry or fails the batch. With `versions` "known-then", the entry
+    is the one that the dataset served at that time, and before the history is what nobody knows any
+    more.
     """
 
     column: str
     before_history: BeforeHistory
     on_null_time: OnNullTime
+    versions: Known = "now"
+
+    @property
+    def known_then(self) -> bool:
+        """Whether the entry is the one that was served at the record's time."""
+        return self.versions == "known-then"
 
 
 MATCHED = "__matched"
@@ -114,6 +125,11 @@ class SelectedColumn:
     type: str | None = None
 
 
+def selects_interval_id(selected: Iterable[SelectedColumn] | None) -> bool:
+    """Whether one of the selected columns is the id of the entry's interval, or has its name."""
+    return any(item.column == INTERVAL_ID for item in selected or ())
+
+
 ENTRY = "__entry"
 """A joined record's whole entry, as a struct."""
 
@@ -130,6 +146,15 @@ class EntryLookup:
     on: Pairs
     added: tuple[SelectedColumn, ...] | None
     as_of: AsOf | None = None
+
+    @property
+    def with_ids(self) -> bool:
+        """Whether it may take the id of the entry's interval: as of a time, and if no column of the
+        entries has this name.
+        """
+        if self.as_of is None or self.as_of.known_then:
+            return False
+        return selects_interval_id(self.added)
 
 
 @dataclass(frozen=True, slots=True)

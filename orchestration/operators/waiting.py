@@ -10,6 +10,9 @@ from dagster_adjunct.orchestration.operators.lookups import Wait
 from dagster_adjunct.orchestration.operators.operator import Operator, sum_along_paths
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
+LATE_CHANGES = "late_changes"
+"""The counter of changes that came after a watermark, or a join, had passed their time."""
+
 
 @dataclass(frozen=True, slots=True)
 class WaitsFor:
@@ -36,10 +39,21 @@ def waits_by_input(operators: Iterable[Operator]) -> dict[str, tuple[WaitsFor, .
     return waits
 
 
+def list_waits(operators: Iterable[Operator]) -> tuple[WaitsFor, ...]:
+    """Return the joins whose records wait, each once."""
+    found: dict[WaitsFor, None] = {}
+    for waits in waits_by_input(operators).values():
+        found |= dict.fromkeys(waits)
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class HeldRecord:
     """The first record of a partition that waits: for which dataset, its event time, and since when
     it is in its stream. `known_until` is the dataset's watermark; None if it has none.
+
+    `newest` is the latest event time of the partition up to the offset `seen_to`, if records wait
+    by event time and all these times are believed.
     """
 
     ssp: SystemStreamPartition
@@ -48,6 +62,8 @@ class HeldRecord:
     time: datetime
     since: datetime
     known_until: datetime | None
+    newest: datetime | None = None
+    seen_to: str | None = None
 
     def describe(self) -> str:
         """Return the record in a sentence without a period."""

@@ -320,7 +320,7 @@ def _check_dataset(dataset: AdjunctDataset, records: Schema | None, catalog: Cat
         if isinstance(dataset.extractor, Projection):
             _check_projection(dataset, dataset.extractor, records)
         stored = derive_stored_schema(dataset, records)
-        if isinstance(dataset, BoundedDataset):
+        if isinstance(dataset, BoundedDataset | UnboundedDataset):
             check_validator_columns(dataset, stored)
     facts = catalog.get(dataset.stream) if dataset.stream is not None else None
     if facts is not None and isinstance(dataset, UnboundedDataset):
@@ -735,9 +735,8 @@ def iterate_dataset_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, boo
     """Yield (owner, SQL, whether it is a SELECT) for the SQL in a dataset's validators and
     projection.
     """
-    if isinstance(dataset, BoundedDataset):
-        for name, text, is_select in iterate_sql_rules(dataset):
-            yield f"validator {name!r}", text, is_select
+    for name, text, is_select in iterate_sql_rules(dataset):
+        yield f"validator {name!r}", text, is_select
     if isinstance(dataset.extractor, Projection):
         texts = (*dict(dataset.extractor.select).values(), dataset.extractor.where)
         yield from (("the projection", text, False) for text in texts if text)

@@ -61,7 +61,9 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
         by = match.as_of
         dataset = app.dataset(match.dataset)
         history = dataset.following.history if isinstance(dataset, UnboundedDataset) else None
-        if history is None:
+        if by.known_then:
+            known = "what it served then, as long as commits are kept"
+        elif history is None:
             known = "its retained versions"
         elif isinstance(history, timedelta):
             known = f"{str(history).removesuffix(', 0:00:00')} before its newest change"

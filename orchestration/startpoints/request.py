@@ -18,7 +18,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin
+from dagster_adjunct.orchestration.operators.lookups import selects_interval_id
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import (
     AS_OF,
@@ -149,6 +152,15 @@ def find_as_of_joins(app: Application) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _find_joins_with_ids(app: Application) -> list[str]:
+    """Return the ids of the application's as-of joins that select the id of an interval."""
+    found = []
+    for operator in app.operators:
+        if isinstance(operator.spec, AsOfJoin) and selects_interval_id(operator.spec.select):
+            found.append(operator.id)
+    return found
+
+
 def choose_versions(app: Application, request: StartpointRequest) -> JoinVersions:
     """Return which dataset versions the request's replay is joined with: its own choice, else the
     application's default.
@@ -168,6 +180,15 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
             f" It moves the main position, and its batches are joined with {joined}.",
             "Give the request an end (--until-timestamp, --until-offset, --until-upcoming; until=…"
             " in Python), or leave versions out.",
+            argument="versions",
+            application=app.name,
+        )
+    with_ids = _find_joins_with_ids(app)
+    if asked == CURRENT and with_ids:
+        raise errors.ConfigurationError(
+            f"{request.ssp}: versions=current, and {', '.join(with_ids)} selects {INTERVAL_ID}, the"
+            " id of the interval that was valid at the record's time.",
+            "Use versions=as-of, or leave it out of select=.",
             argument="versions",
             application=app.name,
         )

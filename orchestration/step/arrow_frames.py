@@ -8,6 +8,7 @@ from functools import reduce
 from itertools import chain
 from typing import Any
 
+from dagster_adjunct.assets.reading.interval_ids import add_interval_id
 from dagster_adjunct.assets.reading.keyed_entries import KeyedEntries, TimedEntries
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.operators.batch import SAMPLE_SIZE, Checked
@@ -365,7 +366,10 @@ class ArrowDatasets:
         if lookup.as_of is None:
             found = self.entries(lookup.dataset, key)
             return _take_columns(frame, found.entries, found.find(columns), lookup)
-        timed = self._timed_entries(lookup.dataset, key)
+        if lookup.as_of.known_then:
+            timed = self._served_entries(lookup.dataset, key)
+        else:
+            timed = self._timed_entries(lookup.dataset, key, with_ids=lookup.with_ids)
         times = read_values(frame, lookup.as_of.column).cast(arrow_type("timestamp"))
         oldest = lookup.as_of.before_history == "oldest"
         places, early = timed.find(columns, times.cast("int64").to_pylist(), oldest=oldest)
@@ -379,11 +383,18 @@ class ArrowDatasets:
             return self.cache.get(view, key)
         return KeyedEntries.of(self.schema_of(dataset).to_arrow().empty_table(), key)
 
-    def _timed_entries(self, dataset: str, key: tuple[str, ...]) -> TimedEntries:
-        reader, known_from = reader_over_time(self.planned, dataset)
+    def _served_entries(self, dataset: str, key: tuple[str, ...]) -> TimedEntries:
+        reader = self.planned.inputs.served.get(dataset)
         if reader is None or self.planned.is_dry_run:
             return TimedEntries.empty(self.schema_of(dataset), key)
-        return self.cache.get_over_time(reader, key, known_from)
+        return self.cache.get_served(reader, key)
+
+    def _timed_entries(self, dataset: str, key: tuple[str, ...], *, with_ids: bool) -> TimedEntries:
+        reader, known_from = reader_over_time(self.planned, dataset)
+        if reader is None or self.planned.is_dry_run:
+            schema = self.schema_of(dataset)
+            return TimedEntries.empty(add_interval_id(schema) if with_ids else schema, key)
+        return self.cache.get_over_time(reader, key, known_from, with_ids=with_ids)
 
 
 def _take_columns(

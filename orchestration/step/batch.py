@@ -312,7 +312,7 @@ def classify_batch(app: Application, inputs: BatchInputs) -> BatchInputs:
     if records > app.few_records or rows > SMALL_DATASETS or size > SMALL_BYTES:
         return inputs
     all_rows = sum(map(_count_rows, inputs.views.values()))
-    interpreted = all_rows <= SMALL_ROWS and not inputs.over_time
+    interpreted = all_rows <= SMALL_ROWS and not inputs.looked_back_at
     return replace(inputs, few=True, interpreted=interpreted)
 
 
@@ -360,7 +360,7 @@ def _room_for_records(inputs: BatchInputs) -> int:
     """Return how many bytes of records this process may read, besides an entry of each dataset for
     each record; 0 if the datasets are too large.
     """
-    all_rows = sum(map(count_stored_rows, inputs.over_time.values()))
+    all_rows = sum(map(count_stored_rows, inputs.looked_back_at))
     room = SMALL_BYTES
     for view in inputs.views.values():
         rows = _count_rows(view)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable
 from dagster_adjunct.assets.generation import Runtime
+from dagster_adjunct.assets.reading.served_history import ServedHistory
+from dagster_adjunct.assets.reading.served_over_time import ServedOverTime, read_served
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -41,6 +43,7 @@ from dagster_adjunct.orchestration.batch_log.intent import (
     JoinedVersions,
     Offsets,
     Ranges,
+    ServedCommits,
 )
 from dagster_adjunct.orchestration.batch_log.run_lease import RunLease
 from dagster_adjunct.orchestration.operators.batch import SAMPLE_SIZE
@@ -72,6 +75,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
@@ -103,6 +107,7 @@ class BatchInputs:
     - `few`: whether there are so few records that Spark uses one task a stage.
     - `interpreted`: whether Spark interprets its plans instead of compiling them.
     - `over_time`: all versions of each bounded dataset that is joined by time.
+    - `served`: what each dataset has served that is joined as it was known then.
     - `times`: the event times of the inputs at the start of the batch.
     - `streams`: the system of each input stream, as it was when the batch was planned.
     - `arrived`: the records of the input streams that this process has read already.
@@ -116,10 +121,16 @@ class BatchInputs:
     few: bool = False
     interpreted: bool = False
     over_time: Mapping[str, VersionsOverTime] = field(default_factory=dict)
+    served: Mapping[str, ServedOverTime] = field(default_factory=dict)
     times: TimeState = field(default_factory=TimeState)
     streams: Mapping[str, StreamSystem] = field(default_factory=dict)
     arrived: Mapping[str, pa.Table] = field(default_factory=dict)
     places: Mapping[str, pa.Table] = field(default_factory=dict)
+
+    @property
+    def looked_back_at(self) -> tuple[VersionsOverTime | ServedOverTime, ...]:
+        """The readers of datasets over time, of which all versions are read."""
+        return (*self.over_time.values(), *self.served.values())
 
     @property
     def consumed(self) -> Offsets | None:
@@ -187,6 +198,7 @@ class BatchVersions:
         self._app = app
         self._stored: dict[str, StoredVersions] = {}
         self._readers: dict[tuple[str, str], VersionReader] = {}
+        self._histories: dict[str, ServedHistory] = {}
         self._tables: dict[str, TransientTable] = {}
         self._plans: dict[str, RecordedPlan] = {}
         self._leases: dict[str, Lease] = {}
@@ -236,6 +248,32 @@ class BatchVersions:
         """Return these versions of a bounded dataset as joins by time read them."""
         sealed = [self._reader(name, version).sealed for version in versions]
         return VersionsOverTime(self._runtime.lake.store, name, sealed)
+
+    def columns_of(self, name: str, version: str) -> NamedColumns:
+        """Return the columns of a version as joins read it."""
+        return self._reader(name, version).sealed.named_columns
+
+    def served_until_now(self, name: str, columns: NamedColumns) -> ServedOverTime | None:
+        """Return what a dataset has served, with these columns; None if it serves nothing."""
+        history = ServedHistory.read(self._runtime.lake, name)
+        known = self._histories.get(name)
+        if known is not None:
+            history = history.with_known(known)
+        self._histories[name] = history
+        return read_served(history, columns=columns)
+
+    def served(self, name: str, commits: ServedCommits, columns: NamedColumns) -> ServedOverTime:
+        """Return what a dataset has served after these commits, with these columns. Raises
+        VersionDiscardedError if a part of it is gone.
+        """
+        history = self._histories.get(name)
+        if history is None or history.number < commits.last:
+            history = ServedHistory.read(self._runtime.lake, name)
+            self._histories[name] = history
+        reader = read_served(history.up_to(commits.last), first=commits.first, columns=columns)
+        if reader is None or reader.commits != (commits.first, commits.last):
+            raise history.discarded_error(commits.first)
+        return reader
 
     def persisted(self, rows: str, versions: object, frame: Callable[[], DataFrame]) -> DataFrame:
         """Return the DataFrame that Spark has cached under the name `rows`, or cache the one that

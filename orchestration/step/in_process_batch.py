@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from dagster_adjunct.assets.reading.served_over_time import ServedOverTime
 from dagster_adjunct.assets.reading.valid_time import Reader
 from dagster_adjunct.orchestration.operators.batch import Batch, Outputs, Tables
 from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN
@@ -51,8 +52,8 @@ def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
         return "a batch that retention has cut"
     if context.spark is IN_PROCESS:
         return ""
-    for view in (*inputs.views.values(), *inputs.over_time.values()):
-        if isinstance(view, Reader) and count_stored_rows(view) > SMALL_DATASETS:
+    for view in (*inputs.views.values(), *inputs.looked_back_at):
+        if isinstance(view, Reader | ServedOverTime) and count_stored_rows(view) > SMALL_DATASETS:
             return f"the size of dataset {view.dataset}"
     return "" if inputs.few else "the size of the batch"
 

@@ -8,7 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from dagster_adjunct.assets.reading.interval_ids import add_interval_id
 from dagster_adjunct.assets.reading.keyed_entries import KeyedEntries, TimedEntries
+from dagster_adjunct.assets.reading.served_over_time import ServedOverTime
 from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime, read_rows_over_time
 from dagster_adjunct.assets.reading.version_reader import VersionReader, read_entries
 
@@ -33,16 +35,28 @@ class EntryCache:
         return found
 
     def get_over_time(
-        self, reader: Reader, key: tuple[str, ...], known_from: int | None
+        self, reader: Reader, key: tuple[str, ...], known_from: int | None, *, with_ids: bool
     ) -> TimedEntries:
         """Return the rows over time of a version with history, or of several versions, by their
-        key.
+        key; `with_ids` as `read_rows_over_time` does.
         """
+        schema = add_interval_id(reader.schema) if with_ids else reader.schema
         versions = reader.versions if isinstance(reader, VersionsOverTime) else (reader.version,)
         found: TimedEntries = self._get(
-            (reader.dataset, key, "over time"),
+            (reader.dataset, key, "over time", with_ids),
             versions,
-            lambda: TimedEntries.of(read_rows_over_time(reader), reader.schema, key, known_from),
+            lambda: TimedEntries.of(
+                read_rows_over_time(reader, with_ids=with_ids), schema, key, known_from
+            ),
+        )
+        return found
+
+    def get_served(self, reader: ServedOverTime, key: tuple[str, ...]) -> TimedEntries:
+        """Return the rows that a dataset has served, by their key."""
+        found: TimedEntries = self._get(
+            (reader.dataset, key, "served"),
+            reader.commits,
+            lambda: TimedEntries.of(reader.rows(), reader.schema, key, reader.known_from),
         )
         return found
 
@@ -59,10 +73,10 @@ class EntryCache:
         return kept[1]
 
 
-def count_stored_rows(reader: Reader) -> int:
+def count_stored_rows(reader: Reader | ServedOverTime) -> int:
     """Return the rows in all files of a version, or of several."""
-    if isinstance(reader, VersionsOverTime):
-        generations = reader.generations
-    else:
+    if isinstance(reader, VersionReader):
         generations = reader.sealed.generations
+    else:
+        generations = reader.generations
     return sum(generation.rows for generation in generations)

@@ -15,6 +15,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from dagster_adjunct.assets.reading.served_over_time import ServedOverTime
 from dagster_adjunct.assets.reading.stored_versions import current_manifests
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import (
@@ -23,7 +24,12 @@ from dagster_adjunct.assets.unbounded.local_table import (
     undo_batch,
 )
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    DatasetManifest,
+    UnboundedManifest,
+    as_unbounded,
+)
 from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application, list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
@@ -33,11 +39,12 @@ from dagster_adjunct.orchestration.batch_log.intent import (
     JoinedVersions,
     Ranges,
     Restating,
+    ServedCommits,
 )
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
-from dagster_adjunct.orchestration.operators.waiting import HeldRecord, waits_by_input
+from dagster_adjunct.orchestration.operators.waiting import HeldRecord, list_waits
 from dagster_adjunct.orchestration.startpoints.coordinator import start_run
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import (
@@ -54,7 +61,8 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 )
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
-from dagster_adjunct.orchestration.step.context import StepContext, StepState
+from dagster_adjunct.orchestration.step.context import BatchVersions, StepContext, StepState, View
+from dagster_adjunct.orchestration.step.late_changes import pass_watermarks
 from dagster_adjunct.orchestration.step.restatement import (
     describe_read,
     find_due,
@@ -62,7 +70,7 @@ from dagster_adjunct.orchestration.step.restatement import (
     ranges_of_places,
     store_places,
 )
-from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting
+from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting, to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.threads import call_in_threads
@@ -75,7 +83,8 @@ class BatchSnapshot:
 
     The id is None where there is no version. `limited` has the manifests of datasets with a maximum
     staleness: version and offsets of one commit, so that the batch reads exactly what was found
-    fresh. `known` are the watermarks of datasets that records wait for, by join, and `over_time`
+    fresh. `known` are the watermarks of datasets that records wait for, by join, `waited` the
+    manifests of those that follow changes, and `over_time`
     has all versions of the bounded datasets that are joined by time. `handed` is the part of this
     run's fan-out that is still stored at its start; None after the start. `changes` are the streams
     of changes of datasets by which results are restated: what they end with is served, or has been.
@@ -84,6 +93,7 @@ class BatchSnapshot:
     versions: dict[str, str | None]
     limited: Mapping[str, DatasetManifest | None]
     known: Mapping[str, datetime | None]
+    waited: Mapping[str, UnboundedManifest]
     over_time: Mapping[str, tuple[str, ...]]
     handed: FanOut | None
     streams: Mapping[str, StreamSnapshot]
@@ -165,7 +175,14 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     for name, reader in opened.readers.items():
         versions[name] = None if reader is None else reader.version
     return BatchSnapshot(
-        versions, opened.limited, opened.known, opened.over_time, handed, streams, changes
+        versions,
+        opened.limited,
+        opened.known,
+        opened.waited,
+        opened.over_time,
+        handed,
+        streams,
+        changes,
     )
 
 
@@ -187,6 +204,7 @@ class _OpenVersions:
     readers: dict[str, VersionReader | None]
     limited: dict[str, DatasetManifest | None]
     known: dict[str, datetime | None]
+    waited: dict[str, UnboundedManifest]
     over_time: dict[str, tuple[str, ...]]
 
 
@@ -220,7 +238,11 @@ def _open_versions(context: StepContext) -> _OpenVersions:
         readers[name] = stored(name).current()
     read = {**manifests, **limited}
     return _OpenVersions(
-        readers, limited, _find_watermarks(app, read), _list_versions_over_time(app, read)
+        readers,
+        limited,
+        _find_watermarks(app, read),
+        _list_waited(app, read),
+        _list_versions_over_time(app, read),
     )
 
 
@@ -240,12 +262,22 @@ def _find_watermarks(
 ) -> dict[str, datetime | None]:
     """Return, by join, the watermarks of the datasets that records wait for."""
     known = {}
-    for waits in waits_by_input(app.operators).values():
-        for one in waits:
-            manifest = manifests[one.dataset]
-            dataset = app.dataset(one.dataset)
-            known[one.join] = known_until(dataset, manifest, over_time=one.over_time)
+    for one in list_waits(app.operators):
+        dataset = app.dataset(one.dataset)
+        known[one.join] = known_until(dataset, manifests[one.dataset], over_time=one.over_time)
     return known
+
+
+def _list_waited(
+    app: Application, manifests: Mapping[str, DatasetManifest | None]
+) -> dict[str, UnboundedManifest]:
+    """Return the manifests of the datasets with changes that records wait for."""
+    waited = {}
+    for one in list_waits(app.operators):
+        manifest = manifests[one.dataset]
+        if isinstance(manifest, UnboundedManifest):
+            waited[one.dataset] = manifest
+    return waited
 
 
 def _list_versions_over_time(
@@ -257,7 +289,7 @@ def _list_versions_over_time(
     names = set()
     for operator in app.operators:
         match = operator.spec.match
-        if match is not None and match.as_of is not None:
+        if match is not None and match.as_of is not None and not match.as_of.known_then:
             names.add(str(match.dataset))
     over_time: dict[str, tuple[str, ...]] = {}
     for name in sorted(names):
@@ -321,7 +353,7 @@ def plan_batch(
     if positions.replays and not is_turn_of_main:
         return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
     readable = _find_readable(context, seen, positions)
-    intent = _plan_main_batch(context, state, positions, readable.ranges)
+    intent = _plan_main_batch(context, state, positions, readable)
     if intent is not None:
         return PlannedBatch(intent, seen.streams, losses)
     if positions.replays:
@@ -438,12 +470,13 @@ def _plan_recorded_batch(
 
 
 def _plan_main_batch(
-    context: StepContext, state: ApplicationState, positions: InputPositions, ranges: Ranges
+    context: StepContext, state: ApplicationState, positions: InputPositions, readable: HeldRanges
 ) -> Intent | None:
-    """Return the intent of a batch of these ranges of the main input, with its startpoints; None if
-    they are empty.
+    """Return the intent of a batch of what is readable of the main input, with its startpoints;
+    None if that is empty.
     """
     unread = positions.unread
+    ranges = readable.ranges
     if _are_all_empty(context, ranges):
         return None
     startpoints = {}
@@ -470,6 +503,7 @@ def _plan_main_batch(
         epochs=epochs,
         lost=positions.lost,
         waiting=tuple(waiting),
+        held=to_stored(context.app, readable.held),
     )
 
 
@@ -664,7 +698,10 @@ def _lease_served(
     for name, manifest in seen.limited.items():
         _check_fresh(context, name, manifest)
     over_time = dict(seen.over_time)
-    leased = joined.model_copy(update={"versions": seen.versions, "over_time": over_time})
+    served = _find_served(context, seen)
+    leased = joined.model_copy(
+        update={"versions": seen.versions, "over_time": over_time, "served": served}
+    )
     context.versions.lease(leased)
     # Opened once they are leased. Of several versions with the same time only the one sealed last
     # is read.
@@ -683,14 +720,55 @@ def _lease_served(
         view = context.versions.view(dataset.name, versions[dataset.name], state)
         sealed = view.sealed if isinstance(view, VersionReader) else None
         restated[dataset.name] = describe_read(sealed, seen.over_time.get(dataset.name, ()))
-    return joined.model_copy(
+    joined = joined.model_copy(
         update={
             "versions": versions,
             "over_time": over_time,
+            "served": served,
             "known": dict(seen.known),
             "restated": restated,
         }
     )
+    return pass_watermarks(context.app, joined, seen.waited, state.passed)
+
+
+def _find_served(context: StepContext, seen: BatchSnapshot) -> dict[str, ServedCommits]:
+    """Return the commits that joins with what was known then look back to, by dataset."""
+    found: dict[str, ServedCommits] = {}
+    for name in list_known_then(context.app):
+        version = seen.versions.get(name)
+        if version is None:
+            continue
+        columns = context.versions.columns_of(name, version)
+        reader = context.versions.served_until_now(name, columns)
+        if reader is not None:
+            first, last = reader.commits
+            found[name] = ServedCommits(first=first, last=last, versions=reader.leased)
+    return found
+
+
+def list_known_then(app: Application) -> list[str]:
+    """Return the datasets that are joined as they were known then."""
+    names = set()
+    for operator in app.operators:
+        match = operator.spec.match
+        if match is not None and match.as_of is not None and match.as_of.known_then:
+            names.add(str(match.dataset))
+    return sorted(names)
+
+
+def open_served(
+    versions: BatchVersions, intent: Intent, views: Mapping[str, View]
+) -> dict[str, ServedOverTime]:
+    """Return readers of what datasets have served, as the intent names it, with the columns of the
+    versions that the batch reads.
+    """
+    served = {}
+    for name, commits in intent.joined.served.items():
+        view = views[name]
+        if isinstance(view, VersionReader):
+            served[name] = versions.served(name, commits, view.sealed.named_columns)
+    return served
 
 
 def _check_fresh(context: StepContext, name: str, manifest: DatasetManifest | None) -> None:
@@ -738,6 +816,15 @@ def _lease_recorded(context: StepContext, intent: Intent, seen: BatchSnapshot) -
                 dataset=dataset.name,
             )
         versions[dataset.name] = joined.versions[dataset.name]
+    for name in list_known_then(context.app):
+        if versions[name] is not None and name not in joined.served:
+            raise errors.ConfigurationError(
+                f"a recorded replay can't continue: the application now joins dataset {name!r} as"
+                " it was known then, which the recorded batch did not.",
+                f"{cancel}versions=as-of.",
+                application=context.app.name,
+                dataset=name,
+            )
     joined = joined.model_copy(update={"versions": versions})
     # Versions that a discard spared for the plan may be read, although they can't be leased.
     for name in context.versions.lease(joined, reopened=True):

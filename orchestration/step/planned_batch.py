@@ -198,6 +198,9 @@ class PlannedBatch:
     def stream_of(self, operator: str) -> str | None:
         return self.origins[operator].positions
 
+    def has_waited(self, operator: str) -> bool:
+        return operator in self.inputs.intent.joined.known
+
     def known_until(self, operator: str) -> datetime | None:
         return self.inputs.intent.joined.known.get(operator)
 

@@ -10,7 +10,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable
-from dagster_adjunct.assets.reading.valid_time import Reader
+from dagster_adjunct.assets.reading.interval_ids import add_interval_id
+from dagster_adjunct.assets.reading.valid_time import Reader, frame_over_time
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, build_layout, datetime_from_micros
 from dagster_adjunct.orchestration.operators.lookups import (
@@ -94,7 +95,10 @@ class SparkDatasets:
             hint = F.broadcast
         if lookup.as_of is None:
             return join_entries(frame, *self.entries(lookup.dataset), lookup, hint)
-        rows = self.over_time(lookup.dataset)
+        if lookup.as_of.known_then:
+            rows = self.served(lookup.dataset)
+        else:
+            rows = self.over_time(lookup.dataset, with_ids=lookup.with_ids)
         is_scattered = not dataset.partition_by
         return AsOfMatch(lookup, lookup.as_of, rows, is_scattered).join(frame, hint)
 
@@ -133,15 +137,34 @@ class SparkDatasets:
 
     # -- rows over time
 
-    def over_time(self, dataset: str) -> TimedRows:
-        """Return the rows over time of a dataset, of the versions that the batch started with."""
+    def over_time(self, dataset: str, *, with_ids: bool = False) -> TimedRows:
+        """Return the rows over time of a dataset, of the versions that the batch started with;
+        `with_ids` as `frame_over_time` does.
+        """
         reader, known_from = reader_over_time(self.planned, dataset)
         if reader is not None:
             known = None if known_from is None else datetime_from_micros(known_from)
-            return TimedRows(self._history_of(reader), reader.schema, known)
-        declared = self.planned.app.dataset(dataset)
-        # no version yet: no rows, in its buckets
+            return TimedRows(self._history_of(reader, with_ids=with_ids), reader.schema, known)
         schema = schema_of_dataset(self.planned, dataset, over_time=True)
+        return self._no_rows(dataset, add_interval_id(schema) if with_ids else schema)
+
+    def served(self, dataset: str) -> TimedRows:
+        """Return the rows that a dataset has served, up to the commit that the batch started with,
+        each with the time in which it was served.
+        """
+        reader = self.planned.inputs.served.get(dataset)
+        if reader is None:
+            return self._no_rows(dataset, schema_of_dataset(self.planned, dataset))
+        known = None if reader.known_from is None else datetime_from_micros(reader.known_from)
+        frame = reader.frame(self._session)
+        if self.planned.gathered:
+            kept = f"{dataset} as served"
+            frame = self._persisted(kept, reader.commits, lambda: reader.frame(self._session))
+        return TimedRows(frame, reader.schema, known)
+
+    def _no_rows(self, dataset: str, schema: Schema) -> TimedRows:
+        """Return no rows over time, in the buckets of a dataset that has no version yet."""
+        declared = self.planned.app.dataset(dataset)
         layout = build_layout(
             schema,
             declared.key,
@@ -153,13 +176,15 @@ class SparkDatasets:
         store = self.planned.context.lake.store
         return TimedRows(bucketed_frame(self._session, store, dataset, layout, []), schema, None)
 
-    def _history_of(self, reader: Reader) -> DataFrame:
+    def _history_of(self, reader: Reader, *, with_ids: bool) -> DataFrame:
+        def frame() -> DataFrame:
+            return frame_over_time(reader, self._session, with_ids=with_ids)
+
         if not self.planned.gathered:
-            return reader.history_frame(self._session)
+            return frame()
         versions = reader.version if isinstance(reader, VersionReader) else reader.versions
-        return self._persisted(
-            f"{reader.dataset} over time", versions, lambda: reader.history_frame(self._session)
-        )
+        kind = "over time, with ids" if with_ids else "over time"
+        return self._persisted(f"{reader.dataset} {kind}", versions, frame)
 
     def _persisted(self, rows: str, versions: object, frame: Callable[[], DataFrame]) -> DataFrame:
         """Return rows of a dataset, which Spark caches for later batches."""

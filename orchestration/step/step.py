@@ -60,6 +60,7 @@ from dagster_adjunct.orchestration.step.context import (
 )
 from dagster_adjunct.orchestration.step.dry_run import inputs_of_dry_run
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
+from dagster_adjunct.orchestration.step.late_changes import late_counters
 from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
@@ -67,6 +68,7 @@ from dagster_adjunct.orchestration.step.plan_batch import (
     find_lost_ranges,
     lease_versions,
     maintain_local_tables,
+    open_served,
     plan_batch,
     resume_open_batch,
     snapshot_inputs,
@@ -80,6 +82,7 @@ from dagster_adjunct.orchestration.step.progress import (
 )
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
 from dagster_adjunct.orchestration.step.restatement import read_places
+from dagster_adjunct.orchestration.step.waiting import to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
@@ -296,6 +299,7 @@ class _RunningStep:
                 name: context.versions.over_time(name, ids)
                 for name, ids in intent.joined.over_time.items()
             },
+            served=open_served(context.versions, intent, views),
             times=times_at_batch_start(context.app, before, intent),
             streams={name: stream.system for name, stream in batch.streams.items()},
             places=read_places(context, restating) if restating and restating.records else {},
@@ -424,11 +428,12 @@ class _RunningStep:
         context = self.context
         intent = inputs.intent
         before = self.logged.offsets
+        counters = add_counters(outputs.counters, late_counters(context.app, intent))
         done = ClosedBatch(
             intent=intent,
             closed_at=context.lake.now(),
             records=inputs.records,
-            counters=_count_batch(context, intent, outputs.counters),
+            counters=_count_batch(context, intent, counters),
             seconds=seconds,
         )
         context.report("outputs", intent.batch)
@@ -453,24 +458,30 @@ class _RunningStep:
             intent.batch,
             records=logged.state.records,
             unit=context.unit,
-            counters=outputs.counters,
+            counters=counters,
             in_process=outputs.in_process,
             watermarks=measure_input_times(context.app, logged.state.times, done.closed_at),
         )
 
     def _commit_positions(self, nothing: NothingToRead) -> None:
         """Commit the positions that the inputs have been read up to, with the startpoints applied
-        there.
+        there, and the records that wait.
 
-        Does nothing if no startpoint or loss has moved a position.
+        Does nothing if no startpoint or loss has moved a position, and the same records wait as
+        before.
         """
         context = self.context
         positions = nothing.positions
+        held = to_stored(context.app, nothing.held)
         applied = {}
         for ssp, start in positions.startpoints.items():
             if ssp in positions.unread:
                 applied[ssp] = start.id
         if not applied and not positions.lost:
+            if held != self.logged.held:
+                waits = self.logged.model_copy(update={"held": held})
+                logged = context.log.commit(self.state.logged, waits, by=context.run)
+                self.state = replace(self.state, logged=logged)
             return
         starts = {ssp: span.start for ssp, span in positions.unread.items()}
         lost = _count_lost(context, positions.lost)
@@ -481,6 +492,7 @@ class _RunningStep:
             "checkpoint": before.checkpoint | starts,
             "offsets": offsets.with_reading(before.checkpoint, here),
             "totals": add_counters(before.totals, lost),
+            "held": held,
         }
         note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
         logged = context.log.commit(

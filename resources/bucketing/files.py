@@ -20,7 +20,9 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.arrow_values import cast_to, rename_columns
+from dagster_adjunct.resources.schemas.equality import differing_values
 from dagster_adjunct.resources.schemas.evolution import holds_values_of
+from dagster_adjunct.resources.schemas.paths import Path, read_path
 from dagster_adjunct.resources.schemas.schema import (
     AS_NAMED,
     Schema,
@@ -66,6 +68,7 @@ class BucketFile:
     footer: str | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the entry as a manifest stores it."""
         item = {name: getattr(self, name) for name in self.__slots__}
         if self.footer is None:
             del item["footer"]
@@ -73,6 +76,7 @@ class BucketFile:
 
     @classmethod
     def from_json(cls, item: Any) -> BucketFile:
+        """Return the entry that a manifest stores. Raises MalformedDocumentError."""
         try:
             return cls(**item)
         except TypeError as error:
@@ -93,10 +97,12 @@ class Generation:
 
     @property
     def rows(self) -> int:
+        """The number of rows in all files."""
         return sum(file.rows for file in self.files)
 
     @property
     def size(self) -> int:
+        """The size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     @property
@@ -120,6 +126,7 @@ class Generation:
         return replace(self, files=tuple(replace(file, footer=None) for file in self.files))
 
     def to_json(self) -> dict[str, Any]:
+        """Return the generation as a manifest stores it."""
         return {
             "id": self.id,
             "folder": self.folder,
@@ -128,6 +135,7 @@ class Generation:
 
     @classmethod
     def from_json(cls, item: Any) -> Generation:
+        """Return the generation that a manifest stores. Raises MalformedDocumentError."""
         try:
             return cls(
                 item["id"],
@@ -170,6 +178,7 @@ class BucketLayout:
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The names of all columns, the hidden ones at the end."""
         return (*self.schema.names, *(name for name, _ in self.hidden))
 
     @property
@@ -185,6 +194,7 @@ class BucketLayout:
 
     @property
     def ddl(self) -> str:
+        """All columns as Spark's DDL."""
         hidden = "".join(f", `{name}` {kind.upper()}" for name, kind in self.hidden)
         return self.schema.ddl() + hidden
 
@@ -202,6 +212,7 @@ class BucketLayout:
         return [self.names.of((), name) for name in columns]
 
     def arrow_schema(self) -> Any:
+        """Return all columns with their Arrow types."""
         schema = self.schema.to_arrow()
         for name, kind in self.hidden:
             schema = schema.append(pa.field(name, arrow_type(kind)))
@@ -210,6 +221,7 @@ class BucketLayout:
 
 @lru_cache(maxsize=256)
 def _stored_layout(layout: BucketLayout) -> BucketLayout:
+    """Return the layout under the names that files have."""
     return replace(
         layout,
         schema=layout.names.store(layout.schema),
@@ -248,6 +260,7 @@ def unpack_footer(text: str) -> bytes:
 
 
 def _malformed_error(what: str, found: str, reason: str) -> errors.MalformedDocumentError:
+    """Return the error for a part of a manifest that can't be read."""
     step = "Restore the manifest from a backup, or roll back to the commit before."
     return errors.MalformedDocumentError(f"{what} reads {found!r}: {reason}.", step, document=what)
 
@@ -326,6 +339,7 @@ def _create_table(
     layout: BucketLayout,
     generations: Sequence[Generation],
 ) -> None:
+    """Create the bucketed table over the folders of these generations, in the session's catalog."""
     clustered = ""
     if layout.bucket_by:
         clustered = f" CLUSTERED BY ({', '.join(map(quote_name, layout.bucket_by))})"
@@ -354,12 +368,18 @@ def _create_table(
 def _check_files(
     spark: SparkSession, name: str, what: str, generations: Sequence[Generation]
 ) -> None:
+    """Raise ManifestMismatchError if Spark has listed other files for a table than the generations
+    have.
+    """
     parents = {attempt_id(g.folder): g.folder for g in generations}
     listed = set()
     for generation in generations:
         attempt = attempt_id(generation.folder)
         listed |= {f"{attempt}/{file.name}" for file in generation.files}
-    seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
+    seen = set()
+    for uri in spark.table(name).inputFiles():
+        attempt, file_name = unquote(uri).rsplit("/", 2)[-2:]
+        seen.add(f"{attempt}/{file_name}")
     if listed == seen:
         return
     missing = sorted(listed - seen)
@@ -391,13 +411,13 @@ def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
 
 
 def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
-    """Return whether the columns are those of a layout to which columns were added, or whose
-    columns were widened or dropped since; both have stored names.
+    """Whether a file with these columns may be from before columns of the layout were added,
+    widened or dropped; both have stored names.
 
     Files of a layout without hidden columns are never older than it, unless it is projected.
     """
     names = set(found.names)
-    fixed = {*layout.key, *layout.bucket_by, *dict(layout.hidden)}
+    fixed = {*layout.key, *layout.bucket_by, *dict(layout.hidden)} - {SET_AT}
     is_later = layout.hidden or layout.projected
     if not is_later or len(names) < len(found.names) or not fixed <= names:
         return False
@@ -415,6 +435,9 @@ def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
 
 
 def _holds_field(wide: str, found: pa.Field, names: StoredNames) -> bool:
+    """Whether a column of a file can be read with the type `wide`, without the members that were
+    dropped.
+    """
     try:
         narrow = tree_from_arrow(found.type, found.name)
     except errors.AdjunctError:
@@ -452,6 +475,10 @@ IS_FIRST = "__first"
 HAS_ENDS = "has_ends"
 POSITION = "__position"
 TOMBSTONE = "__tombstone"
+SET_AT = "__set_at"
+"""Which changes have set the columns of a row: see assets/unbounded/merge_columns.py. Files from
+before changes left out columns lack it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,13 +489,15 @@ class TimelineOptions:
     (`__first`), and rows are pruned: those that ended at or before `edge`, where the history
     begins, and tombstones at or before `forget` that are the only row left of their key. Otherwise
     both columns are null, as in a delta. Rows that begin before `newest` are counted as corrections
-    of the past.
+    of the past. Adjacent entries of a key with equal values at the paths `compared` are one
+    interval: the row with which the one that lasts beyond the edge begins is not pruned.
     """
 
     fills_ends: bool = False
     edge: int | None = None
     forget: int | None = None
     newest: int | None = None
+    compared: tuple[Path, ...] = ()
 
 
 class Timeline:
@@ -487,12 +516,22 @@ class Timeline:
 
     If the history begins at 5 (`edge`), the first row of key a is pruned, because it ended before.
     Its second row becomes its first.
+
+    An interval may begin before the edge and last beyond it, in several rows. So that it always
+    begins at the same time, its first row stays, as an *anchor*:
+
+        key  valid_from  value          valid_to  first
+        a    1           7              4         yes     the anchor
+        a    2           7                                pruned
+        a    4           7              9         no
+        a    9           8              -         no
     """
 
     def __init__(self, key: tuple[str, ...], options: TimelineOptions) -> None:
         self._key = key
         self._options = options
         self._last: pa.Table | None = None
+        self._anchor: pa.Table | None = None  # where the interval of `_last` begins, if pruned
         self._follows_kept = False
         self._pruned = self._forgotten = self._corrections = self._current = 0
         self._forgotten_to: int | None = None
@@ -543,17 +582,18 @@ class Timeline:
         """Return the first `count` rows with their ends, without pruned ones; `rows` may have
         one more row.
         """
-        # Whether the next row is of the same key.
+        # By row: whether the next row is of the same key, which is where this one ends.
         same = np.append(~key_changes(rows, self._key), False)[:count]
         begins = _micros(rows)
         ends = np.append(begins[1:], 0)[:count]
-        kept = np.ones(count, dtype=bool)
+        in_history = np.ones(count, dtype=bool)
         if self._options.edge is not None:
-            kept = ~(same & (ends <= self._options.edge))
-        self._pruned += count - int(kept.sum())
-        tombstones = rows.column(TOMBSTONE).slice(0, count).to_numpy().astype(bool)
+            in_history = ~(same & (ends <= self._options.edge))
+        self._pruned += count - int(in_history.sum())
+        kept = in_history
+        tombstones = _deletions(rows.slice(0, count))
         if self._options.forget is not None:
-            kept &= ~self._forgettable(kept, same, tombstones, begins[:count])
+            kept = kept & ~self._forgettable(kept, same, tombstones, begins[:count])
         # A row that follows a kept row of its key is not the key's first.
         first = kept
         if count:
@@ -561,21 +601,66 @@ class Timeline:
         if count:
             self._follows_kept = bool(same[-1] and kept[-1])
         self._current += int((kept & ~same & ~tombstones).sum())
-        filled = _with_ends(
-            rows.slice(0, count),
-            pa.array(ends, pa.int64(), mask=~same).cast(arrow_type("timestamp")),
-            pa.array(first),
-        )
-        if kept.all():
-            return filled
+        if self._anchor is not None or not in_history.all():
+            return self._keep_anchors(rows, ends, same, first, in_history, kept)
+        filled = _with_ends(rows.slice(0, count), _ends_array(ends, same), pa.array(first))
+        return filled if kept.all() else filled.filter(pa.array(kept))
+
+    def _keep_anchors(
+        self, rows: pa.Table, ends: Any, same: Any, first: Any, in_history: Any, kept: Any
+    ) -> pa.Table:
+        """Return the kept rows with their ends, each after the anchor of its interval; `rows` may
+        have one more row.
+
+        `in_history` says which rows did not end before the history begins.
+        """
+        # Whether the next row continues the interval of a row that ended before the history.
+        continued = np.zeros(len(ends), np.bool_)
+        old = np.nonzero(~in_history)[0]
+        continued[old] = self._are_continued(rows, old)
+        rows = rows.slice(0, len(ends))
+        if self._anchor is not None:  # it comes before the first of these rows
+            rows = pa.concat_tables([self._anchor, rows])
+            continued = np.append([True], continued)
+            same = np.append([True], same)
+            ends = np.append([0], ends)
+            first, in_history, kept = (
+                np.append([False], mask) for mask in (first, in_history, kept)
+            )
+        places = np.arange(len(ends))
+        starts = np.maximum.accumulate(np.where(np.append([True], ~continued[:-1]), places, 0))
+        self._anchor = rows.slice(starts[-1], 1) if continued[-1] else None
+        reaching = np.nonzero(continued[:-1] & in_history[1:])[0]
+        anchors = starts[reaching]
+        self._pruned -= len(anchors)
+        kept = kept.copy()
+        kept[anchors] = True
+        ends[anchors] = _micros(rows)[reaching + 1]
+        first[reaching + 1] = False
+        first[anchors] = True
+        filled = _with_ends(rows, _ends_array(ends, same), pa.array(first))
         return filled.filter(pa.array(kept))
+
+    def _are_continued(self, rows: pa.Table, places: Any) -> Any:
+        """Return whether the rows after these, which are of the same keys, are entries that equal
+        them.
+        """
+        before = rows.take(places)
+        after = rows.take(places + 1)
+        differs = _deletions(before) | _deletions(after)
+        for path in self._options.compared:
+            old = read_path(before, path.steps).combine_chunks()
+            new = read_path(after, path.steps).combine_chunks()
+            differs |= differing_values(old, new)
+        return ~differs
 
     def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
         """Return which rows to forget, and count them: old tombstones that are the only row left
         of their key.
         """
-        alone = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
-        forgotten = kept & tombstones & ~same & alone & (begins <= self._options.forget)
+        follows_none = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
+        are_alone = follows_none & ~same
+        forgotten = kept & tombstones & are_alone & (begins <= self._options.forget)
         if forgotten.any():
             self._forgotten += int(forgotten.sum())
             highest = int(begins[forgotten].max())
@@ -591,6 +676,15 @@ def _with_ends(rows: pa.Table, ends: Any, first: Any) -> pa.Table:
     return rows.append_column(VALID_TO, ends).append_column(IS_FIRST, first)
 
 
+def _ends_array(ends: Any, same: Any) -> Any:
+    """Return the ends, in microseconds, as times; null for the last row of a key."""
+    return pa.array(ends, pa.int64(), mask=~same).cast(arrow_type("timestamp"))
+
+
+def _deletions(rows: pa.Table) -> Any:
+    return rows.column(TOMBSTONE).to_numpy().astype(bool)
+
+
 def key_changes(rows: pa.Table, key: Sequence[str]) -> Any:
     """Return, for each row except the first, whether its key differs from that of the row
     before.
@@ -604,4 +698,5 @@ def key_changes(rows: pa.Table, key: Sequence[str]) -> Any:
 
 
 def _micros(rows: pa.Table) -> Any:
+    """Return the valid-from times of rows, in microseconds since the epoch."""
     return rows.column(VALID_FROM).cast(arrow_type("timestamp")).cast("int64").to_numpy()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import mmh3
 
@@ -102,6 +102,7 @@ def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.
 
 
 def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
+    """Return the hash of each value, which goes on from the row's hash in `seeds`."""
     if (ranges := _byte_ranges(array)) is not None:
         return _hash_bytes(*ranges, seeds)
     numbers = _numbers(array)
@@ -110,9 +111,16 @@ def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
     return _hash_int(numbers, seeds)
 
 
-def _byte_ranges(array: pa.Array) -> tuple[Bytes, Int64, Int64] | None:
-    """Return the bytes that Spark hashes for values of this type, where each value starts, and its
-    length.
+class _ByteRanges(NamedTuple):
+    """The bytes of all values, and for each value where it starts in `data` and its length."""
+
+    data: Bytes
+    starts: Int64
+    lengths: Int64
+
+
+def _byte_ranges(array: pa.Array) -> _ByteRanges | None:
+    """Return the bytes that Spark hashes for values of this type.
 
     They are UTF-8, the bytes of a binary value, or the shortest big-endian bytes of a decimal of
     more than 18 digits. None for other types, whose values are hashed as numbers.
@@ -124,7 +132,8 @@ def _byte_ranges(array: pa.Array) -> tuple[Bytes, Int64, Int64] | None:
         offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : end + 1].astype(
             np.int64
         )
-        return np.frombuffer(data_buffer or b"", dtype=np.uint8), offsets[:-1], np.diff(offsets)
+        data = np.frombuffer(data_buffer or b"", dtype=np.uint8)
+        return _ByteRanges(data, offsets[:-1], np.diff(offsets))
     if not pt.is_decimal128(kind) or kind.precision <= 18:
         return None
     big_endian = np.frombuffer(array.buffers()[1], dtype=np.uint8).reshape(-1, 16)[
@@ -134,7 +143,8 @@ def _byte_ranges(array: pa.Array) -> tuple[Bytes, Int64, Int64] | None:
     # Leave out leading bytes that only repeat the sign, if the next byte has the same sign bit.
     repeats = (magnitudes[:, :-1] == 0) & (magnitudes[:, 1:] < 128)
     skipped = np.logical_and.accumulate(repeats, axis=1).sum(axis=1)
-    return big_endian.ravel(), np.arange(len(array)) * 16 + skipped, 16 - skipped
+    starts = np.arange(len(array)) * 16 + skipped
+    return _ByteRanges(big_endian.ravel(), starts, 16 - skipped)
 
 
 _HASHED_AS_INT = ("bool", "date32[day]", "int8", "int16", "int32")
@@ -168,24 +178,28 @@ def _read(data: Bytes, at: Int64, size: int) -> npt.NDArray[np.void]:
 
 
 def _unhashable_error(what: str) -> SchemaMismatchError:
+    """Return the error for a type that can't be hashed."""
     expected = "string, integer, boolean, date, timestamp, decimal or binary"
     problem = f"{what} can't be hashed into buckets: expected {expected}."
     return SchemaMismatchError(problem, "Cast it before it becomes a key.")
 
 
 def _mix_k1(k1: UInt32) -> UInt32:
+    """Return words of data as Murmur3 prepares them (its `mixK1`)."""
     k1 = k1 * np.uint32(0xCC9E2D51)
     k1 = (k1 << np.uint32(15)) | (k1 >> np.uint32(17))
     return k1 * np.uint32(0x1B873593)
 
 
 def _mix_h1(h1: UInt32, k1: UInt32) -> UInt32:
+    """Return Murmur3's hashes after they took in these prepared words (its `mixH1`)."""
     h1 = h1 ^ k1
     h1 = (h1 << np.uint32(13)) | (h1 >> np.uint32(19))
     return h1 * np.uint32(5) + np.uint32(0xE6546B64)
 
 
 def _final_mix(h1: UInt32, length: Any) -> UInt32:
+    """Return the finished hashes of values of so many bytes (Murmur3's `fmix`)."""
     h1 = h1 ^ length
     h1 = (h1 ^ (h1 >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     h1 = (h1 ^ (h1 >> np.uint32(13))) * np.uint32(0xC2B2AE35)
@@ -193,11 +207,13 @@ def _final_mix(h1: UInt32, length: Any) -> UInt32:
 
 
 def _hash_int(values: Any, seeds: UInt32) -> UInt32:
+    """Return Murmur3's hash of each 32-bit integer."""
     words = np.ascontiguousarray(values, dtype=np.int32).view(np.uint32)
     return _final_mix(_mix_h1(seeds, _mix_k1(words)), np.uint32(4))
 
 
 def _hash_long(values: Any, seeds: UInt32) -> UInt32:
+    """Return Murmur3's hash of each 64-bit integer."""
     bits = np.ascontiguousarray(values, dtype=np.int64).view(np.uint64)
     low = (bits & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     high = (bits >> np.uint64(32)).astype(np.uint32)
@@ -248,8 +264,9 @@ def _width(kind: str) -> Width:
     """Return how Spark hashes values of this type: as 32 or 64 bits, as bytes, or as the bytes
     of a large integer.
     """
-    if (digits := decimal_digits(kind)) is not None:
-        if digits[0] <= 18:
+    digits = decimal_digits(kind)
+    if digits is not None:
+        if digits.precision <= 18:
             return "long"
         return "large"
     if kind in _WIDTHS:
@@ -275,6 +292,7 @@ _MOST_WORDS = 64  # of values that are mixed word by word; mmh3 mixes longer one
 
 
 def _hash_one_bytes(value: bytes, seed: int) -> int:
+    """Return the hash of one value's bytes, as `_hash_bytes` does for many."""
     length = len(value)
     words = length // 4
     if words > _MOST_WORDS:
@@ -468,10 +486,12 @@ def _hash_counts(counts: npt.NDArray[Any]) -> UInt64:
 
 
 def _xxhash_int(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:
+    """Return the xxHash of each 32-bit value."""
     return _xxhash_final(_mix_int(seeds + (_P5 + 4), np.ascontiguousarray(values).view(np.uint32)))
 
 
 def _xxhash_long(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:
+    """Return the xxHash of each 64-bit value."""
     return _xxhash_final(_mix_long(seeds + (_P5 + 8), np.ascontiguousarray(values).view(np.uint64)))
 
 
@@ -515,7 +535,8 @@ def _xxhash_stripes(data: Bytes, starts: Int64, stripes: Int64, seeds: UInt64) -
     for index, count in enumerate(counts[:together]):
         words = _read(data, starts[:count] + 32 * index, 32).view("<u8").reshape(-1, 4)
         lanes[:count] = _xxhash_round(lanes[:count], words)
-    for row in range(int(counts[together]) if together < len(counts) else 0):
+    few = int(counts[together]) if together < len(counts) else 0
+    for row in range(few):
         start = starts[row] + 32 * together
         end = starts[row] + 32 * stripes[row]
         lanes[row] = _xxhash_one_row(data[start:end].tobytes(), lanes[row].tolist())
@@ -552,22 +573,27 @@ def _xxhash_one_row(stripes: bytes, lanes: list[int]) -> list[int]:
 
 
 def _xxhash_round(lanes: UInt64 | int, words: UInt64) -> UInt64:
+    """Return xxHash's lanes after a round that takes in one word each."""
     return _rotate_left(lanes + words * _P2, 31) * _P1
 
 
 def _mix_long(mixed: UInt64, words: UInt64) -> UInt64:
+    """Return xxHash's hashes after they took in a word of 64 bits each."""
     return _rotate_left(mixed ^ _xxhash_round(0, words), 27) * _P1 + _P4
 
 
 def _mix_int(mixed: UInt64, words: UInt32) -> UInt64:
+    """Return xxHash's hashes after they took in a word of 32 bits each."""
     return _rotate_left(mixed ^ words * np.uint64(_P1), 23) * _P2 + _P3
 
 
 def _rotate_left(numbers: UInt64, by: int) -> UInt64:
+    """Return 64-bit numbers with their bits moved to the left, in a circle."""
     return numbers << np.uint64(by) | numbers >> np.uint64(64 - by)
 
 
 def _xxhash_final(mixed: UInt64) -> UInt64:
+    """Return the finished hashes."""
     mixed = (mixed ^ mixed >> np.uint64(33)) * _P2
     mixed = (mixed ^ mixed >> np.uint64(29)) * _P3
     return mixed ^ mixed >> np.uint64(32)
@@ -591,7 +617,8 @@ def records_checksum(df: DataFrame, schema: Schema) -> str:
     with translate_spark_errors():
         row = df.agg(*_sum_hash_halves(schema)).first()
     assert row is not None
-    return _format_checksum(row[0], row[1])
+    high, low = row
+    return _format_checksum(high, low)
 
 
 def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
@@ -602,7 +629,7 @@ def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
     """
     with translate_spark_errors():
         rows = df.groupBy(number).agg(*_sum_hash_halves(schema)).collect()
-    return {row[0]: _format_checksum(row[1], row[2]) for row in rows}
+    return {value: _format_checksum(high, low) for value, high, low in rows}
 
 
 def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int, str]:
@@ -640,6 +667,9 @@ def _sum_hash_halves(schema: Schema) -> tuple[Column, Column]:
 
 
 def _format_checksum(high: int | None, low: int | None) -> str:
+    """Return the checksum for the sums of the upper and the lower 32 bits of hashes; None counts as
+    0.
+    """
     return f"r2-{(((high or 0) << 32) + (low or 0)) % 2**64:016x}"
 
 
@@ -665,16 +695,18 @@ def plain_converter(kind: str) -> Callable[[Any], Plain]:
     """
     digits = decimal_digits(kind)
     if digits is not None:
-        return lambda value: int(Decimal(value).scaleb(digits[1], _EXACT))
+        return lambda value: int(Decimal(value).scaleb(digits.scale, _EXACT))
     return _CONVERTERS.get(kind, int)
 
 
 def _micros(value: datetime) -> int:
+    """Return a time in microseconds since 1970."""
     passed = value - _EPOCH
     return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
 
 
 def _days(value: date) -> int:
+    """Return a date in days since 1970."""
     return value.toordinal() - _FIRST_DAY
 
 

@@ -44,7 +44,7 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq, pt
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.arrow_values import as_lists, rename_columns
-from dagster_adjunct.resources.schemas.records import cast_column
+from dagster_adjunct.resources.schemas.records import RowPlace, cast_column
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
 from dagster_adjunct.resources.schemas.types import arrow_type, has_maps, is_nested
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
@@ -61,7 +61,7 @@ DIGEST = "__digest"
 ROWS_PER_GROUP = 65_536
 GROUP_KEYS = b"adjunct-group-keys"
 _FACTS = b"adjunct"
-_LEFT_OUT = ("pruned", "forgotten", "incomplete", "late")
+_LEFT_OUT = ("pruned", "forgotten", "incomplete", "late", "superseded")
 _SAMPLED = 4_096
 _NAMED_KEYS = 5
 _COPIED_AT_ONCE = 256 * 1024 * 1024
@@ -73,8 +73,8 @@ class RowCompleter(Protocol):
     """
 
     def stats(self) -> dict[str, Any]:
-        """Return what goes into the stats of the file: the "incomplete" rows, and the number of
-        "late" ones.
+        """Return what goes into the stats of the file: the "incomplete" rows, and how many were
+        "late", "superseded", "carried" or "held".
         """
         ...
 
@@ -151,6 +151,7 @@ class _WrittenRows:
         self._differing = 0
 
     def add(self, batch: pa.Table) -> None:
+        """Count rows that are written."""
         if self._has_tombstones:
             self._tombstones += _count_true(batch.column(TOMBSTONE))
         if self._has_positions:
@@ -168,6 +169,7 @@ class _WrittenRows:
             self._differing += _count_true(pc.not_equal(left, right))
 
     def stats(self) -> dict[str, Any]:
+        """Return these counts and ranges under their names in a file's stats."""
         return {
             "tombstones": self._tombstones,
             "range": list(self._range or ()),
@@ -177,7 +179,8 @@ class _WrittenRows:
         }
 
 
-def _count_true(column: pa.ChunkedArray) -> int:
+def _count_true(column: pa.Array | pa.ChunkedArray) -> int:
+    """Return how many values are true."""
     return pc.sum(column).as_py() or 0
 
 
@@ -221,7 +224,10 @@ class BucketFileWriter:
         self._waiting_rows = 0
         self._rows = self._superseded = self._conflicting = self._deleted = 0
         self._written = _WrittenRows(layout, options)
-        self._maps = {n: kind for n, kind in layout.types.items() if has_maps(arrow_type(kind))}
+        self._maps: dict[str, str] = {}  # the types of columns with maps
+        for name, kind in layout.types.items():
+            if has_maps(arrow_type(kind)):
+                self._maps[name] = kind
         self._conflicting_keys: list[str] = []
         self._scattered = None
         if options.one_per_key:
@@ -250,12 +256,13 @@ class BucketFileWriter:
         self._write(batch)
 
     def _write(self, batch: pa.Table) -> None:
+        """Write complete rows; with `last_per_key`, the last one waits in `_held` for the next."""
         if self._options.last_per_key and batch.num_rows:
             if self._held is not None:
                 batch = pa.concat_tables([self._held, batch])
             self._held = batch.slice(batch.num_rows - 1)
             batch = self._without_superseded(batch)
-        self._pass(batch)
+        self._queue_with_ends(batch)
 
     def finish(self) -> BucketFile | None:
         """Close and upload the file, and return its entry for the manifest.
@@ -290,11 +297,11 @@ class BucketFileWriter:
             if rows is not None:
                 self._write(rows)
         if self._held is not None:
-            self._pass(self._held)
+            self._queue_with_ends(self._held)
         if self._over_time is not None:
             rows = self._over_time.rest()
             if rows is not None:
-                self._take(rows)
+                self._queue(rows)
         self._flush()
 
     def discard(self) -> None:
@@ -306,9 +313,13 @@ class BucketFileWriter:
             self._path.unlink(missing_ok=True)
 
     def _staged_file_errors(self) -> AbstractContextManager[None]:
+        """Return a context in which errors of the local file name its folder and the target."""
         return staged_file_errors(self._store, self._path, self._options.what)
 
     def _check(self, batch: pa.Table) -> None:
+        """Raise an error for rows that can't be stored: unreadable values, nulls in the key, rows
+        of another bucket.
+        """
         check_readable(batch, self._layout.schema, self._options.what, self._layout.key)
         for name in self._layout.key:
             nulls = batch.column(name).null_count
@@ -347,14 +358,14 @@ class BucketFileWriter:
             self._scattered.add(batch, differs.to_numpy(zero_copy_only=False))
         if DIGEST in batch.column_names and kept.num_rows < count:
             digests = batch.column(DIGEST)
-            other = pc.and_(
-                pc.invert(differs), pc.not_equal(digests.slice(0, count), digests.slice(1))
-            )
-            self._conflicting += pc.sum(other).as_py() or 0
-            self._name_conflicting(batch.slice(0, count), other)
+            has_other_values = pc.not_equal(digests.slice(0, count), digests.slice(1))
+            conflicting = pc.and_(pc.invert(differs), has_other_values)
+            self._conflicting += _count_true(conflicting)
+            self._name_conflicting(batch.slice(0, count), conflicting)
         return kept
 
-    def _name_conflicting(self, rows: pa.Table, conflicting: Any) -> None:
+    def _name_conflicting(self, rows: pa.Table, conflicting: pa.Array) -> None:
+        """Add the keys of the rows for which `conflicting` is true to those that the stats name."""
         room = self._options.name_conflicting - len(self._conflicting_keys)
         if room <= 0:
             return
@@ -366,12 +377,14 @@ class BucketFileWriter:
             if len(self._conflicting_keys) == self._options.name_conflicting:
                 return
 
-    def _pass(self, batch: pa.Table) -> None:
+    def _queue_with_ends(self, batch: pa.Table) -> None:
+        """Queue rows; those over time in the form in which they are stored."""
         if self._over_time is not None and batch.num_rows:
             batch = self._over_time.take(batch)
-        self._take(batch)
+        self._queue(batch)
 
-    def _take(self, batch: pa.Table) -> None:
+    def _queue(self, batch: pa.Table) -> None:
+        """Count rows, and write them once they make a row group."""
         batch = self._without_deleted(batch)
         if not batch.num_rows:
             return
@@ -390,6 +403,7 @@ class BucketFileWriter:
             self._flush()
 
     def _without_deleted(self, batch: pa.Table) -> pa.Table:
+        """Return the rows without the tombstones to omit, which are counted."""
         forget_to = self._options.forget_to
         if not batch.num_rows:
             return batch
@@ -438,11 +452,14 @@ class BucketFileWriter:
             name,
             kind,
             self._options.what,
-            lambda row: (describe_record(table, row, schema, self._layout.key), {}),
+            lambda row: RowPlace(describe_record(table, row, schema, self._layout.key), {}),
             sensitive=name in schema.sensitive,
         )
 
     def _open_file(self, first: pa.Table) -> pq.ParquetWriter:
+        """Return the Parquet writer of the local file, whose encodings are chosen by the first
+        rows.
+        """
         encoding = None
         if self._options.number_rows:
             encoding = {ROW: "DELTA_BINARY_PACKED"}
@@ -458,11 +475,15 @@ class BucketFileWriter:
             )
 
     def _key_at(self, table: pa.Table | None, row: int) -> list[Any] | None:
+        """Return the key of a row, as a manifest stores it; None without a table or key."""
         if table is None or not self._layout.key:
             return None
         return [to_json_value(table.column(name)[row].as_py()) for name in self._layout.key]
 
     def _stats(self) -> dict[str, Any]:
+        """Return the stats of the file. Counts of 0 are left out, except of what the options ask
+        for.
+        """
         found: dict[str, Any] = {
             "superseded": self._superseded,
             "conflicting": self._conflicting,
@@ -488,12 +509,14 @@ class BucketFileWriter:
         return stats
 
     def _upload(self, facts: dict[str, Any]) -> BucketFile:
+        """Upload the local file and return its entry; if its object exists already, the entry of
+        that one.
+        """
         key = f"{self._folder}/{self._name}"
         try:
             self._store.upload(self._path, key)
         except ObjectExistsError:
             # An earlier attempt of this task has uploaded the object, which is the valid one.
-
             with self._staged_file_errors():
                 self._path.unlink()
             self._store.download(key, self._path)
@@ -511,8 +534,7 @@ class BucketFileWriter:
 
 
 class _ScatteredKeys:
-    """Counts the keys whose rows have different values, and different ones of the column
-    `scatters`.
+    """Counts the keys whose rows differ in their values and also in the column `scatters`.
 
     The rows of a key are adjacent, over several batches: the last row of a batch is the first one
     of the next.
@@ -521,7 +543,9 @@ class _ScatteredKeys:
     def __init__(self, key: Sequence[str], scatters: str) -> None:
         self._key = list(key)
         self._scatters = scatters
-        self._moves = self._varies = False  # of the key whose rows the last batch ended with
+        # Of the key whose rows the last batch ended with.
+        self._moves = False
+        self._varies = False
         self.count = 0
         self.named: list[str] = []
 
@@ -529,15 +553,16 @@ class _ScatteredKeys:
         """Add a batch; `differs` says for each row but the last whether the next one is of
         another key.
         """
-        # By row but the last: whether the next row, of the same key, differs in this.
+        # By row but the last: whether the next row is of the same key, and differs in the column
+        # `scatters`, or in its values.
         count = batch.num_rows - 1
         moves = key_changes(batch, [self._scatters]) & ~differs
         varies = key_changes(batch, [DIGEST, TOMBSTONE]) & ~differs
         # By key: whether any of its rows does. The first key may continue the last batch.
-        numbers = np.concatenate([[0], np.cumsum(differs)])
-        keys = int(numbers[-1]) + 1
-        moved = np.bincount(numbers[:count], moves, keys) > 0
-        varied = np.bincount(numbers[:count], varies, keys) > 0
+        key_of_row = np.concatenate([[0], np.cumsum(differs)])
+        keys = int(key_of_row[-1]) + 1
+        moved = np.bincount(key_of_row[:count], moves, keys) > 0
+        varied = np.bincount(key_of_row[:count], varies, keys) > 0
         moved[0] |= self._moves
         varied[0] |= self._varies
         found = moved & varied
@@ -553,6 +578,7 @@ class _ScatteredKeys:
 
 
 def _show_key(record: dict[str, Any]) -> str:
+    """Return a key as stats name it: a single value, or a tuple of values."""
     values = list(record.values())
     if len(values) == 1:
         return repr(values[0])

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dagster_adjunct.resources.documents import RepeatedMemberError, unique_members
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
@@ -52,7 +52,7 @@ from dagster_adjunct.resources.objects.arrow_files import (
 )
 from dagster_adjunct.resources.schemas.arrow_values import cast_table
 from dagster_adjunct.resources.schemas.paths import missing_part, read_values
-from dagster_adjunct.resources.schemas.records import fit_to_schema
+from dagster_adjunct.resources.schemas.records import RowPlace, fit_to_schema
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_column_names
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
 from dagster_adjunct.resources.schemas.types import (
@@ -84,12 +84,10 @@ def unreadable_file_error(where: str, error: Exception) -> AdjunctError:
     """Return the error for a file that is damaged, or that the file system can't read."""
     if isinstance(error, OSError) and error.errno:
         return file_error(error, error.filename or where, where)
-    problem = (
-        f"{where} can't be read:"
-        f" {(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}."
-    )
+    reason = str(error) or type(error).__name__
     return SchemaMismatchError(
-        problem, "Deliver the file again, complete and in the declared format."
+        f"{where} can't be read: {reason.splitlines()[0].rstrip('.')}.",
+        "Deliver the file again, complete and in the declared format.",
     )
 
 
@@ -112,6 +110,13 @@ _QUOTES = re.compile(rb'"+')
 _DELIMITERS = b",\r\n"
 
 
+class _Excerpt(NamedTuple):
+    """A place in a file: the number of its line, and the text that begins there."""
+
+    line: int
+    text: str
+
+
 class QuoteReader(ArrowReadableFile):
     """The stream of a CSV file, which looks for misplaced quotes while it is read (see
     `quote_error`).
@@ -123,12 +128,13 @@ class QuoteReader(ArrowReadableFile):
     def __init__(self, source: Any) -> None:
         super().__init__()
         self._source = source
-        self._ended = self._quoted = False
+        self._ended = False
+        self._quoted = False  # whether a quoted value goes on behind what was read
         # the end of the last block: a run of quotes that may go on, and the byte before it
         self._carried = b""
         self._lines = 1
-        # (line number, some of its text); (0, "") for none.
-        self._opened = self._misplaced = (0, "")
+        self._opened: _Excerpt | None = None  # the last quoted value that goes on
+        self._misplaced: _Excerpt | None = None  # the first misplaced quote
 
     def readable(self) -> bool:
         return True
@@ -147,46 +153,48 @@ class QuoteReader(ArrowReadableFile):
         """Return the error for the first misplaced quote so far, or for a value without its
         closing quote.
         """
-        line, text = self._misplaced
-        problem = f"line {line}: a quoted value goes on after its closing quote: {text!r}"
-        if not line and self._ended and self._quoted:
-            line, text = self._opened
-            problem = (
-                f"line {line}: the file ends within a quoted value, which begins with {text!r}"
-            )
+        if self._misplaced is not None:
+            found = self._misplaced
+            problem = "a quoted value goes on after its closing quote:"
+        elif self._ended and self._quoted and self._opened is not None:
+            found = self._opened
+            problem = "the file ends within a quoted value, which begins with"
+        else:
+            return None
         step = (
             "Deliver the file again, complete, with each quote closed and quotes in values doubled."
         )
-        if line:
-            return SchemaMismatchError(f"{where}, {problem}.", step, line=line)
-        return None
+        problem = f"{where}, line {found.line}: {problem} {found.text!r}."
+        return SchemaMismatchError(problem, step, line=found.line)
 
     def _check(self, data: bytes) -> None:
+        """Look for misplaced quotes in what was read next."""
         block = self._carried + data if self._carried else b"\n" + data.removeprefix(_BOM)
         whole = len(block.rstrip(b'"'))
         letters = np.frombuffer(block, np.uint8)
         quotes = np.flatnonzero(letters[1:whole] == ord('"')) + 1
-        opening = quotes[self._quoted :: 2]
-        closing = quotes[not self._quoted :: 2]
+        # Each second one, from the first on unless that closes a value of an earlier block.
+        opening = quotes[1::2] if self._quoted else quotes[::2]
+        closing = quotes[::2] if self._quoted else quotes[1::2]
         # Usually each second quote closes a value or escapes the next quote, which is checked for
         # all at once.
-        if np.isin(
-            np.r_[letters[opening - 1], letters[closing + 1]], [*_DELIMITERS, ord('"')]
-        ).all():
-            opened = opening[letters[opening - 1] != ord('"')][-1:].tolist()
+        around = np.r_[letters[opening - 1], letters[closing + 1]]
+        if np.isin(around, [*_DELIMITERS, ord('"')]).all():
+            openings = opening[letters[opening - 1] != ord('"')]
+            opened = int(openings[-1]) if len(openings) else None
             self._quoted ^= len(quotes) % 2 == 1
         else:
             opened = self._search(block, whole)
-        if self._quoted and opened:
-            self._opened = self._excerpt(block, opened[0], opened[0] + 1)
+        if self._quoted and opened is not None:
+            self._opened = self._excerpt(block, opened, opened + 1)
         self._lines += block.count(b"\n", 1, whole)
         self._carried = block[whole - 1 :]
 
-    def _search(self, block: bytes, whole: int) -> list[int]:
-        """Look for a misplaced quote, one by one; return where the last quoted value begins ([]
-        without one).
+    def _search(self, block: bytes, whole: int) -> int | None:
+        """Look at each quote whether it is misplaced; return where the last quoted value begins,
+        None without one.
         """
-        opened: list[int] = []
+        opened = None
         for run in _QUOTES.finditer(block, 1, whole):
             start, end = run.span()
             count = end - start
@@ -194,25 +202,27 @@ class QuoteReader(ArrowReadableFile):
                 if block[start - 1] not in _DELIMITERS:
                     continue  # quotes in the text of a value that is not quoted
                 self._quoted = True
-                opened = [start]
+                opened = start
                 count = count - 1
             if count % 2:
                 # In a pair, the first escapes the second; one without a partner closes the value.
                 self._quoted = False
-                if block[end] not in _DELIMITERS and not self._misplaced[0]:
+                if block[end] not in _DELIMITERS and self._misplaced is None:
                     self._misplaced = self._excerpt(block, start, max(1, start - 20))
         return opened
 
-    def _excerpt(self, block: bytes, at: int, start: int) -> tuple[int, str]:
-        return self._lines + block.count(b"\n", 1, at), block[start : start + 40].decode(
-            errors="replace"
-        )
+    def _excerpt(self, block: bytes, at: int, start: int) -> _Excerpt:
+        """Return the line of the byte `at`, and the text from `start` on."""
+        line = self._lines + block.count(b"\n", 1, at)
+        return _Excerpt(line, block[start : start + 40].decode(errors="replace"))
 
 
 _HEADER = 1024 * 1024
 _BLOCK = 16 * 1024 * 1024
-_NOT_UTF8 = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?.*invalid UTF8 data", re.S)
-_ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.S)
+_NOT_UTF8 = re.compile(
+    r"In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+): )?.*invalid UTF8 data", re.S
+)
+_ROW = re.compile(r"CSV parse error: Row #(?P<row>\d+): (?P<reason>.*)", re.S)
 _VALUE_STEP = "Correct the value, or the column's declared type."
 
 
@@ -256,12 +266,13 @@ def _convert_field(fields: pa.Array, field: Field, first: int, where: str) -> pa
     try:
         return convert_texts(pc.ascii_trim(fields, characters=" \t"), field.type)
     except TextMisfit as misfit:
-        line = record_label("csv", first, misfit.row)[1]["line"]
+        line = record_place("csv", first, misfit.row).fields["line"]
         problem = f"{where}, line {line}: {describe_column(field)}: {misfit.reason}."
         raise SchemaMismatchError(problem, _VALUE_STEP, column=field.name, line=line) from misfit
 
 
 def _csv_reader(source: Any, schema: Schema) -> Any:
+    """Return Arrow's reader of a CSV file, whose fields are texts, or bytes for binary columns."""
     import pyarrow.csv as pc
 
     # Arrow would also convert hexadecimal numbers, and decimals of more digits than declared, so
@@ -303,21 +314,24 @@ def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]
 
 
 def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -> AdjunctError:
+    """Return the error for what Arrow's CSV reader has reported, with the line if Arrow
+    names one.
+    """
     text = str(error)
     if misfit := _NOT_UTF8.match(text):
-        name = names[int(misfit[1])]
+        name = names[int(misfit["column"])]
         line = None
-        if misfit[2]:
-            line = int(misfit[2])
+        if misfit["row"]:
+            line = int(misfit["row"])
         place = where
         if line is not None:
             place = f"{where}, line {line}"
         problem = f"{place}: {describe_column(schema.field(name))}: the text is not UTF-8."
         return SchemaMismatchError(problem, "Write the file in UTF-8.", column=name, line=line)
     if misfit := _ROW.match(text):
-        problem = f"{where}, line {misfit[1]}: {misfit[2].rstrip('.')}."
+        problem = f"{where}, line {misfit['row']}: {misfit['reason'].rstrip('.')}."
         return SchemaMismatchError(
-            problem, "Correct the line: it needs a value for every column.", line=int(misfit[1])
+            problem, "Correct the line: it needs a value for every column.", line=int(misfit["row"])
         )
     return unreadable_file_error(where, error)
 
@@ -340,15 +354,15 @@ def check_format(schema: Schema, format: FileFormat, what: str) -> None:
 _FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1}
 
 
-def record_label(format: FileFormat, first: int, row: int) -> tuple[str, dict[str, int]]:
-    """Return the position of a record in its file, as text ("line 7"), and as a field for errors
-    ({"line": 7}).
+def record_place(format: FileFormat, first: int, row: int) -> RowPlace:
+    """Return how errors name a record in its file: as a line, in Parquet as a row.
 
     The record is the row number `row` of a table whose first record is number `first` in the file,
     both counted from 0. Line breaks in quoted values are not counted.
     """
     line = first + row + _FIRST_LINE[format]
-    return f"{'row' if format == 'parquet' else 'line'} {line}", {"line": line}
+    unit = "row" if format == "parquet" else "line"
+    return RowPlace(f"{unit} {line}", {"line": line})
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,8 +397,8 @@ class DeclaredFiles:
         with self.locating_errors(file):
             for number, table in self._tables(file, span):
                 if (found := first_unreadable(table)) is not None:
-                    place, about = record_label(self.format, number, found.row)
-                    raise found.error(self.place(file), place, line=about["line"])
+                    at = record_place(self.format, number, found.row)
+                    raise found.error(self.place(file), at.text, **at.fields)
                 yield number, table
 
     @contextmanager
@@ -415,6 +429,7 @@ class DeclaredFiles:
     def _tables(
         self, file: ListedFile, span: tuple[int, int] | None
     ) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the records of a file as `tables` does, unchecked."""
         if self.format == "parquet":
             return read_parquet(self.tree, file, self.schema, self.place(file), span)
         if self.format == "csv":
@@ -470,6 +485,7 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
 def _parse_block(
     block: bytes, line: int, schema: Schema, where: str, required: tuple[str, ...], keys: MapKeys
 ) -> pa.Table:
+    """Return the records in whole lines of JSON, the first of which is line number `line`."""
     table = _parse_fast(block, schema, keys)
     # Arrow's parser doesn't say whether a null stands in the line or is a missing member.
     if table is None or any(read_values(table, name).null_count for name in required):
@@ -488,7 +504,8 @@ def _count_objects(block: bytes) -> int | None:
     count = 0
     for line in text.split(b"\n"):
         stripped = line.strip(_BLANKS)
-        if stripped and not (stripped[:1] == b"{" and stripped[-1:] == b"}"):
+        may_be_object = stripped[:1] == b"{" and stripped[-1:] == b"}"
+        if stripped and not may_be_object:
             return None
         count += bool(stripped)
     return count
@@ -536,7 +553,9 @@ def _parse_fast(block: bytes, schema: Schema, keys: MapKeys) -> pa.Table | None:
     count = _count_objects(block)
     # Arrow would read NaN as a number. A search for bytes is far faster than one for a pattern.
     may_be_invalid = b"NaN" in block or b"Inf" in block
-    if count is None or (may_be_invalid and _INVALID_NUMBER.search(block)):
+    if count is None:
+        return None
+    if may_be_invalid and _INVALID_NUMBER.search(block):
         return None
     types = [parse_type(field.type) for field in schema.fields]
     try:
@@ -554,6 +573,7 @@ def _parse_fast(block: bytes, schema: Schema, keys: MapKeys) -> pa.Table | None:
 
 
 def _no_constant(name: str) -> Any:
+    """Reject NaN and Infinity, which Python's JSON decoder would accept."""
     raise ValueError(f"{name} is no number of JSON")
 
 
@@ -595,6 +615,9 @@ def _parse_lines(
 
 
 def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[str, Any]:
+    """Return the record in a line. Raises SchemaMismatchError for anything but an object of
+    declared fields.
+    """
     column = None
     try:
         record = _decode_line(line.decode())
@@ -625,6 +648,7 @@ def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[st
 def _require_members(
     record: dict[str, Any], required: tuple[str, ...], schema: Schema, number: int, where: str
 ) -> None:
+    """Raise SchemaMismatchError for a record that lacks one of the `required` columns or paths."""
     for name in required:
         missing = missing_part(record, name, schema.names)
         if missing is not None:
@@ -659,25 +683,26 @@ def read_parquet(
     number = 0
     for group in range(parquet.metadata.num_row_groups):
         rows = parquet.metadata.row_group(group).num_rows
-        column = parquet.metadata.row_group(group).column(0)
-        # A row group without rows may have no page, so no offset.
-        if (
-            rows
-            and start
-            <= min(filter(None, (column.data_page_offset, column.dictionary_page_offset)))
-            < end
-        ):
+        # A row group without rows may have no page, so no first byte.
+        if rows and start <= _first_byte(parquet.metadata.row_group(group)) < end:
             at = number
             try:
                 for batch in parquet.iter_batches(_BATCH, row_groups=[group]):
                     rows_read = pa.Table.from_batches([batch])
-                    label = partial(record_label, "parquet", at)
-                    table = fit_to_schema(cast_table(rows_read, stored), schema, where, label)
+                    place = partial(record_place, "parquet", at)
+                    table = fit_to_schema(cast_table(rows_read, stored), schema, where, place)
                     yield at, table
                     at += table.num_rows
             except (pa.ArrowException, OSError) as error:
                 raise unreadable_file_error(where, error) from error
         number += rows
+
+
+def _first_byte(group: Any) -> int:
+    """Return the position in its file at which a row group of Parquet begins."""
+    column = group.column(0)
+    offsets = (column.data_page_offset, column.dictionary_page_offset)
+    return int(min(filter(None, offsets)))
 
 
 def open_parquet(
@@ -705,6 +730,7 @@ def open_parquet(
 
 
 def _stored_columns(parquet: Any) -> pa.Schema:
+    """Return the columns of a Parquet file; timestamps that are stored as INT96 are UTC."""
     columns = [parquet.schema.column(index) for index in range(len(parquet.schema))]
     is_int96 = [column.physical_type == "INT96" for column in columns]
     stored = parquet.schema_arrow.remove_metadata()
@@ -731,6 +757,7 @@ def _in_utc(kind: pa.DataType, leaves: Iterator[bool]) -> pa.DataType:
 
 
 def _check_types(stored: pa.Schema, schema: Schema, where: str) -> None:
+    """Raise SchemaMismatchError unless these columns and types are the declared ones."""
     check_column_names(stored.names, schema, where, next_step=_COLUMNS_STEP)
     wrong: dict[str, str] = {}
     for field in schema.fields:
@@ -742,8 +769,7 @@ def _check_types(stored: pa.Schema, schema: Schema, where: str) -> None:
             raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
         found = find_difference(stored_type, parse_type(field.type), field.name, _are_equal)
         if found is not None:
-            path, there, declared = found
-            wrong[field.name] = f"column {path!r} is {there}, declared {declared}"
+            wrong[field.name] = f"column {found.path!r} is {found.given}, declared {found.declared}"
     if wrong:
         step = "Write the files with the declared types, or change the declared types."
         raise SchemaMismatchError(
@@ -752,6 +778,7 @@ def _check_types(stored: pa.Schema, schema: Schema, where: str) -> None:
 
 
 def _are_equal(stored: str, declared: str) -> bool:
+    """Whether two parts of types are equal, by their texts."""
     return stored == declared
 
 
@@ -801,11 +828,11 @@ def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table
         pa.field(PARTITION, pa.int32()),
         pa.field(OFFSET, pa.int64()),
     ]
-    parts = [
-        batch for task in plan_tasks(files, declared.format) for batch in _batches(declared, task)
-    ]
-    if parts:
-        rows = pa.Table.from_batches(parts).cast(pa.schema(columns))
+    batches: list[pa.RecordBatch] = []
+    for task in plan_tasks(files, declared.format):
+        batches += _batches(declared, task)
+    if batches:
+        rows = pa.Table.from_batches(batches).cast(pa.schema(columns))
     else:
         rows = pa.schema(columns).empty_table()
     rows = rows.append_column(TIMESTAMP, pa.nulls(rows.num_rows, pa.timestamp("us", "UTC")))
@@ -855,6 +882,7 @@ def plan_tasks(files: Sequence[ListedFile], format: FileFormat) -> list[list[Fil
 
 
 def _batches(declared: DeclaredFiles, pieces: Sequence[FilePart]) -> Iterator[pa.RecordBatch]:
+    """Yield the records of these parts with their `__partition` and `__offset`."""
     for piece in pieces:
         for first, table in declared.tables(piece.file, (piece.start, piece.end)):
             numbers = pa.array(np.full(table.num_rows, piece.number, np.int32))

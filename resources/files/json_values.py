@@ -177,11 +177,13 @@ def _maps_from_structs(values: pa.Array, type_: Map) -> pa.Array:
         return build_maps(
             lengths, pa.nulls(0, pa.string()), pa.nulls(0, arrow_type(str(type_.value)))
         )
-    there = np.stack([np.asarray(part.is_valid()) for part in parts], axis=1)
-    rows, places = np.nonzero(there)
-    items = pa.concat_arrays(parts).take(pa.array(places * len(values) + rows))
+    # By row and key: whether the map of the row has the key.
+    has_key = np.stack([np.asarray(part.is_valid()) for part in parts], axis=1)
+    rows, places = np.nonzero(has_key)
     keys = pa.array(names, pa.string()).take(pa.array(places))
-    lengths = pa.array(there.sum(axis=1, dtype=np.int32), mask=np.asarray(values.is_null()))
+    # One after the other, each part has a value for every row.
+    items = pa.concat_arrays(parts).take(pa.array(places * len(values) + rows))
+    lengths = pa.array(has_key.sum(axis=1, dtype=np.int32), mask=np.asarray(values.is_null()))
     return build_maps(lengths, keys, items)
 
 
@@ -228,6 +230,7 @@ def _column_within(
 
 
 def _struct_column(values: Sequence[Any], type_: Struct) -> pa.Array:
+    """Return objects as an array of structs. Raises JsonMisfit."""
     _check_kinds(values, (dict,), type_)
     _check_declared(values, type_)
     parts = []
@@ -243,6 +246,7 @@ def _struct_column(values: Sequence[Any], type_: Struct) -> pa.Array:
 
 
 def _check_declared(values: Sequence[Any], type_: Struct) -> None:
+    """Raise JsonMisfit for an object with a field that the struct does not declare."""
     declared = {member.name for member in type_.members}
     for row, value in enumerate(values):
         if value and not value.keys() <= declared:
@@ -253,6 +257,7 @@ def _check_declared(values: Sequence[Any], type_: Struct) -> None:
 
 
 def _check_kinds(values: Sequence[Any], expected: tuple[type, ...], type_: Type) -> None:
+    """Raise JsonMisfit for a value that is neither None nor of one of these Python types."""
     for row, value in enumerate(values):
         if value is not None and type(value) not in expected:
             found = f"the number {value}" if type(value) is Number else JSON_KINDS[type(value)]
@@ -277,6 +282,7 @@ def _member_texts(values: Sequence[Any], type_: Simple) -> pa.Array:
 
 
 def _is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: it has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -184,11 +184,15 @@ class LocalTree:
 
     @contextlib.contextmanager
     def _opened(self, file: ListedFile) -> Iterator[BufferedReader]:
+        """Open a file. Raises SourceChangedError, also at the end."""
         with self.on_disk(file) as path, self._translate(path), path.open("rb") as opened:
             yield opened
 
     @contextlib.contextmanager
     def _translate(self, path: Path) -> Iterator[None]:
+        """Raise errors of the file system, except for a missing file, as errors that
+        name the tree.
+        """
         try:
             yield
         except FileNotFoundError:
@@ -206,6 +210,7 @@ class LocalTree:
             ) from error
 
     def _check(self, path: Path, file: ListedFile) -> None:
+        """Raise SourceChangedError if the file at this path is not the listed one."""
         try:
             with self._translate(path):
                 now = _listed_local_file(file.path, path.stat())
@@ -292,6 +297,10 @@ class S3Tree:
         return file.etag
 
     def _get(self, file: ListedFile, take: Callable[[Any], T], **more: Any) -> T:
+        """Return `take(body)` for an object, whose ETag is the listed one. Raises
+        SourceChangedError.
+        """
+
         def request() -> T:
             answer = self._client().get_object(
                 Bucket=self.bucket, Key=self.prefix + file.path, IfMatch=f'"{file.etag}"', **more
@@ -307,12 +316,14 @@ class S3Tree:
         except errors.ObjectNotFoundError:
             raise source_changed_error(self, file, "is gone") from None
 
-    def _ask(self, request: str, path: str, send: Callable[[], T]) -> T:
+    def _ask(self, action: str, path: str, send: Callable[[], T]) -> T:
+        """Return what `send` returns, which is repeated after transient errors."""
         from dagster_adjunct.resources.objects.s3_store import S3Request, retry_request
 
-        return retry_request(S3Request(request, self.url, path), send, self.options.attempts)
+        return retry_request(S3Request(action, self.url, path), send, self.options.attempts)
 
     def _client(self) -> S3Client:
+        """Return this process's client of S3."""
         return _client_of(os.getpid(), self.options)
 
 
@@ -325,7 +336,9 @@ def _client_of(process: int, options: S3Options) -> S3Client:
 
 
 def source_changed_error(tree: FileTree, file: ListedFile, what: str) -> errors.SourceChangedError:
-    """Return the error for a file that has changed since it was listed."""
+    """Return the error for a file that has changed since it was listed; `what` says how, such as
+    "is gone".
+    """
     place = f"{tree.url}/{file.path}"
     problem = (
         f"{place} {what} after it was listed with {file.size:,} bytes, modified"
@@ -339,11 +352,13 @@ def source_changed_error(tree: FileTree, file: ListedFile, what: str) -> errors.
 
 
 def _listed_local_file(path: str, stat: os.stat_result) -> ListedFile:
+    """Return a local file as listed; its ETag is made of size, inode and modification time."""
     etag = f"{stat.st_size:x}-{stat.st_ino:x}-{stat.st_mtime_ns:x}"
     return ListedFile(path, stat.st_size, etag, datetime.fromtimestamp(stat.st_mtime, UTC))
 
 
 def _require_utf8_name(url: str, file: ListedFile) -> ListedFile:
+    """Return the file. Raises ConfigurationError if its name is not UTF-8."""
     try:
         file.path.encode()
     except UnicodeEncodeError:

@@ -147,7 +147,11 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
     def key(self) -> TableKey[K]:
         """The key, its family, and the version that the entry had when it was read."""
         family, key, inside, _ = tuple.__iter__(self)
-        version = KeyVersion(inside) if type(inside) is bytes else inside and inside[0]
+        version = None
+        if type(inside) is bytes:
+            version = KeyVersion(inside)
+        elif inside is not None:
+            (version,) = inside
         return _new(TableKey, (family, key, version))  # type: ignore[no-any-return]
 
     @property
@@ -237,7 +241,7 @@ class EntryCoder(Generic[K, V]):
         try:
             if type(family) is str:
                 prefix = segment.family_prefix(family)
-            else:
+            else:  # without the cache, which holds only texts
                 prefix = segment.family_prefix.__wrapped__(family)
         except (AttributeError, UnicodeEncodeError):
             prefix = b""
@@ -351,6 +355,9 @@ class EntryCoder(Generic[K, V]):
         return PageItems(len(keys), lambda: _table_entries(families, keys, page.versions, values))
 
     def _split(self, stored: Sequence[bytes]) -> tuple[Iterable[str | None], list[K]]:
+        """Return the families and the keys of stored table keys; SerializationError if they can't
+        be read.
+        """
         try:
             families, serialized = segment.split_table_keys(stored)
         except (struct.error, UnicodeDecodeError) as error:
@@ -375,6 +382,7 @@ class EntryCoder(Generic[K, V]):
             return list(map(self._read, keys, values))
 
     def _read_key(self, serialized: bytes) -> K:
+        """Return a deserialized key; SerializationError if it can't be read."""
         try:
             return self.key_serializer.from_bytes(serialized)
         except Exception as error:
@@ -382,6 +390,7 @@ class EntryCoder(Generic[K, V]):
             raise self._failed(what, error, self.key_serializer) from error
 
     def _read(self, key: bytes, value: bytes | None) -> V:
+        """Return the deserialized value of a table key; SerializationError if it can't be read."""
         try:
             return self._value.from_bytes(value or b"")
         except Exception as error:
@@ -391,13 +400,12 @@ class EntryCoder(Generic[K, V]):
                 of_family = f" of the family {family!r:.60}"
             what = f"the value of the stored key {serialized!r:.60}{of_family} can't be read"
             failed = self._failed(what, error, self._value)
-            raise (
+            if isinstance(failed, errors.KeyValueTableError):
                 failed.of_family(family)
-                if isinstance(failed, errors.KeyValueTableError)
-                else failed
-            ) from error
+            raise failed from error
 
     def _too_long(self, what: str, most: int, size: int, prefix: bytes) -> NoReturn:
+        """Raise KeyTooLongError for `what` has `size` bytes, and may have `most`."""
         problem = f"{what}; at most {most:,} are allowed."
         next_step = "Use a shorter one, such as a hash of it."
         raise self.table.error(errors.KeyTooLongError, problem, next_step, size=size).of_family(
@@ -405,6 +413,9 @@ class EntryCoder(Generic[K, V]):
         )
 
     def _reject_family(self, family: object, prefix: bytes) -> NoReturn:
+        """Raise the error for a family that is too long, empty or no text; `prefix` is what it
+        would be.
+        """
         if len(prefix) > _LENGTH_BYTES:
             size = len(prefix) - _LENGTH_BYTES
             most = self._family_most - _LENGTH_BYTES
@@ -416,6 +427,9 @@ class EntryCoder(Generic[K, V]):
         )
 
     def _not_bytes(self, what: str, stored: object, serializer: object) -> NoReturn:
+        """Raise the error for a serializer that has returned something else than bytes for a key or
+        value.
+        """
         raise self.table.error(
             errors.SerializationError,
             f"the serializer returned {type(stored).__name__} for a {what}: expected bytes.",
@@ -424,6 +438,7 @@ class EntryCoder(Generic[K, V]):
         )
 
     def _failed(self, what: str, error: Exception, serializer: object) -> errors.AdjunctError:
+        """Return the error, which names the table, for a serializer that has raised `error`."""
         name = type(serializer).__name__
         if isinstance(error, errors.KeyValueTableError):
             about = {"serializer": name} if isinstance(error, errors.SerializationError) else {}
@@ -447,10 +462,12 @@ def _table_entries(
     versions: Iterable[bytes],
     values: Iterable[V],
 ) -> Iterable[TableEntry[K, V]]:
+    """Make entries of their parts, without a Python call for each."""
     return map(_new, repeat(TableEntry), zip(families, keys, versions, values, strict=False))
 
 
 def _family_of(prefix: bytes) -> str | None:
+    """Return the family with this prefix; None for an empty one."""
     if prefix:
         return prefix[2:].decode()
     return None
@@ -538,9 +555,8 @@ def resolve_partitions(table: TableId, count: int, given: Sequence[int] | None) 
     if given is None:
         return tuple(range(count))
     chosen = tuple(require_list(table, "partitions", given))
-    if not all(type(number) is int and 0 <= number < count for number in chosen) or len(
-        {*chosen}
-    ) < len(chosen):
+    exist = all(type(number) is int and 0 <= number < count for number in chosen)
+    if not exist or len({*chosen}) < len(chosen):
         found = f"key-value table {table}: partitions is {list(chosen)!r:.80}"
         raise argument_error(
             found, f"different numbers from 0 to {count - 1}", argument="partitions"
@@ -579,9 +595,10 @@ def segment_change(
             argument="changes",
         )
     key = coder.table_key(prefix, change.key)
+    removes_any = isinstance(change, Remove) and change.version is None
     if isinstance(change, Insert | MustBeAbsent):
         expected: Any = segment.ABSENT
-    elif isinstance(change, Put) or (isinstance(change, Remove) and change.version is None):
+    elif removes_any or isinstance(change, Put):
         expected = segment.ANYTHING
     else:
         expected = version_bytes(coder.table, change.version)  # type: ignore[arg-type]
@@ -604,20 +621,26 @@ def build_batch(
         segment_change(coder, prefix, change, segment.make_version(token, place))
         for place, change in enumerate(given)
     ]
+    keys = [change.key for change in given]
     if len({change.key for change in encoded}) != len(encoded):
-        first: dict[bytes, int] = {}
-        place = next(
-            place
-            for place, change in enumerate(encoded)
-            if first.setdefault(change.key, place) != place
-        )
-        raise coder.table.error(
-            errors.KeyValueTableError,
-            f"the key {given[place].key!r:.60} of family {family!r:.60} is twice in a batch, at"
-            f" indexes {first[encoded[place].key]} and {place}.",
-            "Write each key once in a batch.",
-        )
-    return WriteRequest(family, [change.key for change in given], encoded, token)
+        raise _repeated_key_error(coder.table, family, keys, encoded)
+    return WriteRequest(family, keys, encoded, token)
+
+
+def _repeated_key_error(
+    table: TableId, family: str, keys: Sequence[Any], changes: Sequence[SegmentChange]
+) -> errors.KeyValueTableError:
+    """Return the error for a batch of these keys, of which two are the same once serialized."""
+    first: dict[bytes, int] = {}
+    place = 0
+    while first.setdefault(changes[place].key, place) == place:
+        place += 1
+    return table.error(
+        errors.KeyValueTableError,
+        f"the key {keys[place]!r:.60} of family {family!r:.60} is twice in a batch, at"
+        f" indexes {first[changes[place].key]} and {place}.",
+        "Write each key once in a batch.",
+    )
 
 
 def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: SegmentLimits) -> None:
@@ -684,6 +707,7 @@ def conditions_error(
 
 
 def _describe_version(version: Any) -> str:
+    """Return a version for errors; None is a missing key."""
     if version:
         return f"version {version}"
     return "no such key"
@@ -731,6 +755,7 @@ def version_bytes(table: TableId, version: KeyVersion) -> bytes:
 
 
 def _check_same_family(table: TableId, family: str | None, key: TableKey[Any]) -> None:
+    """Raise KeyValueTableError for a key of another family than its batch."""
     if key.family != family:
         raise table.error(
             errors.KeyValueTableError,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from dagster_adjunct.resources.errors import TableUnavailableError
 from dagster_adjunct.resources.key_value import segment
@@ -38,13 +39,21 @@ def fence_key(application: str, number: int) -> bytes:
     return FENCES + bytes([number]) + application.encode()
 
 
+class _KnownFences(NamedTuple):
+    """The fence entries of an application in one segment, by number (None: missing), and the epoch
+    of the run for which they were read.
+    """
+
+    epoch: int
+    entries: list[StoredEntry | None]
+
+
 class TableFences:
-    """What this process knows of the fence entries in a table's segments: those of each partition
-    and application, and the epoch for which they were read."""
+    """What this process knows of the fence entries in a table's segments."""
 
     def __init__(self, table: OpenTable[str, bytes]) -> None:
         self.table = table
-        self._known: dict[tuple[int, str], tuple[int, list[StoredEntry | None]]] = {}
+        self._known: dict[tuple[int, str], _KnownFences] = {}  # by partition and application
 
     async def guard(self, partition: int, fence: Fence) -> SegmentChange:
         """Return the change that a request must contain, so that it is refused after a later run
@@ -52,20 +61,21 @@ class TableFences:
 
         Raises RunLeaseLostError if one has.
         """
-        epoch, known = self._known.get((partition, fence.application), (0, []))
-        if epoch != fence.epoch:
-            known = await self._read(partition, fence)
-            if len(known) > 1:
-                known = await self._raise_all(partition, known, fence)
-        return _check(random.randrange(len(known)), known, fence)
+        known = self._known.get((partition, fence.application))
+        if known is not None and known.epoch == fence.epoch:
+            entries = known.entries
+        else:
+            entries = await self._read(partition, fence)
+            if len(entries) > 1:
+                entries = await self._raise_all(partition, entries, fence)
+        return _check(random.randrange(len(entries)), entries, fence)
 
     def note(self, partition: int, fence: Fence, written: SegmentChange) -> None:
         """Remember the fence entry that a request has written, as it was sent: with its version."""
-        epoch, known = self._known.get((partition, fence.application), (0, []))
-        if epoch == fence.epoch and not written.is_guard:
-            known[written.key[len(FENCES)]] = StoredEntry(
-                written.key, written.version, written.value
-            )
+        known = self._known.get((partition, fence.application))
+        if known is not None and known.epoch == fence.epoch and not written.is_guard:
+            number = written.key[len(FENCES)]
+            known.entries[number] = StoredEntry(written.key, written.version, written.value)
 
     def forget(self, partition: int, fence: Fence) -> None:
         """Read the fence entries again before the next request, since one had changed."""
@@ -79,15 +89,17 @@ class TableFences:
         )
 
     async def _announce(self, partition: int, fence: Fence) -> None:
+        """Raise the fence entries of one partition."""
         await self._raise_all(partition, await self._read(partition, fence), fence)
 
     async def _read(self, partition: int, fence: Fence) -> list[StoredEntry | None]:
+        """Return the fence entries of a partition as they are stored now, and remember them."""
         keys = [
             fence_key(fence.application, number)
             for number in range(self.table.backend.limits.fences)
         ]
         known = await self.table.segment(partition).get(keys)
-        self._known[partition, fence.application] = fence.epoch, known
+        self._known[partition, fence.application] = _KnownFences(fence.epoch, known)
         return known
 
     async def _raise_all(
@@ -124,6 +136,9 @@ _ROUNDS = 20
 
 
 def _check(number: int, known: Sequence[StoredEntry | None], fence: Fence) -> SegmentChange:
+    """Return the change that checks one of the fence entries, or raises it to the epoch of the run.
+    RunLeaseLostError if a later run has raised it.
+    """
     entry = known[number]
     epoch = 0
     if entry is not None:

@@ -140,19 +140,24 @@ class PartitionLoad:
 
     def _changes(self, batches: Iterator[Any]) -> Iterator[SegmentChange]:
         """Yield, for each key, the change that puts its last row."""
-        last: tuple[bytes, bytes, Any] | None = None
-        for row in self._rows(batches):
-            if last is not None and last[0] == row[0]:
-                if row[2] == last[2] or repr(row[2]) == repr(last[2]):
-                    # NaN equals itself only here and in Spark.
-                    raise self._ambiguous(row)
-            elif last is not None:
-                yield SegmentChange(last[0], last[1], b"")
-            last = row
-        if last is not None:
-            yield SegmentChange(last[0], last[1], b"")
+        last_key: bytes | None = None
+        last_value = b""
+        last_order: Any = None
+        for key, value, order in self._rows(batches):
+            if key == last_key:
+                # NaN equals itself only by its text, and in Spark.
+                if order == last_order or repr(order) == repr(last_order):
+                    raise self._ambiguous_rows_error(key, order)
+            elif last_key is not None:
+                yield SegmentChange(last_key, last_value, b"")
+            last_key = key
+            last_value = value
+            last_order = order
+        if last_key is not None:
+            yield SegmentChange(last_key, last_value, b"")
 
     def _rows(self, batches: Iterator[Any]) -> Iterator[tuple[bytes, bytes, Any]]:
+        """Yield table key, value and order (None without that column) of each row; count them."""
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -171,14 +176,15 @@ class PartitionLoad:
                 strict=True,
             )
 
-    def _ambiguous(self, row: tuple[bytes, bytes, Any]) -> SchemaMismatchError:
-        family, key = segment.split_table_key(row[0])
+    def _ambiguous_rows_error(self, table_key: bytes, order: Any) -> SchemaMismatchError:
+        """Return the error for two rows of one key, neither of which is the last."""
+        family, key = segment.split_table_key(table_key)
         of_family = ""
         if family is not None:
             of_family = f" of family {family!r:.60}"
         same = ""
-        if row[2] is not None:
-            same = f" with the same order, {row[2]!r:.60}"
+        if order is not None:
+            same = f" with the same order, {order!r:.60}"
         return SchemaMismatchError(
             f"key-value table {self._table.id}: the frame has two rows of the key"
             f" {key!r:.60}{of_family}{same}, and the last one is undefined.",
@@ -294,11 +300,12 @@ def write_key_value_table(
     named = {"key": (key, keys.type), "value": (value, values.type)}
     if family is not None:
         named["family"] = (family, "string")
-    columns = [_column(frame, table, of, kind).alias(name) for name, (of, kind) in named.items()]
+    columns = [
+        _column(frame, table, column, kind).alias(name) for name, (column, kind) in named.items()
+    ]
     order = ""
     if order_by is not None:
         order = f", order {_type(frame, table, order_by)}"
-    if order_by is not None:
         columns.append(sql_column(order_by).alias("order"))
     addressed = frame.select(*columns).mapInArrow(
         _addressing(table, keys, values), f"partition int, table_key binary, value binary{order}"
@@ -319,6 +326,9 @@ def write_key_value_table(
 
 
 def _column(frame: DataFrame, table: KeyValueTable[Any, Any], name: str, kind: str) -> Any:
+    """Return a column of the frame as this Spark type; SchemaMismatchError if it has another, but
+    for integers.
+    """
     type_ = _type(frame, table, name)
     if kind == "bigint" and type_ in _INTEGERS:
         return sql_column(name).cast("bigint")
@@ -332,6 +342,7 @@ def _column(frame: DataFrame, table: KeyValueTable[Any, Any], name: str, kind: s
 
 
 def _type(frame: DataFrame, table: KeyValueTable[Any, Any], name: str) -> str:
+    """Return the Spark type of a column of the frame; SchemaMismatchError if it is missing."""
     if name not in frame.columns:
         problem = (
             f"key-value table {table.id}: the frame has no column {name!r}; it has"
@@ -361,6 +372,9 @@ def _addressing(
 
 
 def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) -> Any:
+    """Return the rows of a batch serialized, as `PartitionLoad.run` takes them, with the partition
+    of each.
+    """
     names = batch.schema.names
     for name in ("key", "value"):
         if batch.column(name).null_count:

@@ -49,11 +49,8 @@ class IteratorState:
         """Return the state that `to_bytes` returned. Raises IteratorStateError for anything
         else.
         """
-        if (
-            not isinstance(stored, bytes)
-            or len(stored) < _BEFORE_KEY + _CHECK_BYTES
-            or _checksum(stored[:-_CHECK_BYTES]) != stored[-_CHECK_BYTES:]
-        ):
+        is_whole = isinstance(stored, bytes) and len(stored) >= _BEFORE_KEY + _CHECK_BYTES
+        if not is_whole or _checksum(stored[:-_CHECK_BYTES]) != stored[-_CHECK_BYTES:]:
             problem = f"{stored!r:.60} is not an iterator state, or is damaged."
             raise IteratorStateError(problem, "Pass what to_bytes() returned, or None.")
         if stored[0] != _FORMAT:
@@ -65,6 +62,7 @@ class IteratorState:
 
 
 def _checksum(stored: bytes) -> bytes:
+    """Return the checksum of a state's other parts."""
     return hashlib.blake2b(stored, digest_size=_CHECK_BYTES).digest()
 
 
@@ -174,8 +172,8 @@ class TablePages(Generic[T]):
         self._head = _HEAD.pack(
             _FORMAT, b"e" if iteration.values else b"k", bytes.fromhex(table.incarnation), iterated
         )
-        self._place = 0
-        self._within = within
+        self._place = 0  # the index of the current partition
+        self._within = within  # what is left of it
         self._reader: PageReader | None = None  # of the current partition
         try:
             if state is not None:
@@ -204,7 +202,7 @@ class TablePages(Generic[T]):
                 # After a partition's last page comes the next partition, even if entries have been
                 # added since.
                 if page.is_last or not page:
-                    self._place = self._place + 1
+                    self._place += 1
                     self._within = self._iteration.within
                     self._reader = None
                 else:
@@ -218,6 +216,7 @@ class TablePages(Generic[T]):
             raise
 
     async def _read(self, partition: int, within: KeyRange) -> StoredPage:
+        """Return a page of a partition, whose segment is opened for its first page."""
         if self._reader is None:
             segment = self._open(partition)
             if isinstance(segment, PrefetchingSegment):

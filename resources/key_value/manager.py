@@ -80,7 +80,7 @@ def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str
     if _LAKE not in description:
         return dict(description)
     root = lake.store.descriptor.url
-    settings = {name: v for name, v in description.items() if name != _LAKE}
+    settings = {name: value for name, value in description.items() if name != _LAKE}
     if description.items() >= IN_SQLITE.items() and "://" not in root:
         folder = Path(root).resolve()
         path = folder.with_name(f"{folder.name}.key-values.sqlite")
@@ -173,12 +173,15 @@ class StoredTable(StoredDocument):
 
     @property
     def configuration(self) -> KeyValueTableConfiguration:
+        """The table's partitions and limits."""
         return KeyValueTableConfiguration(self.partitions, self.longest_key, self.longest_value)
 
     def in_state(self, state: TableState) -> StoredTable:
+        """Return the same entry in another state."""
         return self.model_copy(update={"state": state})
 
     def id(self, name: TableName) -> TableId:
+        """Return the table as backends know it."""
         return TableId(name.scope, name.table, self.incarnation)
 
 
@@ -335,10 +338,11 @@ def table_info(name: TableName, stored: Any) -> TableInfo:
 
 def hash_range(partition: int, partitions: int) -> tuple[int, int]:
     """Return the first and the last hash of a partition, consistent with `partition_of`."""
-    first, following = (
-        -(-(number << segment.HASH_BITS) // partitions) for number in (partition, partition + 1)
-    )
-    return first, following - 1
+
+    def first_hash(number: int) -> int:
+        return -(-(number << segment.HASH_BITS) // partitions)  # rounded up
+
+    return first_hash(partition), first_hash(partition + 1) - 1
 
 
 def ensure_table(manager: KeyValueTableManager, scope: str, table: str, partitions: int) -> None:
@@ -479,11 +483,8 @@ def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredT
     """Return the entry after the backend has done its part for `done`; unchanged if another
     manager has replaced it.
     """
-    if (
-        current is None
-        or current.incarnation != done.incarnation
-        or current.state is not done.state
-    ):
+    is_same_table = current is not None and current.incarnation == done.incarnation
+    if current is None or not is_same_table or current.state is not done.state:
         return current
     after = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}
     if current.state in after:
@@ -575,8 +576,10 @@ class KeyValueTableManager:
         created = StoredScope(created_at=self.lake.now()).model_dump(mode="json")
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
-            is_new = snapshot.get(scope) is None
-            return ({scope: created} if is_new else {}), is_new
+            """Return what to write, and whether the scope is new."""
+            if snapshot.get(scope) is None:
+                return {scope: created}, True
+            return {}, False
 
         return self._namespace.transact(decide, by=_BY)
 
@@ -587,6 +590,7 @@ class KeyValueTableManager:
         check_table_name("scope", scope)
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool | list[TableInfo]]:
+            """Return what to write, and whether the scope is deleted, or some tables in it."""
             if snapshot.get(scope) is None:
                 return {}, False
             tables = list(islice(tables_in_scope(snapshot, scope, None), 3))
@@ -715,9 +719,11 @@ class KeyValueTableManager:
         table = TableName.checked(scope, name)
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+            """Return what to write, and whether there is an entry."""
             require_scope(snapshot, scope)
-            exists = snapshot.get(table.key) is not None
-            return ({table.key: None} if exists else {}), exists
+            if snapshot.get(table.key) is None:
+                return {}, False
+            return {table.key: None}, True
 
         return self._namespace.transact(decide, by=_BY)
 
@@ -774,6 +780,7 @@ class KeyValueTableManager:
             def commit(
                 snapshot: NamespaceSnapshot, expected: StoredTable | None = expected
             ) -> tuple[dict[str, Any], TableTransition]:
+                """Return what to write, and the transition that it begins."""
                 require_scope(snapshot, table.scope)
                 current = find_stored_table(snapshot, table)
                 if preflight and current != expected:
@@ -855,19 +862,27 @@ class KeyValueTableManager:
             _retrying()(backend.delete, id, table.partitions)
 
     def _entry(self, table: TableName) -> StoredTable | None:
+        """Return the stored entry of a table, None if there is none. Raises ScopeNotFoundError."""
         snapshot = self._namespace.read()
         require_scope(snapshot, table.scope)
         return find_stored_table(snapshot, table)
 
     def _existing(self, table: TableName) -> StoredTable:
+        """Return the stored entry of a table. Raises ScopeNotFoundError and
+        KeyValueTableNotFoundError.
+        """
         return require_stored_table(self._entry(table), table)
 
 
 def _may_pass_soon(error: BaseException) -> bool:
+    """Whether a backend's error may go away without anybody's action."""
     return isinstance(error, errors.TransientError) and not errors.needs_action(error)
 
 
 def _retrying() -> Retrying:
+    """Return what repeats a call of a backend while it is unreachable, for up to _PATIENCE
+    seconds.
+    """
     return Retrying(
         retry=retry_if_exception(_may_pass_soon),
         wait=wait_random_exponential(multiplier=0.1, max=5),

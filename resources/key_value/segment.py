@@ -60,6 +60,7 @@ class KeyRange:
 
     @property
     def is_empty(self) -> bool:
+        """Whether no key can be in the range."""
         return self.end is not None and self.start >= self.end
 
     def after(self, table_key: bytes) -> KeyRange:
@@ -123,14 +124,17 @@ def partition_of(prefix: bytes, partitions: int) -> int:
     Partitions are equal ranges of the high 52 bits of Murmur3 (x64, 128 bits, seed 0, first word).
     """
     # By name: mmh3 (5.3.1) ignores a fourth positional argument, and the hash would be signed.
-    high = mmh3.hash64(prefix, 0, True, signed=False)[0] >> (64 - HASH_BITS)
-    return high * partitions >> HASH_BITS
+    first_word, _ = mmh3.hash64(prefix, 0, True, signed=False)
+    high = first_word >> (64 - HASH_BITS)
+    return (high * partitions) >> HASH_BITS
 
 
 def family_range(prefix: bytes) -> KeyRange:
     """Return the range of all table keys that start with `prefix`, which has at least one byte."""
-    end = prefix.rstrip(b"\xff")
-    return KeyRange(prefix, end[:-1] + bytes([end[-1] + 1]) if end else None)
+    start_of_end = prefix.rstrip(b"\xff")
+    if not start_of_end:
+        return KeyRange(prefix, None)
+    return KeyRange(prefix, start_of_end[:-1] + bytes([start_of_end[-1] + 1]))
 
 
 def family_subrange(
@@ -204,6 +208,7 @@ class StoredPage:
         return len(self.keys)
 
     def entries(self) -> list[StoredEntry]:
+        """Return the entries as objects."""
         return list(map(StoredEntry, self.keys, self.versions, self.values))
 
 
@@ -277,12 +282,15 @@ def failed_conditions(
 
     `current` has the version of each key; those of missing keys are None or absent.
     """
-    return {
-        place: current.get(change.key)
-        for place, change in enumerate(changes[start:], start)
-        if change.expected is not ANYTHING
-        and current.get(change.key) != (None if change.expected is ABSENT else change.expected)
-    }
+    failing: Failing = {}
+    for place, change in enumerate(changes[start:], start):
+        if change.expected is ANYTHING:
+            continue
+        expected = None if change.expected is ABSENT else change.expected
+        found = current.get(change.key)
+        if found != expected:
+            failing[place] = found
+    return failing
 
 
 class ReplyLostError(errors.TransientError):
@@ -397,9 +405,11 @@ class PreflightChecks(Protocol):
     the table exists.
     """
 
-    def check_may_seal(self, table: TableId, partitions: int) -> None: ...
+    def check_may_seal(self, table: TableId, partitions: int) -> None:
+        """Raise what `seal` would raise."""
 
-    def check_may_delete(self, table: TableId, partitions: int) -> None: ...
+    def check_may_delete(self, table: TableId, partitions: int) -> None:
+        """Raise what `delete` would raise."""
 
 
 class PageReader(Protocol):
@@ -572,9 +582,8 @@ async def pause(seconds: float) -> None:
 
 
 async def in_thread(executor: Callable[[], Executor], work: Callable[[], T]) -> T:
-    """Call `work`, which blocks, and return its result.
-
-    In an event loop it runs in a thread of `executor`, without one in this thread.
+    """Return the result of `work`, which blocks: it is called in a thread of `executor`, or, where
+    no event loop waits for it, in this thread.
     """
     if _blocking.get():
         return work()
@@ -616,6 +625,9 @@ async def at_once(
 
 
 def _in_threads(threads: Executor, operations: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of operations, each run in a thread; if one fails, raise its error once no
+    other is running.
+    """
     pending = [threads.submit(run_without_loop, operation) for operation in operations]
     try:
         return [future.result() for future in pending]
@@ -637,6 +649,7 @@ def threads(purpose: str, count: int) -> ThreadPoolExecutor:
 
 @lru_cache(maxsize=16)
 def _threads(purpose: str, count: int, _process: int) -> ThreadPoolExecutor:
+    """Return the pool of a process: a fork gets one of its own."""
     return ThreadPoolExecutor(count, f"adjunct-{purpose}")
 
 

@@ -59,6 +59,7 @@ class TextSerializer:
     """Text as UTF-8, ordered by code points."""
 
     def to_bytes(self, value: str) -> bytes:
+        """Return the text in UTF-8. Raises SerializationError for other values."""
         try:
             return value.encode()
         except AttributeError:
@@ -96,6 +97,7 @@ class IntegerSerializer:
     """Signed 64-bit integers as eight bytes, ordered as the numbers are."""
 
     def to_bytes(self, value: int) -> bytes:
+        """Return the integer in 8 bytes that sort as integers do."""
         if isinstance(value, bool) or not isinstance(value, int) or not -_SIGN <= value < _SIGN:
             problem = f"{value!r:.80} is not a signed 64-bit integer."
             raise _reject(self, problem, "Pass an integer from -2**63 to 2**63 - 1.")
@@ -168,6 +170,9 @@ class AvroSerializer:
         _parsed(self.schema)
 
     def to_bytes(self, value: Any) -> bytes:
+        """Return the value in Avro, without a schema. Raises an error if it would not be read as it
+        was written.
+        """
         fastavro = _fastavro()
         schema = _parsed(self.schema)
         written = io.BytesIO()
@@ -189,6 +194,7 @@ class AvroSerializer:
         return stored
 
     def from_bytes(self, stored: bytes) -> Any:
+        """Return the value of Avro of the schema; all bytes must belong to it."""
         reading = io.BytesIO(stored)
         try:
             value = _fastavro().schemaless_reader(reading, _parsed(self.schema), None)
@@ -212,6 +218,7 @@ class AvroSerializer:
         return written.getvalue()
 
     def _unfit(self, value: Any, error: Exception) -> SerializationError:
+        """Return the error for a value that does not fit the schema."""
         problem = f"{value!r:.80} does not fit the Avro schema: {error}."
         return _reject(self, problem, "Pass what the schema describes.")
 
@@ -262,8 +269,11 @@ def _has_same_items(value: Any, read: Any, is_same: Callable[[Any, Any], bool]) 
 
 
 def _is_same_float(value: float, read: float) -> bool:
-    if value == read or math.isnan(value):
-        return value == read or math.isnan(read)
+    """Whether a float was read as it was written, or rounded to 32 bits."""
+    if value == read:
+        return True
+    if math.isnan(value):
+        return math.isnan(read)
     if math.isinf(read):  # overflow of 32 bits
         return False
     return array("f", [value])[0] == read
@@ -271,6 +281,7 @@ def _is_same_float(value: float, read: float) -> bool:
 
 @lru_cache(maxsize=256)
 def _parsed(schema: str) -> Any:
+    """Return a schema as fastavro uses it; ConfigurationError for an invalid one."""
     fastavro = _fastavro()
     try:
         return fastavro.parse_schema(json.loads(schema))
@@ -280,6 +291,7 @@ def _parsed(schema: str) -> Any:
 
 
 def _fastavro() -> ModuleType:
+    """Return the module; ConfigurationError if it is not installed."""
     fastavro: ModuleType = import_package("Avro", "fastavro", "avro")
     return fastavro
 
@@ -298,6 +310,9 @@ class JsonSerializer:
     """
 
     def to_bytes(self, value: Any) -> bytes:
+        """Return the value in JSON with sorted keys. Raises an error if it would not be read as it
+        was written.
+        """
         try:
             stored = json.dumps(
                 value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
@@ -344,6 +359,7 @@ class ModelSerializer(Generic[M]):
             )
 
     def to_bytes(self, value: M) -> bytes:
+        """Return the model in JSON. Raises an error if it would not be read as it was written."""
         if not isinstance(value, self.model):
             raise _reject(
                 self,
@@ -365,6 +381,7 @@ class ModelSerializer(Generic[M]):
         return stored
 
     def from_bytes(self, stored: bytes) -> M:
+        """Return the model of stored JSON."""
         try:
             return self.model.model_validate_json(stored)
         except ValidationError as error:
@@ -373,6 +390,7 @@ class ModelSerializer(Generic[M]):
             ) from None
 
     def _changed(self, value: M, how: str) -> SerializationError:
+        """Return the error for an object that would not be read as it was written."""
         return _reject(
             self,
             f"{value!r:.80} would not be read as it was written: {how}.",
@@ -383,6 +401,7 @@ class ModelSerializer(Generic[M]):
 
 
 def _reject_constant(constant: str) -> NoReturn:
+    """Raise ValueError for NaN or Infinity, which Python would accept in JSON."""
     raise ValueError(f"{constant} is not valid JSON")
 
 
@@ -403,6 +422,9 @@ def _is_same_json(value: Any, read: Any) -> bool:
 
 
 def _is_json(value: Any) -> bool:
+    """Whether a value is read from its JSON as it is: dicts with str keys, lists and plain
+    values.
+    """
     kind = type(value)
     if kind is dict:
         return set(map(type, value)) <= {str} and all(map(_is_json, value.values()))

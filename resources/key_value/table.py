@@ -382,19 +382,29 @@ class KeyValueTable(Generic[K, V]):
     async def _write(
         self, family: str | None, key: K, value: bytes | None, expected: Expected | bytes
     ) -> KeyVersion:
-        (partition, stored), token = self._coder.place(family, key), segment.new_token()
+        """Change one key, to `value` or, if that is None, by removing it; return its new
+        version.
+        """
+        partition, stored = self._coder.place(family, key)
+        token = segment.new_token()
         version = segment.make_version(token, 0)
         changes = (SegmentChange(stored, value, version, expected),)
         await self._apply(partition, WriteRequest(family, (key,), changes, token))
         return KeyVersion(version)
 
     async def _apply(self, partition: int, request: WriteRequest[K]) -> None:
+        """Send a request to a partition's segment; failed conditions become
+        ConditionsNotMetError.
+        """
         try:
             await self._open.apply(partition, request.changes, request.token)
         except ConditionsFailed as failed:
             raise conditions_error(self.id, request, failed) from None
 
     async def _find(self, family: str | None, key: K, *, values: bool) -> StoredEntry | None:
+        """Return the stored entry of a key, None if there is none; without `values`, its value is
+        None.
+        """
         partition, stored = self._coder.place(family, key)
         (entry,) = await self._get(partition, (stored,), values)
         return entry
@@ -425,6 +435,9 @@ class KeyValueTable(Generic[K, V]):
     async def _get(
         self, partition: int, keys: Sequence[bytes], values: bool
     ) -> list[StoredEntry | None]:
+        """Return the entries of table keys of one partition, in their order; None for missing
+        ones.
+        """
         return await segment.read_with_retries(
             partial(self._open.segment(partition).get, keys, values=values)
         )
@@ -437,14 +450,16 @@ class KeyValueTable(Generic[K, V]):
         end: K | None,
         page_size: int,
     ) -> Iteration:
+        """Return an iteration over a family's keys that start with `prefix`, from `start` up to but
+        not including `end`.
+        """
         check_family(self.id, family)
         coder = self._coder
         family_prefix = coder.prefix(family)
         key_prefix = encode_key_prefix(self.id, prefix, coder.key_serializer)
         try:
-            first, last = (
-                None if key is None else coder.serialize_key(key) for key in (start, end)
-            )
+            first = None if start is None else coder.serialize_key(start)
+            last = None if end is None else coder.serialize_key(end)
         except KeyValueTableError as error:
             error.of_family(family)
             raise
@@ -458,6 +473,9 @@ class KeyValueTable(Generic[K, V]):
         iteration: Iteration,
         state: IteratorState | None,
     ) -> TablePages[T]:
+        """Return the pages of an iteration, whose items `make` makes of the stored ones; after
+        `state`, if that is given.
+        """
         size = iteration.page_size
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise argument_error(

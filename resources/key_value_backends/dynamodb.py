@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from pydantic import PositiveInt
@@ -189,6 +189,13 @@ class LastTry:
     over: bool = False
 
 
+class _StretchPart(NamedTuple):
+    """Entries from the beginning of a stretch, and whether these are all of it that were wanted."""
+
+    entries: list[StoredEntry]
+    is_whole: bool
+
+
 class DynamoDbSegment:
     """A partition of a key-value table, in the DynamoDB table that all its partitions share.
 
@@ -210,6 +217,7 @@ class DynamoDbSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
+        """Apply the changes; a repeated request first finds out what the earlier ones did."""
         with self._report_foreign_items():
             if not repeated:
                 await self._try(changes, token, 0)
@@ -219,6 +227,7 @@ class DynamoDbSegment:
             await self._families.purge_if_due()
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
+        """Return the entries of the keys: one by GetItem, more by batches at once."""
         with self._report_foreign_items():
             if len(keys) == 1:
                 asked: dict[str, Any] = {"Key": self._layout.entry(keys[0]), "ConsistentRead": True}
@@ -239,6 +248,7 @@ class DynamoDbSegment:
             return [entries.get(key) for key in keys]
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
+        """Return entries of the range in order: several stretches of it are read at once."""
         if within.is_empty:
             return StoredPage(is_last=True)
         read: list[StoredEntry] = []
@@ -246,11 +256,11 @@ class DynamoDbSegment:
             async for stretches in self._stretches(within):
                 left = limit - len(read)
                 parts = await self._calls.at_once(
-                    self._read_stretch(part, within, left, values) for part in stretches
+                    self._read_stretch(stretch, within, left, values) for stretch in stretches
                 )
-                for entries, whole in parts:
-                    read += entries
-                    if len(read) >= limit or not whole:
+                for part in parts:
+                    read += part.entries
+                    if len(read) >= limit or not part.is_whole:
                         return StoredPage.of(read[:limit])
         return StoredPage.of(read, is_last=True)
 
@@ -347,9 +357,8 @@ class DynamoDbSegment:
 
     async def _read_stretch(
         self, stretch: KeyStretch, within: KeyRange, limit: int, values: bool
-    ) -> tuple[list[StoredEntry], bool]:
-        """Return up to `limit` entries of a stretch that are in the range, and whether these are
-        all.
+    ) -> _StretchPart:
+        """Return up to `limit` entries of a stretch that are in the range.
 
         DynamoDB ends a page of its own after 1 MiB. Then this returns too, unless that page has no
         entry in the range.
@@ -368,9 +377,10 @@ class DynamoDbSegment:
             ]
             after = answer.get("LastEvaluatedKey")
             if after is None:
-                return entries, True
-            if len(entries) >= limit or (entries and len(items) < asked):
-                return entries, False
+                return _StretchPart(entries, is_whole=True)
+            was_cut = bool(entries) and len(items) < asked
+            if was_cut or len(entries) >= limit:
+                return _StretchPart(entries, is_whole=False)
 
     async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
         """Apply the changes, in tries that are numbered from `number` on.
@@ -521,6 +531,9 @@ class DynamoDbSegment:
         return TransactionAnswer.APPLIED
 
     def _remember(self, token: bytes, number: int, term: int, *, over: bool = False) -> None:
+        """Remember the last try of a write whose reply was lost; old ones are forgotten if there
+        are many.
+        """
         now = time.monotonic()
         with self._remembering:  # threads may share a table
             if len(self._lost) >= _LOST_KNOWN:
@@ -529,6 +542,7 @@ class DynamoDbSegment:
             self._lost[token] = LastTry(number, term, now, over)
 
     def _forget(self, token: bytes) -> None:
+        """Forget the last try of a write, whose outcome is known."""
         with self._remembering:
             self._lost.pop(token, None)
 
@@ -550,12 +564,16 @@ class DynamoDbSegment:
             raise error
 
     def _contended(self) -> TableUnavailableError:
+        """Return the error for a write that conflicted with others all the time."""
         label = self._calls.label
         problem = f"{label}: a write conflicted with others of the same keys for {PATIENCE:g} s."
         step = "It is retried. If that continues, have fewer writers of the same keys."
         return TableUnavailableError(problem, step, table=label)
 
     def _sent_elsewhere(self) -> ReplyLostError:
+        """Return the error for a write whose earlier tries are not known here, so that they may
+        have been applied.
+        """
         problem = (
             f"{self._calls.label}: a write was sent through another handle, and families were"
             " purged since."
@@ -565,6 +583,7 @@ class DynamoDbSegment:
         )
 
     def _action(self, change: SegmentChange) -> Item:
+        """Return the action of a transaction that makes a change under its condition."""
         key = self._layout.entry(change.key)
         action: dict[str, Any] = {"TableName": self._calls.name}
         if change.is_guard:
@@ -588,6 +607,7 @@ class DynamoDbSegment:
 
 
 def _entry(key: bytes, item: Item, values: bool) -> StoredEntry:
+    """Return the entry in an item; without `values`, its value is None."""
     return StoredEntry(key, item["v"]["B"], item["d"]["B"] if values else None)
 
 
@@ -635,14 +655,11 @@ class DynamoDbSegments:
         connect_timeout: float = 3.0,
         read_timeout: float = 15.0,
     ) -> None:
-        one = credentials_env
         if isinstance(credentials_env, str):
-            one = (credentials_env,)
-        named = None
-        if one is not None:
-            named = tuple(one)
+            credentials_env = (credentials_env,)
+        variables = None if credentials_env is None else tuple(credentials_env)
         self.connection = Connection(
-            region, endpoint_url, profile, named, connect_timeout, read_timeout
+            region, endpoint_url, profile, variables, connect_timeout, read_timeout
         )
         self.connection.check(_LABEL)
         if not _PREFIX.fullmatch(prefix):
@@ -735,6 +752,9 @@ class DynamoDbSegments:
             _retrying(_DELETING_SECONDS, longest_pause=2.0)(delete, client)
 
     def open(self, table: TableId, partition: int) -> TableSegment:
+        """Return a partition of the table; all partitions of a table share connections and
+        threads.
+        """
         with self._opening:
             calls = self._calls.get(table)
             if calls is None:
@@ -749,6 +769,7 @@ class DynamoDbSegments:
 
     @contextmanager
     def _client(self, table: TableId) -> Iterator[DynamoDBClient]:
+        """Lend a client of its own for a `with` block."""
         client = self._connect(table_label(table))
         try:
             yield client
@@ -774,6 +795,9 @@ class DynamoDbSegments:
 
 
 def _retrying(seconds: float, longest_pause: float = 0.5) -> Retrying:
+    """Return what repeats a request for so many seconds while the server may answer it
+    otherwise.
+    """
     return Retrying(
         retry=retry_if_exception(_may_pass),
         wait=wait_random_exponential(multiplier=0.01, max=longest_pause),
@@ -791,4 +815,5 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _get_items(request: dict[str, Any], client: Any) -> Any:
+    """Send a BatchGetItem with these keys."""
     return client.batch_get_item(RequestItems=request)

@@ -15,10 +15,9 @@
                              token
 
 A partition is four bytes, big-endian. A sort key may not be empty, but the key of an entry may. A
-missing gate has term
-0. Families are listed because DynamoDB can't return the hash keys of a table in order. A family is
-   in the list before
-it gets its first key, and is removed from it when it has none.
+missing gate has the term 0. Families are listed because DynamoDB can't return the hash keys of a
+table in order. A family is in the list before it gets its first key, and is removed from it when it
+has none.
 
 A writer remembers which families are listed, so that an ordinary put needs no request for that.
 What a process remembers can't be recalled, so it holds for a **term**, a number that grows:
@@ -55,7 +54,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -186,6 +185,7 @@ def translate_dynamodb_error(error: Exception, table: TableId, *, sent: bool) ->
 
 
 def table_label(table: TableId) -> str:
+    """Return what errors call the table."""
     return f"key-value table {table} in DynamoDB"
 
 
@@ -227,6 +227,9 @@ class _ClientThreads:
         self._client: DynamoDBClient | None = None
 
     def run(self, do: Callable[[DynamoDBClient], T]) -> T:
+        """Return what `do` returns for the client, which is connected first if need be; wait while
+        too many requests are under way.
+        """
         client = self._client
         if client is None:
             with self._opening:
@@ -235,6 +238,9 @@ class _ClientThreads:
             return do(client)
 
     def end(self, *, wait: bool = False) -> None:
+        """End the threads and close the client; with `wait`, first wait for the requests under
+        way.
+        """
         self.threads.shutdown(wait=wait)
         client = self._client
         self._client = None
@@ -284,6 +290,7 @@ class KeyStretch:
     cut: int = 0
 
     def table_key(self, sort_key: bytes) -> bytes:
+        """Return the table key of the item with this sort key."""
         return self.prefix + sort_key[self.cut :]
 
 
@@ -311,9 +318,13 @@ class SegmentLayout:
         return _item_key(self._hash(b"d"), b"\0")
 
     def gate(self, number: int) -> Item:
+        """Return the key of the gate of this number."""
         return _item_key(self._gate_hash(number), b"\0")
 
     def invalidated(self, number: int) -> Item:
+        """Return the key of the item with the latest token that was invalidated at the gate of this
+        number.
+        """
         return _item_key(self._gate_hash(number), b"\1")
 
     def in_family(self, prefix: bytes, within: KeyRange) -> KeyStretch:
@@ -336,7 +347,8 @@ class SegmentLayout:
         """Return the stretch of the empty key without a family, the smallest table key; None if
         the range lacks it.
         """
-        if within.start > _EMPTY_KEY or (within.end is not None and within.end <= _EMPTY_KEY):
+        ends_before = within.end is not None and within.end <= _EMPTY_KEY
+        if ends_before or within.start > _EMPTY_KEY:
             return None
         return KeyStretch(self._hash(b"k"), _EMPTY_KEY, _EMPTY_KEY)
 
@@ -366,9 +378,11 @@ class SegmentLayout:
         return None
 
     def _hash(self, kind: bytes) -> bytes:
+        """Return the hash key of the partition's items of a kind, or its beginning."""
         return kind + self.partition.to_bytes(4, "big")
 
     def _gate_hash(self, number: int) -> bytes:
+        """Return the hash key of a gate."""
         return self._hash(b"g") + bytes([number])
 
 
@@ -408,6 +422,7 @@ def _sort_key(bound: bytes) -> bytes:
 
 
 def _item_key(hash_key: bytes, sort_key: bytes) -> Item:
+    """Return the key of an item as DynamoDB takes it."""
     return {"h": {"B": hash_key}, "s": {"B": sort_key}}
 
 
@@ -428,6 +443,13 @@ _PURGE_PATIENCE = 5.0  # seconds for which raising a gate is retried while write
 _log = logging.getLogger("adjunct.key_value")
 
 
+class _KnownFamilies(NamedTuple):
+    """Families that are listed for certain at a term."""
+
+    term: int
+    prefixes: set[bytes]
+
+
 class FamilyList:
     """The list of a segment's families in DynamoDB, and what this process knows of it: families
     listed at one term.
@@ -436,7 +458,7 @@ class FamilyList:
     def __init__(self, calls: TableCalls, layout: SegmentLayout) -> None:
         self._calls = calls
         self._layout = layout
-        self._known: tuple[int, set[bytes]] = (0, set())
+        self._known = _KnownFamilies(0, set())
         # Starts at random, so that many processes that add a few each purge as often as one that
         # adds many.
         self._new = random.randrange(PURGE_AFTER)
@@ -446,12 +468,13 @@ class FamilyList:
         are listed.
         """
         # Used to the end, even if another thread learns a newer term meanwhile.
-        term, known = self._known
+        known = self._known
+        term = known.term
         missing = set()
         for change in changes:
             may_insert = change.value is not None and not isinstance(change.expected, bytes)
             family = family_prefix_at(change.key)
-            if may_insert and family and family not in known:
+            if may_insert and family and family not in known.prefixes:
                 missing.add(family)
         if missing:
             items = ({**self._layout.family(family), "n": {"N": str(term)}} for family in missing)
@@ -462,15 +485,15 @@ class FamilyList:
                 for item in items
             )
             self._new += sum(answer is not None and "Attributes" not in answer for answer in added)
-            if len(known) > _FAMILIES_KNOWN:
-                known.clear()
-            known.update(missing)
+            if len(known.prefixes) > _FAMILIES_KNOWN:
+                known.prefixes.clear()
+            known.prefixes.update(missing)
         return term
 
     def learn(self, term: int) -> None:
         """Remember that a gate has this term. If it is newer, forget which families are listed."""
-        if term > self._known[0]:
-            self._known = (term, set())
+        if term > self._known.term:
+            self._known = _KnownFamilies(term, set())
 
     async def purge_if_due(self) -> None:
         """Purge a part of the list if enough families were added since the last time.
@@ -518,25 +541,25 @@ class FamilyList:
             )
         part = await calls.query(stretch, "s, n", FAMILIES_PER_PURGE)
         terms = {item["s"]["B"]: term_of(item) or 0 for item in part["Items"]}
-        found = await calls.at_once(
+        answers = await calls.at_once(
             calls.query(layout.in_family(family, KeyRange()), "s", 1) for family in terms
         )
-        older = []
-        newer = []
-        for (family, listed_at), entries in zip(terms.items(), found, strict=True):
+        removable = []
+        newer_terms = []  # of empty families that can't be removed yet
+        for (family, listed_at), entries in zip(terms.items(), answers, strict=True):
             if entries["Items"]:
                 continue
             if listed_at < term:
-                older.append(family)
+                removable.append(family)
             else:
-                newer.append(listed_at)
+                newer_terms.append(listed_at)
         await calls.at_once(
             # Does nothing if another process has listed the family at this term or a newer one.
             calls.read(partial(self._change_item, "delete_item", term, Key=layout.family(family)))
-            for family in older
+            for family in removable
         )
-        if len(newer) >= MIN_EMPTY_FAMILIES:
-            term = max(newer) + 1
+        if len(newer_terms) >= MIN_EMPTY_FAMILIES:
+            term = max(newer_terms) + 1
             at = max(await calls.at_once(self._raise_gate(number, term) for number in range(GATES)))
         place = b""
         if part.get("LastEvaluatedKey"):

@@ -9,13 +9,20 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dagster_adjunct.resources.key_value.segment import is_blocking
 from dagster_adjunct.resources.threads import PerLoop
 
 T = TypeVar("T")
 _of_parents: list[Any] = []  # after a fork; collecting one would close what the parent process uses
+
+
+class _Made(NamedTuple, Generic[T]):
+    """An object, and the id of the process that made it."""
+
+    process: int
+    content: T
 
 
 class PerCaller(Generic[T]):
@@ -29,29 +36,29 @@ class PerCaller(Generic[T]):
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object]) -> None:
         self._make = make
         self._loops: PerLoop[T] = PerLoop(make, drop)
-        self._threads: tuple[int, T] | None = None  # with the id of the process that made it
+        self._of_threads: _Made[T] | None = None
         self._lock = threading.Lock()
 
     def here(self) -> T:
         """Return the object of the running event loop; without a loop, the one of such threads."""
         if not is_blocking():
             return self._loops.here()
-        mine = self._threads
-        if mine is None or mine[0] != os.getpid():
+        made = self._of_threads
+        if made is None or made.process != os.getpid():
             with self._lock:
-                if self._threads is None or self._threads[0] != os.getpid():
-                    _of_parents.append(self._threads)
-                    self._threads = os.getpid(), self._make()
-                mine = self._threads
-        return mine[1]
+                made = self._of_threads  # another thread may have made it meanwhile
+                if made is None or made.process != os.getpid():
+                    _of_parents.append(made)
+                    made = self._of_threads = _Made(os.getpid(), self._make())
+        return made.content
 
     def take(self) -> T | None:
         """Remove and return the object that `here` would return; None if it has not been made."""
         if not is_blocking():
             return self._loops.take()
         with self._lock:
-            mine = self._threads
-            self._threads = None
-        if mine is not None and mine[0] == os.getpid():
-            return mine[1]
+            made = self._of_threads
+            self._of_threads = None
+        if made is not None and made.process == os.getpid():
+            return made.content
         return None

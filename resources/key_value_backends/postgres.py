@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import tenacity
 from pydantic import PositiveInt
@@ -51,6 +51,16 @@ _SERVER = {
     "keepalives_interval": 5,
     "keepalives_count": 4,
 }
+
+
+class _SqlNames(NamedTuple):
+    """Quoted names: of the table with a table's entries, of that with its tokens, and of the
+    function that rejects writes.
+    """
+
+    entries: str
+    tokens: str
+    reject: str
 
 
 @validated
@@ -104,7 +114,10 @@ class PostgresSegments:
         return partial(PostgresSegments, **self.to_dict()), ()
 
     def create(self, table: TableId, partitions: int) -> None:
-        entries, tokens, _ = self._names(table)
+        """Create the tables of entries and of recent requests, unless they exist."""
+        names = self._names(table)
+        entries = names.entries
+        tokens = names.tokens
 
         def create(connection: psycopg.Connection[Any]) -> None:
             from psycopg import sql
@@ -140,19 +153,19 @@ class PostgresSegments:
         """
         from dagster_adjunct.resources.key_value_backends.postgres_segment import SEALED
 
-        entries, _, function = self._names(table)
-        if not self._exists(connection, entries):
+        names = self._names(table)
+        if not self._exists(connection, names.entries):
             return False
         query = "SELECT FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname = 'sealed'"
-        if connection.execute(query, (entries,)).fetchone() is None:
+        if connection.execute(query, (names.entries,)).fetchone() is None:
             connection.execute(
-                f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$"
-                " BEGIN RAISE EXCEPTION 'the key-value table is sealed' USING ERRCODE ="
+                f"CREATE OR REPLACE FUNCTION {names.reject}() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN RAISE EXCEPTION 'the key-value table is sealed' USING ERRCODE ="
                 f" '{SEALED}'; END $$"
             )
             connection.execute(
-                f"CREATE TRIGGER sealed BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {entries} "
-                f"FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
+                "CREATE TRIGGER sealed BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON"
+                f" {names.entries} FOR EACH STATEMENT EXECUTE FUNCTION {names.reject}()"
             )
         return True
 
@@ -161,9 +174,9 @@ class PostgresSegments:
 
     def _drop(self, table: TableId, connection: psycopg.Connection[Any]) -> None:
         """Drop the table, once the requests that are using it have ended."""
-        entries, tokens, function = self._names(table)
-        connection.execute(f"DROP TABLE IF EXISTS {entries}, {tokens}")
-        connection.execute(f"DROP FUNCTION IF EXISTS {function}()")
+        names = self._names(table)
+        connection.execute(f"DROP TABLE IF EXISTS {names.entries}, {names.tokens}")
+        connection.execute(f"DROP FUNCTION IF EXISTS {names.reject}()")
 
     def check_may_seal(self, table: TableId, partitions: int) -> None:
         self._change(table, partial(self._seal, table), dry_run=True)
@@ -190,15 +203,16 @@ class PostgresSegments:
             f" {partition}"
         )
 
-    def _names(self, table: TableId) -> list[str]:
-        """Return the quoted names: of the entries' table, of the tokens' table, of the function
-        that rejects writes.
-        """
+    def _names(self, table: TableId) -> _SqlNames:
+        """Return the names of what a table has in the schema."""
         schema = self.schema.replace('"', '""')
         name = sql_table_name(table)
-        return [f'"{schema}"."{name}{suffix}"' for suffix in ("", "_tokens", "_sealed")]
+        return _SqlNames(
+            f'"{schema}"."{name}"', f'"{schema}"."{name}_tokens"', f'"{schema}"."{name}_sealed"'
+        )
 
     def _exists(self, connection: psycopg.Connection[Any], name: str) -> bool:
+        """Whether the table with this quoted name exists."""
         (exists,) = connection.execute(
             "SELECT to_regclass(%s) IS NOT NULL", (name,)
         ).fetchone() or (False,)
@@ -245,11 +259,13 @@ class PostgresSegments:
             connection.close()
 
     def _new_pool(self) -> WirePool:
+        """Return the connections of an event loop, or of the threads without one."""
         from dagster_adjunct.resources.key_value_backends.postgres_wire import WirePool
 
         return WirePool(self.connections, self._connect)
 
     async def _connect(self) -> PostgresWire:
+        """Return a new connection for requests, asynchronous in an event loop."""
         import psycopg
 
         from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire
@@ -274,6 +290,7 @@ class PostgresSegments:
         return wire
 
     def _errors(self, table: TableId) -> PostgresSegmentErrors:
+        """Return what converts errors of psycopg to those of this table."""
         from dagster_adjunct.resources.key_value_backends.postgres_segment import (
             PostgresSegmentErrors,
         )
@@ -287,4 +304,5 @@ class PostgresSegments:
 
 
 def _label(table: TableId) -> str:
+    """Return what errors call the table."""
     return f"key-value table {table}"

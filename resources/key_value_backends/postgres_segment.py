@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -234,6 +234,15 @@ _SAMPLED = 32  # one of so many entries is measured, to estimate the size of all
 _ROW_BYTES = 50  # bytes of a row on the wire besides its key and value
 
 
+class _PageAhead(NamedTuple):
+    """A page that was requested ahead, by the arguments of `page`, and its answer."""
+
+    within: KeyRange
+    limit: int
+    values: bool
+    unread: UnreadAnswer
+
+
 class PostgresPages:
     """Reads pages of one partition. The server prepares a page while the previous one is used.
 
@@ -245,7 +254,7 @@ class PostgresPages:
     def __init__(self, segment: PostgresSegment) -> None:
         self._segment = segment
         self._entry_bytes: float | None = None  # average of the last page
-        self._ahead: tuple[tuple[KeyRange, int, bool], UnreadAnswer] | None = None
+        self._ahead: _PageAhead | None = None
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         """Return a page as `TableSegment.page` does.
@@ -256,8 +265,9 @@ class PostgresPages:
         ahead = self._ahead
         self._ahead = None
         unread = None
-        if ahead is not None and ahead[0] == (within, limit, values):
-            unread = ahead[1]
+        wanted = (within, limit, values)
+        if ahead is not None and (ahead.within, ahead.limit, ahead.values) == wanted:
+            unread = ahead.unread
         pool = self._segment._pool()
         if unread is not None and await pool.take_again(unread.wire):
             wire = unread.wire
@@ -289,11 +299,15 @@ class PostgresPages:
     async def _ask_ahead(
         self, wire: PostgresWire, following: KeyRange, limit: int, values: bool
     ) -> None:
+        """Request the page of the range `following`, and remember its answer for the next call of
+        `page`.
+        """
         with suppress(psycopg.Error):  # the request of the next page will raise it again
             unread = await wire.ask_ahead(*self._segment.page_query(following, limit, values))
-            self._ahead = ((following, limit, values), unread)
+            self._ahead = _PageAhead(following, limit, values, unread)
 
     def _measure(self, page: StoredPage, values: bool) -> None:
+        """Estimate the size of the next entries from some of this page."""
         if values:
             some = page.values[::_SAMPLED]
             self._segment.value_bytes = sum(len(value or b"") for value in some) / len(some)
@@ -409,6 +423,7 @@ class PostgresSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
+        """Apply the changes in one statement, and again while others change the same keys."""
         if repeated:
             write = self._repeat
         elif len(changes) == 1:
@@ -416,10 +431,11 @@ class PostgresSegment:
         else:
             write = self._apply_batch
         for _ in range(_ROUNDS):
-            refused = await self._attempt(write, changes, token)
-            if refused:
-                raise ConditionsFailed(refused)
-            if refused is not None:
+            failed = await self._attempt(write, changes, token)
+            if failed:
+                raise ConditionsFailed(failed)
+            had_conflict = failed is None
+            if not had_conflict:
                 return
             await pause(random.random() * _PAUSE)
         problem = (
@@ -430,18 +446,16 @@ class PostgresSegment:
         raise TableUnavailableError(problem, step, table=self._errors.label)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
+        """Return the entries of the keys: one by a statement of its own, more by parts."""
         sql = self._statements
         if len(keys) == 1:
-            one = await self._read(
-                sql.get if values else sql.get_version, [[self._prefix + keys[0]]], _entry
-            )
-            return [one[0] if one else None]
+            query = sql.get if values else sql.get_version
+            found = await self._read(query, [[self._prefix + keys[0]]], _entry)
+            return [found[0] if found else None]
         parts = [
             keys[start : start + _KEYS_AT_ONCE] for start in range(0, len(keys), _KEYS_AT_ONCE)
         ]
-        query = sql.get_many_versions
-        if values:
-            query = sql.get_many
+        query = sql.get_many if values else sql.get_many_versions
         rows: list[tuple[Any, ...]] = await self._read(
             query, [[self._addresses(part)] for part in parts], tuple
         )
@@ -522,8 +536,8 @@ class PostgresSegment:
         self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes
     ) -> Failing | None:
         """Apply a change of one key in one statement. Returns what `_attempt` does."""
-        sql, (change,) = self._statements, changes
-        key, value, version, expected, is_guard = change
+        sql = self._statements
+        key, value, version, expected, is_guard = changes[0]
         if value is None and (is_guard or expected is ABSENT):
             return await self._apply_batch(wire, changes, token)
         parameters = [self._prefix + key, token]
@@ -554,8 +568,7 @@ class PostgresSegment:
         answer = await wire.ask(self._statements.batch, parameters, commits=True)
         if not answer.ntuples:
             return {}
-        _, loose = _outcome(wire.rows(answer, tuple))
-        if not loose:
+        if not _outcome(wire.rows(answer, tuple)).needs_locks:
             return await self._failing_now(wire, changes)
         return await self._in_transaction(
             wire, changes, self._statements.batch, parameters, lock=True
@@ -595,24 +608,25 @@ class PostgresSegment:
                     await wire.rollback()
                     return {}
                 await wire.tell(b"SAVEPOINT claimed")
+            outcome = _BatchOutcome(is_refused=False, needs_locks=True)
             if not lock:
-                refused, lock = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
-            if lock:
+                outcome = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
+            if outcome.needs_locks:
                 await wire.ask(self._statements.lock, parameters[:1])
-                refused, _ = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
-            if refused and claim is None:
+                outcome = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
+            if outcome.is_refused and claim is None:
                 await wire.rollback()
             else:
                 # Release the locks but keep the claim, so that no late attempt is applied.
-                if refused:
+                if outcome.is_refused:
                     await wire.tell(b"ROLLBACK TO claimed")
-                await wire.tell(b"COMMIT", commits=not refused)
+                await wire.tell(b"COMMIT", commits=not outcome.is_refused)
         except BaseException:
             may_be_applied = wire.may_be_applied
             await wire.rollback()
             wire.may_be_applied = may_be_applied
             raise
-        if refused:
+        if outcome.is_refused:
             return await self._failing_now(wire, changes)
         return {}
 
@@ -629,9 +643,11 @@ class PostgresSegment:
         return failed_conditions(changes, {entry.key: entry.version for entry in rows}) or None
 
     def _addresses(self, keys: Sequence[bytes]) -> bytes:
+        """Return the addresses of table keys, as one parameter."""
         return postgres_wire.encode_bytea_array(keys, self._prefix)
 
     def _arrays(self, changes: Sequence[SegmentChange], token: bytes) -> list[bytes | None]:
+        """Return the parameters of a batch's statement (`_batch`)."""
         meant: dict[Any, Any] = {ANYTHING: None, ABSENT: b""}
         expected = [meant.get(change.expected, change.expected) for change in changes]
         addresses = self._addresses([change.key for change in changes])
@@ -642,8 +658,18 @@ class PostgresSegment:
         return [addresses, values, versions, postgres_wire.encode_bytea_array(expected), token]
 
 
-def _outcome(rows: list[tuple[Any, ...]]) -> tuple[bool, bool]:
-    """Return whether conditions failed, and whether all keys have to be locked first, by the
-    rows of a batch.
+class _BatchOutcome(NamedTuple):
+    """Whether conditions of a batch failed, and whether all its keys have to be locked first.
+    Without either, it was applied.
     """
-    return any(place > 0 for (place,) in rows), any(place < 0 for (place,) in rows)
+
+    is_refused: bool
+    needs_locks: bool
+
+
+def _outcome(rows: list[tuple[Any, ...]]) -> _BatchOutcome:
+    """Return what the rows of a batch's statement (`_batch`) say."""
+    return _BatchOutcome(
+        is_refused=any(place > 0 for (place,) in rows),
+        needs_locks=any(place < 0 for (place,) in rows),
+    )

@@ -134,6 +134,9 @@ class PostgresWire:
     async def _send(
         self, statement: str, parameters: Sequence[bytes | None], commits: bool
     ) -> None:
+        """Send a statement, once the answer to a query sent ahead is read and the statement
+        prepared.
+        """
         self.may_be_applied = False
         if self._unread is not None:
             await self._read_unread()
@@ -155,6 +158,9 @@ class PostgresWire:
                 unread.answer = await self._answer()
 
     async def _prepare(self, statement: str) -> bytes:
+        """Prepare a statement, and return its name; if there are too many, all earlier ones are
+        dropped.
+        """
         if len(self._names) >= _PREPARED:
             await self.tell(b"DEALLOCATE ALL")
             self._names.clear()
@@ -165,6 +171,7 @@ class PostgresWire:
         return name
 
     async def _flush(self) -> None:
+        """Wait until everything was sent; close the connection if that fails."""
         try:
             while self._pg.flush():
                 await self._wait_and_read(writing=True)
@@ -174,6 +181,7 @@ class PostgresWire:
             raise
 
     async def _answer(self) -> PGresult:
+        """Return the last answer to what was sent; raise the first error among the answers."""
         pg = self._pg
         last = None
         error: PGresult | None = None
@@ -197,6 +205,7 @@ class PostgresWire:
         return last
 
     async def _give_up(self) -> None:
+        """Cancel the request under way, and close the connection."""
         try:
             with suppress(psycopg.Error):
                 # Cancel the request, so that the server does not hold its locks any longer.
@@ -215,7 +224,8 @@ class PostgresWire:
         Raises psycopg.OperationalError after `patience` seconds.
         """
         if self._in_loop:
-            in_time = (not writing and self._comes_at_once()) or await self._watch(writing)
+            is_there = not writing and self._comes_at_once()
+            in_time = is_there or await self._watch(writing)
         else:
             # Register it each time: the number of a closed connection's socket may be reused.
             self._poll.register(self._pg.socket, _EITHER if writing else select.POLLIN)
@@ -225,6 +235,9 @@ class PostgresWire:
         self._pg.consume_input()
 
     def _comes_at_once(self) -> bool:
+        """Whether the answer arrives within NEAR seconds, for which the thread waits if the last
+        one did.
+        """
         if self._near:
             socket = self._pg.socket
             self._near = socket < _SELECTABLE and bool(select.select((socket,), (), (), NEAR)[0])
@@ -255,6 +268,7 @@ class PostgresWire:
 
 
 def _set(ready: asyncio.Future[bool], in_time: bool) -> None:
+    """Complete a future, unless it is already done."""
     if not ready.done():
         ready.set_result(in_time)
 
@@ -365,12 +379,14 @@ class WirePool:
             wire.close()
 
     async def _enter(self, *, wait: bool = True) -> bool:
+        """Take one of the places for connections; without `wait`, return False if there is none."""
         places = self._places
         if isinstance(places, threading.Semaphore):
             return places.acquire(wait)
         return (wait or not places.locked()) and await places.acquire()
 
     def _pop(self) -> PostgresWire | None:
+        """Return an idle connection, None if there is none."""
         try:
             return self._idle.pop()
         except IndexError:

@@ -36,6 +36,7 @@ from dagster_adjunct.resources.key_value.segment import (
 from dagster_adjunct.resources.table_backends.sqlite import (
     file_identity,
     prepare_new_file,
+    primary_error_code,
     sqlite_file_error,
 )
 from dagster_adjunct.resources.validation import SecondsOrZero, validated
@@ -177,6 +178,9 @@ class SqliteConnections:
             time.sleep(0.0005)
 
     def _open(self, mode: str) -> FileConnection:
+        """Return a new connection to the file, which must exist for the mode "rw"; the mode "rwc"
+        creates a missing one.
+        """
         with _forking, self._lock:
             self._live += 1
         connection = None
@@ -206,6 +210,9 @@ class SqliteConnections:
         return connection
 
     def _execute_patiently(self, connection: sqlite3.Connection, statement: str) -> None:
+        """Execute a statement, again and again while another connection holds the lock, for up to
+        `busy_timeout` seconds.
+        """
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception(is_busy),
             stop=tenacity.stop_after_delay(self.busy_timeout),
@@ -220,6 +227,7 @@ _forking = threading.Lock()  # held during a fork: no connection is opened meanw
 
 
 def _before_fork() -> None:
+    """Close the connections of all files, and let no new one be opened until the fork is over."""
     _forking.acquire()
     for connections in list(_all):
         connections.close_for_fork()
@@ -234,7 +242,7 @@ def is_busy(error: BaseException) -> bool:
     """Whether the error says that another connection holds SQLite's lock, so that the request
     changed nothing.
     """
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY
+    return isinstance(error, sqlite3.Error) and primary_error_code(error) in _BUSY
 
 
 def translate_sqlite_error(error: sqlite3.Error, path: str, label: str) -> errors.AdjunctError:
@@ -252,7 +260,7 @@ def translate_sqlite_error(error: sqlite3.Error, path: str, label: str) -> error
     of_file = sqlite_file_error(error, path, label)
     if of_file is not None:
         return of_file
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNUSABLE:
+    if primary_error_code(error) in _UNUSABLE:
         next_step = "Check that it is a writable SQLite file, and that its disk has space."
         return errors.TableAccessError(f"{label} can't be used ({error}).", next_step, table=label)
     return errors.TableError(
@@ -359,6 +367,9 @@ class SqliteSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
+        """Apply the changes in one transaction. Raises ConditionsFailed if a condition is not
+        met.
+        """
         write = self._write
         if repeated:
             write = self._repeat
@@ -374,6 +385,7 @@ class SqliteSegment:
             raise ConditionsFailed(failing)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
+        """Return the entries of the keys, all of one moment."""
         if len(keys) == 1:
             query = self._sql.get if values else self._sql.get_version
             asked = (self._partition, keys[0])
@@ -456,17 +468,19 @@ class SqliteSegment:
         for change in changes[start:]:
             if change.expected is not segment.ANYTHING:
                 row = execute(self._sql.get_version, (self._partition, change.key)).fetchone()
-                current |= {} if row is None else {change.key: row[1]}
+                if row is not None:
+                    _, version, _ = row
+                    current[change.key] = version
         return segment.failed_conditions(changes, current, start)
 
     def _commit(self, execute: _Execute) -> None:
+        """Commit the open transaction; ReplyLostError if it is unknown whether it was committed."""
         try:
             execute("COMMIT")
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             # Certainly not committed: another connection has the lock, or the disk is full, so the
             # commit is incomplete in the log.
-            if is_busy(error) or code == sqlite3.SQLITE_FULL:
+            if is_busy(error) or primary_error_code(error) == sqlite3.SQLITE_FULL:
                 raise
             problem = (
                 f"{self._label}: the commit of a write failed ({error}), and whether it was stored"
@@ -524,7 +538,9 @@ class SqliteSegment:
 
 
 def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
-    """Return a page of at most `limit` rows; it ends early once its values have _PAGE_BYTES."""
+    """Return a page of at most `limit` rows (key, version, value); it ends early once its values
+    have _PAGE_BYTES.
+    """
     flat: list[Any] = []
     size = 0.0
     count = _ROWS_ALL_MEASURED
@@ -536,8 +552,9 @@ def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
         if values:
             # Only some of many values are measured: measuring a value takes as long as making its
             # entry.
-            some = part[2 :: 3 * (1 if count < _ROWS_ALL_MEASURED else _SAMPLED)]
-            size += sum(map(len, some)) * (len(part) / 3 / len(some))
+            step = 1 if count < _ROWS_ALL_MEASURED else _SAMPLED
+            measured = part[2 :: 3 * step]  # the values of each `step`th row
+            size += sum(map(len, measured)) * (len(part) / 3 / len(measured))
             count *= 2
             # fetch no more than will fill the page if rows are as large as so far: a value may have
             # 512 MiB
@@ -586,6 +603,7 @@ class SqliteSegments:
         return partial(SqliteSegments, **self.to_dict()), ()
 
     def create(self, table: TableId, partitions: int) -> None:
+        """Create the file and the tables of entries and of recent requests, unless they exist."""
         label = self._label(table)
         name = sql_table_name(table)
         try:
@@ -611,6 +629,7 @@ class SqliteSegments:
         )
 
     def seal(self, table: TableId, partitions: int) -> None:
+        """Let each write fail from now on, by a trigger of the table of requests."""
         name = sql_table_name(table)
         trigger = (
             f"CREATE TRIGGER IF NOT EXISTS {name}_sealed BEFORE INSERT ON {name}_tokens "
@@ -661,4 +680,5 @@ class SqliteSegments:
             raise translate_sqlite_error(error, self.path, self._label(table)) from error
 
     def _label(self, table: TableId) -> str:
+        """Return what errors call the table."""
         return f"key-value table {table} in {self.path}"

@@ -46,6 +46,7 @@ def object_location(store: ObjectStore, key: str) -> str:
 
 
 def _s3_arguments(options: S3Options) -> dict[str, Any]:
+    """Return the arguments of Arrow's file system for a store on S3."""
     from pyarrow import fs
 
     session = new_session()
@@ -97,6 +98,7 @@ class ArrowReadableFile(io.RawIOBase):
     @staticmethod
     @atexit.register
     def _wait_for_arrow() -> None:
+        """Wait at the end of the interpreter until Arrow has released all files, or two seconds."""
         deadline = time.monotonic() + _MAX_EXIT_DELAY
         while _python_files and time.monotonic() < deadline:
             time.sleep(0.001)

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import takewhile
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 from pydantic import AwareDatetime, Field, ValidationError
 
@@ -95,7 +95,9 @@ def encode_document(document: VersionedDocument) -> bytes:
     """Return the document as JSON. Raises `ConfigurationError` for a body that JSON can't hold
     exactly.
     """
-    fields = {name: v.isoformat() if isinstance(v, datetime) else v for name, v in document}
+    fields = {}
+    for name, value in document:
+        fields[name] = value.isoformat() if isinstance(value, datetime) else value
     try:
         text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
@@ -272,9 +274,26 @@ class ManifestCache:
             self._size -= len(self._kept.pop(of_log.popleft(), b""))
 
     def _clear(self) -> None:
+        """Forget all manifests."""
         self._kept = {}
         self._of_log = {}
         self._size = 0
+
+
+class _StoredPointer(NamedTuple):
+    """The pointer of a log, with the ETag of its object."""
+
+    pointer: Pointer
+    etag: str
+
+
+class _Outcome(NamedTuple):
+    """Whether a commit happened, and the pointer's ETag after it, None if others have committed
+    since.
+    """
+
+    happened: bool
+    etag: str | None = None
 
 
 class CommitLog:
@@ -301,6 +320,7 @@ class CommitLog:
 
     @property
     def pointer_key(self) -> str:
+        """The key of the pointer, `CURRENT`."""
         return f"{self.prefix}/CURRENT"
 
     def pointer_etag(self) -> str | None:
@@ -319,7 +339,7 @@ class CommitLog:
         found = self._read_pointer()
         if found is None:
             return None
-        return self._read_current(*found)
+        return self._read_current(found)
 
     def head(self) -> Commit | None:
         """Return the current commit from the pointer alone, to commit after one whose manifest is
@@ -331,10 +351,8 @@ class CommitLog:
         found = self._read_pointer()
         if found is None:
             return None
-        pointer, etag = found
-        return Commit(
-            pointer.number, pointer.commit, None, pointer.manifest, _UNKNOWN_TIME, "", {}, etag
-        )
+        at = found.pointer
+        return Commit(at.number, at.commit, None, at.manifest, _UNKNOWN_TIME, "", {}, found.etag)
 
     def commits_before(self, number: int) -> Iterator[Commit]:
         """Yield the readable commits before this number, newest first, by listing the manifests.
@@ -377,6 +395,7 @@ class CommitLog:
         return _commit_of(manifest, manifest_key)
 
     def _read_manifest(self, manifest_key: str) -> bytes:
+        """Return the bytes of a manifest, from the cache if it is kept."""
         return self._kept.find(manifest_key) or self.store.get(manifest_key).data
 
     def history(self, limit: int | None = None) -> Iterator[Commit]:
@@ -396,13 +415,16 @@ class CommitLog:
         found = self._read_pointer()
         if found is None:
             return []
-        pointer, _ = found
-        if pointer.number <= MANIFESTS_KEPT:
+        current = found.pointer.number
+        if current <= MANIFESTS_KEPT:
             return []
-        oldest = self.manifest_key(pointer.number - MANIFESTS_KEPT, "0")
+        first_kept = self.manifest_key(current - MANIFESTS_KEPT, "0")
+
+        def is_old(item: ObjectInfo) -> bool:
+            return item.key < first_kept and item.modified <= limit
+
         # Oldest first: of a long history, only the beginning is listed.
-        listed = self.store.list(f"{self.prefix}/manifests/")
-        return list(takewhile(lambda item: item.key < oldest and item.modified <= limit, listed))
+        return list(takewhile(is_old, self.store.list(f"{self.prefix}/manifests/")))
 
     def commit(
         self,
@@ -528,7 +550,10 @@ class CommitLog:
             try:
                 return put_after(self.store, self.pointer_key, data, expected)
             except errors.RunLeaseLostError:  # nothing was sent
-                if problem is None or not self._resolve_outcome(expected, pointer, problem)[0]:
+                if (
+                    problem is None
+                    or not self._resolve_outcome(expected, pointer, problem).happened
+                ):
                     raise
                 return None
             except (
@@ -536,25 +561,21 @@ class CommitLog:
                 errors.PreconditionFailedError,
                 errors.TransientError,
             ) as error:
-                if (
-                    problem is None
-                    and isinstance(error, errors.StoreUnavailableError)
-                    and error.without_effect
-                ):
+                if problem is None and _had_no_effect(error):
                     raise
                 # Even then our commit may have happened, if the request was repeated on its way.
                 problem = error
-            won, etag = self._resolve_outcome(expected, pointer, problem)
-            if won:
-                return etag
+            outcome = self._resolve_outcome(expected, pointer, problem)
+            if outcome.happened:
+                return outcome.etag
             _back_off(attempt)  # the pointer is still our parent's: repeat the same request
         raise self._unknown_error(pointer, problem)
 
     def _resolve_outcome(
         self, expected: str | None, pointer: Pointer, problem: Exception
-    ) -> tuple[bool, str | None]:
-        """Find out whether our commit happened: return (True, ETag if known) if so, (False, None)
-        to retry it.
+    ) -> _Outcome:
+        """Return whether our commit, whose request failed with `problem`, happened; if not, it may
+        be retried.
 
         Raises CommitConflictError if it did not happen and can't, CommitStateUnknownError if that
         is unknown.
@@ -563,17 +584,16 @@ class CommitLog:
             found = self._read_pointer()
             if found is None:
                 if expected is None:
-                    return False, None
+                    return _Outcome(happened=False)
                 raise self._conflict_error(pointer, "nothing")
-            now, etag = found
+            now = found.pointer
             if now.commit == pointer.commit and now.number == pointer.number:
-                return True, etag
-            if etag == expected:
-                return False, None
-            if now.number > pointer.number and self._descends_from(
-                self._read_current(now, etag), pointer
-            ):
-                return True, None
+                return _Outcome(happened=True, etag=found.etag)
+            if found.etag == expected:
+                return _Outcome(happened=False)
+            is_later = now.number > pointer.number
+            if is_later and self._descends_from(self._read_current(found), pointer):
+                return _Outcome(happened=True)
         except (
             errors.TransientError,
             errors.ObjectNotFoundError,
@@ -583,6 +603,9 @@ class CommitLog:
         raise self._conflict_error(pointer, f"number {now.number} ({now.commit})")
 
     def _descends_from(self, commit: Commit, pointer: Pointer) -> bool:
+        """Whether a commit is, or follows, the one that the pointer names. Raises
+        ObjectNotFoundError if the commits between them were deleted.
+        """
         while commit.number > pointer.number:
             parent = self._parent_of(commit)
             if parent is None:
@@ -592,6 +615,9 @@ class CommitLog:
         return commit.id == pointer.commit
 
     def _conflict_error(self, pointer: Pointer, found: str) -> errors.CommitConflictError:
+        """Return the error for a commit that another one preceded; `found` is what the pointer
+        names.
+        """
         problem = (
             f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found}, expected"
             f" number {pointer.number - 1}."
@@ -603,6 +629,7 @@ class CommitLog:
     def _unknown_error(
         self, pointer: Pointer, error: Exception | None
     ) -> errors.CommitStateUnknownError:
+        """Return the error for a commit of which nobody knows whether it happened."""
         problem = (
             f"commit {pointer.number} of {self.prefix} may or may not have happened:"
             f" {self.store.url} did not confirm it ({error})."
@@ -610,7 +637,7 @@ class CommitLog:
         step = f"Check whether {pointer.commit!r} is in the history before you retry."
         return errors.CommitStateUnknownError(problem, step, prefix=self.prefix)
 
-    def _read_pointer(self) -> tuple[Pointer, str] | None:
+    def _read_pointer(self) -> _StoredPointer | None:
         """Return the pointer and its ETag, None before the first commit."""
         try:
             stored = self.store.get(self.pointer_key)
@@ -629,29 +656,31 @@ class CommitLog:
                 f" {self.kind!r} and {expected!r}."
             )
             raise errors.MalformedDocumentError(problem, next_step, document=where)
-        return pointer, stored.etag
+        return _StoredPointer(pointer, stored.etag)
 
-    def _read_current(self, pointer: Pointer, etag: str) -> Commit:
+    def _read_current(self, found: _StoredPointer) -> Commit:
+        """Return the commit that this pointer names, or that the pointer names now if others have
+        committed since.
+        """
         try:
-            commit = self.read(pointer.manifest)
+            commit = self.read(found.pointer.manifest)
         except errors.ObjectNotFoundError:
-            found = self._read_pointer()
-            if found is not None:
-                now, etag_now = found
-                if now != pointer:  # others have committed, and the old manifest was deleted
-                    return self._read_current(now, etag_now)
+            now = self._read_pointer()
+            if now is not None and now.pointer != found.pointer:
+                return self._read_current(now)  # the old manifest was deleted
             problem = (
-                f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r},"
-                " which is missing."
+                f"pointer {self.pointer_key!r} in {self.store.url} names"
+                f" {found.pointer.manifest!r}, which is missing."
             )
             step = (
                 "Restore that object from a backup or an older object version; older commits under"
                 f" {self.prefix}/manifests/ are intact."
             )
             raise errors.MalformedDocumentError(problem, step, document=self.pointer_key) from None
-        return replace(commit, etag=etag)
+        return replace(commit, etag=found.etag)
 
     def _parent_of(self, commit: Commit) -> Commit | None:
+        """Return the commit before this one; None for the first, or if its manifest was deleted."""
         if commit.parent is None:
             return None
         try:
@@ -671,9 +700,9 @@ class CommitLog:
             return parent.etag
         found = self._read_pointer()
         if found is not None:
-            pointer, etag = found
-            if (pointer.commit, pointer.number) == (parent.id, parent.number):
-                return etag
+            now = found.pointer
+            if now.commit == parent.id and now.number == parent.number:
+                return found.etag
         problem = (
             f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current one."
         )
@@ -687,8 +716,14 @@ class CommitLog:
 
 
 def _commit_of(manifest: Manifest, key: str) -> Commit:
+    """Return the commit in a manifest with this key."""
     m = manifest
     return Commit(m.number, m.commit, m.parent, key, m.created_at, m.by, m.body)
+
+
+def _had_no_effect(error: errors.AdjunctError) -> bool:
+    """Whether the request that failed surely changed nothing."""
+    return isinstance(error, errors.StoreUnavailableError) and bool(error.without_effect)
 
 
 def commit_number(manifest_key: str) -> int:
@@ -704,6 +739,7 @@ def put_after(store: ObjectStore, key: str, data: bytes, etag: str | None) -> st
 
 
 def _back_off(attempt: int) -> None:
+    """Sleep before the next attempt; the pause doubles with each, up to two seconds."""
     # With jitter, so that the same writers do not collide again.
     time.sleep(random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))
 
@@ -796,8 +832,10 @@ def exclude_newer_manifests(log: CommitLog, commit: Commit, keys: Collection[str
     manifests = f"{log.prefix}/manifests/"
 
     def stays(key: str) -> bool:
+        if key == commit.manifest_key:
+            return True
         number = key.removeprefix(manifests)[:12]
-        later = number.isdecimal() and int(number) > commit.number
-        return key == commit.manifest_key or (key.startswith(manifests) and later)
+        is_later = number.isdecimal() and int(number) > commit.number
+        return key.startswith(manifests) and is_later
 
     return [key for key in keys if not stays(key)]

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -43,7 +43,7 @@ from dagster_adjunct.resources.objects.store import (
     guard_store,
     read_store_clock,
 )
-from dagster_adjunct.resources.times import Deadline, machine_id, read_clocks
+from dagster_adjunct.resources.times import Clocks, Deadline, machine_id, read_clocks
 
 TRUSTED_SHARE = 0.9
 """The share of its time to live for which the owner trusts a heartbeat: stores round times to
@@ -95,9 +95,7 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def write(
-        self, write: Callable[[bytes], str], began: tuple[float, float] | None = None
-    ) -> None:
+    def write(self, write: Callable[[bytes], str], began: Clocks | None = None) -> None:
         """Create the object by `write`, which returns its ETag. `began` is the time before that,
         by default now.
         """
@@ -145,7 +143,8 @@ class Heartbeat:
                 # Otherwise the write came too late: others may have seen the object expire.
                 self._set_deadline(began)
 
-    def _set_deadline(self, began: tuple[float, float]) -> None:
+    def _set_deadline(self, began: Clocks) -> None:
+        """Trust the heartbeat that was sent at this time for most of its time to live."""
         self.deadline = Deadline(began, TRUSTED_SHARE * self._ttl.total_seconds())
         self.on_renewal(self.deadline)
 
@@ -167,6 +166,9 @@ class Heartbeat:
         self._last.put(remove)
 
     def _rewrite(self, etag: str) -> str:
+        """Rewrite the object if it has this ETag, or was our own write with a lost reply; return
+        why it is lost, "" if it is not.
+        """
         try:
             self._etag = self._store.put_if_match(self._key, self._body(), etag)
         except (PreconditionFailedError, ObjectNotFoundError):
@@ -180,6 +182,7 @@ class Heartbeat:
         return ""
 
     def _run(self) -> None:
+        """Renew the object until the heartbeat is ended or lost; runs in the background thread."""
         while True:
             try:
                 remove = self._last.get(timeout=self._ttl.total_seconds() / 4)
@@ -377,11 +380,12 @@ class Fence:
         stored = read_dated(self._store, self._key)
         if stored is None:
             raise lease_lost_error(self.application, self.run, "it was removed")
-        problem = self._describe_loss(stored[0])
+        problem = self._describe_loss(stored.data)
         if problem:
             raise lease_lost_error(self.application, self.run, problem)
-        age = read_store_clock(self._store, f"{self._key.rpartition('/')[0]}/clock") - stored[1]
-        return TRUSTED_SHARE * _Lease.model_validate_json(stored[0]).ttl - age.total_seconds()
+        now = read_store_clock(self._store, f"{self._key.rpartition('/')[0]}/clock")
+        age = now - stored.written_at
+        return TRUSTED_SHARE * _Lease.model_validate_json(stored.data).ttl - age.total_seconds()
 
     def _describe_loss(self, data: bytes) -> str:
         """Return why the stored lease is not that of this run, "" if it is."""
@@ -411,6 +415,7 @@ def _unpickle(
     deadline: Deadline | None,
     machine: str,
 ) -> Fence:
+    """Return the fence in a task; a deadline counts only on the machine that has set it."""
     if not machine or machine != machine_id():  # its clock says nothing here
         deadline = None
     opened = store.open()
@@ -419,8 +424,15 @@ def _unpickle(
     )
 
 
-def read_dated(store: ObjectStore, key: str) -> tuple[bytes, datetime] | None:
-    """Return an object and when it was written, by the store's clock; None if there is none."""
+class DatedObject(NamedTuple):
+    """The bytes of an object, and when it was written, by the store's clock."""
+
+    data: bytes
+    written_at: datetime
+
+
+def read_dated(store: ObjectStore, key: str) -> DatedObject | None:
+    """Return the object of this key with the time when it was written; None if there is none."""
     while True:
         try:
             stored = store.get(key)
@@ -428,7 +440,7 @@ def read_dated(store: ObjectStore, key: str) -> tuple[bytes, datetime] | None:
         except errors.ObjectNotFoundError:
             return None
         if info is not None and info.etag == stored.etag:
-            return stored.data, info.modified
+            return DatedObject(stored.data, info.modified)
 
 
 def fenced_store(store: ObjectStore, fence: Fence) -> ObjectStore:

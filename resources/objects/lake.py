@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, model_validator
@@ -175,6 +175,7 @@ class LakeSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _kms_key_needs_kms(self) -> Self:
+        """Reject a KMS key for objects that are not encrypted by KMS."""
         if self.sse_kms_key_id and self.sse not in ("aws:kms", "aws:kms:dsse"):
             raise ValueError('sse_kms_key_id needs sse "aws:kms" or "aws:kms:dsse"')
         return self
@@ -187,7 +188,7 @@ class LakeSettings(BaseSettings):
 def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> ObjectStore:
     """Return the store at a lake's URL (default: ADJUNCT_LAKE, else `.adjunct/lake`)."""
     named = os.fspath(url) if url is not None else os.environ.get("ADJUNCT_LAKE") or DEFAULT_LAKE
-    place, options = _parse_lake_url(named, settings)
+    place, options = _read_lake_url(named, settings)
     try:
         place.encode()
     except UnicodeEncodeError:
@@ -197,7 +198,10 @@ def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> Ob
     return describe_store(place, options).open()
 
 
-def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
+def _read_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
+    """Return where the lake's store is, as `describe_store` takes it, and the options of S3, None
+    for other stores. Raises ConfigurationError.
+    """
     if not isinstance(url, str) or not url.strip():
         problem = (
             f"lake {url!r} is not a URL: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER."
@@ -234,58 +238,68 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
     found = _find_url_problem(url, schemes)
     if found is None:
         return
-    problem, right = found
     if "@" in url:
-        problem = f"the URL of the {what}, which is not shown as it may contain a login, {problem}."
+        problem = (
+            f"the URL of the {what}, which is not shown as it may contain a login, {found.problem}."
+        )
         step = f"Write it as in {_FORMS['s3']}, and give credentials by boto3's own chain."
         raise errors.ConfigurationError(problem, step, argument="url")
     or_folder = ""
     if url == url.strip():
         or_folder = f", or ./{url} for a folder of this very name"
     raise errors.ConfigurationError(
-        f"{what} {url!r} {problem}.", f"Write {right}{or_folder}.", argument="url"
+        f"{what} {url!r} {found.problem}.", f"Write {found.right}{or_folder}.", argument="url"
     )
 
 
-def _find_url_problem(url: str, schemes: Sequence[str]) -> tuple[str, str] | None:
-    """Return what is wrong with a store's URL, and a right form; None if it may be right."""
+class _UrlProblem(NamedTuple):
+    """What is wrong with a URL, as the end of a sentence about it, and what is right."""
+
+    problem: str
+    right: str
+
+
+def _find_url_problem(url: str, schemes: Sequence[str]) -> _UrlProblem | None:
+    """Return what is wrong with a store's URL; None if it may be right."""
     if url != url.strip() or url[:1] in ("'", '"'):
-        return "begins or ends with a space or a quotation mark", url.strip(" \t\n\r'\"")
+        problem = "begins or ends with a space or a quotation mark"
+        return _UrlProblem(problem, url.strip(" \t\n\r'\""))
     if _WINDOWS.match(url):
-        return "is a Windows path", "the folder as this machine names it, with slashes"
-    right = " or ".join(form for kind, form in _FORMS.items() if kind in schemes)
+        right = "the folder as this machine names it, with slashes"
+        return _UrlProblem("is a Windows path", right)
+    forms = " or ".join(form for kind, form in _FORMS.items() if kind in schemes)
     if _NO_COLON.match(url):
         scheme, _, rest = url.partition("//")
         if scheme.lower() in schemes and scheme.lower() != "file":
-            right = f"{scheme.lower()}://{rest}"
-        return "has no colon after its scheme", right
+            forms = f"{scheme.lower()}://{rest}"
+        return _UrlProblem("has no colon after its scheme", forms)
     named = _URL.match(url)
     if named is None:
         return None
-    return _find_scheme_problem(url, schemes, named, right)
+    return _find_scheme_problem(url, schemes, named, forms)
 
 
 def _find_scheme_problem(
-    url: str, schemes: Sequence[str], named: re.Match[str], right: str
-) -> tuple[str, str] | None:
-    """Return what is wrong with a URL's scheme or the slashes after it, and a right form; None if
-    nothing is. `right` has all right forms.
+    url: str, schemes: Sequence[str], named: re.Match[str], forms: str
+) -> _UrlProblem | None:
+    """Return what is wrong with a URL's scheme or the slashes after it; None if nothing is. `forms`
+    are the right forms of URLs.
     """
     scheme = named["scheme"]
     slashes = named["slashes"]
     if scheme not in schemes:
         if slashes or scheme.lower() in schemes:
-            return f"has the unknown scheme {scheme!r}", right
+            return _UrlProblem(f"has the unknown scheme {scheme!r}", forms)
         return None
     if scheme == "file":
         if not slashes or urlsplit(url).netloc not in ("", "localhost"):
-            return "names a host, or not an absolute folder", _FORMS["file"]
+            return _UrlProblem("names a host, or not an absolute folder", _FORMS["file"])
         return None
     right = f"{scheme}://{url[named.end() :]}"
     if not slashes:
-        return "has no slashes after its scheme: expected two", right
+        return _UrlProblem("has no slashes after its scheme: expected two", right)
     if len(slashes) == 1:
-        return "has one slash after its scheme: expected two", right
+        return _UrlProblem("has one slash after its scheme: expected two", right)
     return None
 
 
@@ -466,4 +480,5 @@ def lake_in(store: ObjectStore, *, shared: bool = False, run_ttl: timedelta = RU
 
 
 def _reopen(descriptor: StoreDescriptor, lake_id: str, shared: bool) -> Lake:
+    """Return an unpickled lake."""
     return Lake(descriptor.open(), lake_id, shared=shared)

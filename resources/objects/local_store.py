@@ -110,10 +110,12 @@ class LocalStore(ObjectStore):
 
     @_translates_os_errors
     def _object_info(self, key: str) -> ObjectInfo | None:
+        """Return the metadata of a listed file; None if it was deleted since."""
         # Files with other names than `check_key` accepts too.
         return _object_info(key, self._root / key)
 
     def _keys(self, prefix: str) -> tuple[str, ...]:
+        """Return all keys that begin with the prefix, sorted."""
         folder = self._root / prefix.rpartition("/")[0]
         keys = []
         for parent, folders, files in os.walk(folder, onerror=self._raise_unless_missing):
@@ -203,6 +205,7 @@ class LocalStore(ObjectStore):
         return self._staging
 
     def _path(self, key: str) -> Path:
+        """Return the path of an object. Raises InvalidNameError for an unsafe key."""
         return self._root / store.check_key(key)
 
     def _raise_unless_missing(self, error: OSError) -> None:
@@ -211,13 +214,12 @@ class LocalStore(ObjectStore):
 
         Ignores that a folder is missing.
         """
-        missing = (
-            isinstance(error, FileNotFoundError | NotADirectoryError) and not self._root.is_file()
-        )
-        if not missing:
+        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        if not is_missing or self._root.is_file():
             raise self._translate_os_error(error, "what is below it") from error
 
     def _translate_os_error(self, error: OSError, what: str) -> errors.AdjunctError:
+        """Return Adjunct's error for an error of the file system; `what` names the object."""
         # Path.exists() raises where this user may not look.
         exists = os.path.exists(self._root)  # noqa: PTH110
         if exists and not self._root.is_dir():
@@ -244,6 +246,7 @@ class LocalStore(ObjectStore):
         )
 
     def _open(self, key: str) -> BufferedReader:
+        """Open the file of an object. Raises ObjectNotFoundError."""
         try:
             return self._path(key).open("rb")
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -252,13 +255,13 @@ class LocalStore(ObjectStore):
             raise store.object_missing_error(self.url, key) from None
 
     def _prepare(self, key: str) -> None:
+        """Make the internal folders before the object `key` is written. Raises LakeNotFoundError if
+        the lake was deleted while the store was in use.
+        """
         if self._ready and self._staging.is_dir():
             return
-        if (
-            self._ready
-            and not key.startswith(PROBE_PREFIX)
-            and not (self._root / LAKE_DOCUMENT).exists()
-        ):
+        may_create = not self._ready or key.startswith(PROBE_PREFIX)
+        if not may_create and not (self._root / LAKE_DOCUMENT).exists():
             problem = f"the lake at {self.url} was deleted since it was opened."
             raise errors.LakeNotFoundError(
                 problem, "Open it again: the first write creates a new lake.", url=self.url
@@ -282,11 +285,13 @@ class LocalStore(ObjectStore):
                     path.unlink()
 
     def _new_temporary(self, key: str) -> Path:
+        """Return the path of a new temporary file for the object `key`."""
         self._prepare(key)
         return self._staging / f"{uuid.uuid4().hex}.tmp"
 
     @contextlib.contextmanager
     def _temporary_file(self, key: str, data: bytes) -> Iterator[Path]:
+        """Provide a synced temporary file with this data within the context."""
         path = self._new_temporary(key)
         try:
             with path.open("xb") as file:
@@ -311,6 +316,7 @@ class LocalStore(ObjectStore):
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def _create(self, temporary: Path, path: Path, key: str) -> str:
+        """Give a temporary file its name, unless that exists, and return its ETag."""
         etag = _etag_of(temporary)
         while True:
             try:
@@ -324,6 +330,7 @@ class LocalStore(ObjectStore):
                 # Otherwise a delete removed the empty folder that we had just created.
 
     def _link(self, temporary: Path, path: Path, key: str) -> None:
+        """Link a temporary file to its name. Raises ObjectExistsError if that exists."""
         try:
             os.link(temporary, path)
         except FileNotFoundError:
@@ -342,6 +349,7 @@ class LocalStore(ObjectStore):
             ) from error
 
     def _replace(self, temporary: Path, path: Path, key: str) -> str:
+        """Give a temporary file its name, in place of an existing file, and return its ETag."""
         etag = _etag_of(temporary)
         while True:
             try:
@@ -367,6 +375,9 @@ class LocalStore(ObjectStore):
             os.close(folder)
 
     def _make_folder(self, path: Path, key: str) -> None:
+        """Make the folder of an object. Raises ConfigurationError if a part of its path
+        is a file.
+        """
         while True:
             try:
                 return path.parent.mkdir(parents=True, exist_ok=True)
@@ -377,10 +388,14 @@ class LocalStore(ObjectStore):
                 # that it is one.
 
     def _raise_if_folder(self, path: Path, key: str) -> None:
+        """Raise ConfigurationError if there is a folder where the object would be."""
         if path.is_dir():
             raise self._folder_error(key, "it is the folder of other objects")
 
     def _folder_error(self, key: str, reason: str) -> errors.ConfigurationError:
+        """Return the error for a key whose place is taken by a folder, or whose folder
+        by a file.
+        """
         problem = f"object {key!r} can't be stored in {self.url}: {reason}."
         step = "Use keys of which none is the folder of another."
         return errors.ConfigurationError(problem, step, url=self.url, key=key)
@@ -402,6 +417,7 @@ class LocalStore(ObjectStore):
 
 
 def _object_info(key: str, path: Path) -> ObjectInfo | None:
+    """Return the metadata of a file as those of an object; None if there is no such file."""
     try:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
@@ -424,6 +440,7 @@ def _etag_of(path: Path) -> str:
 
 
 def _etag(data: bytes, stat: os.stat_result) -> str:
+    """Return the ETag of a file; `data` is its content, which is ignored for a large one."""
     if stat.st_size <= _HASHED_SIZE:
         return hashlib.blake2b(data, digest_size=16).hexdigest()
     return f"{stat.st_size:x}-{stat.st_ino:x}-{stat.st_mtime_ns:x}"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.exceptions import ConnectionError as EndpointError
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Fmt: skip.
 _THROTTLED = {
     "SlowDown",
     "Throttling",
@@ -74,7 +73,7 @@ class S3Request:
     `key` is the first.
     """
 
-    request: str
+    action: str  # such as "GET"
     url: str | None = None  # of the store
     key: str | None = None
     more: int = 0  # keys besides the first
@@ -84,11 +83,11 @@ class S3Request:
         if self.more:
             more = f" and {self.more} more"
         if self.key is None:
-            return self.request
-        return f"{self.request} of {self.key!r}{more} in {self.url}"
+            return self.action
+        return f"{self.action} of {self.key!r}{more} in {self.url}"
 
 
-def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> errors.AdjunctError:
+def _translate_error(error: ClientError | BotoCoreError, request: S3Request) -> errors.AdjunctError:
     """Return the Adjunct error for a botocore error.
 
     `StoreBusyError` means that nothing was done, plain `StoreUnavailableError` that the outcome is
@@ -99,12 +98,12 @@ def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> err
         answer = _describe_answer(error)
         if stale:
             return StaleCredentialsError(
-                f"{what} was answered {answer}: {stale}.", step, url=what.url, key=what.key
+                f"{request} was answered {answer}: {stale}.", step, url=request.url, key=request.key
             )
-        return _translate_response(error, what, answer)
+        return _translate_response(error, request, answer)
     if stale:
-        problem = f"{what} could not be sent: {stale} ({type(error).__name__}: {error})."
-        return StaleCredentialsError(problem, step, url=what.url, key=what.key)
+        problem = f"{request} could not be sent: {stale} ({type(error).__name__}: {error})."
+        return StaleCredentialsError(problem, step, url=request.url, key=request.key)
     if isinstance(error, EndpointError | HTTPClientError | IncompleteReadError):
         kind: type[errors.StoreUnavailableError | errors.ConfigurationError] = (
             errors.StoreUnavailableError
@@ -119,11 +118,15 @@ def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> err
             " ADJUNCT_S3_ENDPOINT, …)."
         )
     return kind(
-        f"{what} {problem}: {type(error).__name__}: {error}", step, url=what.url, key=what.key
+        f"{request} {problem}: {type(error).__name__}: {error}",
+        step,
+        url=request.url,
+        key=request.key,
     )
 
 
 def _status(error: ClientError) -> int:
+    """Return the HTTP status of an answer, 0 without one."""
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
@@ -138,7 +141,8 @@ def _describe_answer(error: ClientError) -> str:
     return f"{status} {code}"
 
 
-def _translate_response(error: ClientError, what: S3Request, answer: str) -> errors.AdjunctError:
+def _translate_response(error: ClientError, request: S3Request, answer: str) -> errors.AdjunctError:
+    """Return the Adjunct error for a rejected request; `answer` is its status and code as text."""
     details = error.response.get("Error", {})
     code = str(details.get("Code", ""))
     message = str(details.get("Message", ""))
@@ -147,12 +151,13 @@ def _translate_response(error: ClientError, what: S3Request, answer: str) -> err
     def translated(
         kind: type[errors.AdjunctError], step: str, reason: str = "", **about: str | None
     ) -> errors.AdjunctError:
-        return kind(f"{what} was answered {answer}{reason and ': '}{reason}.", step, **about)
+        because = f": {reason}" if reason else ""
+        return kind(f"{request} was answered {answer}{because}.", step, **about)
 
-    url = what.url
-    key = what.key
+    url = request.url
+    key = request.key
     if status == 404 or code in ("NoSuchBucket", "NoSuchUpload"):
-        return _missing_error(code, what, translated)
+        return _missing_error(code, request, translated)
     if code in _THROTTLED or status == 429:
         return translated(
             StoreBusyError, "Lower the request rate, then run it again.", url=url, key=key
@@ -179,29 +184,30 @@ def _translate_response(error: ClientError, what: S3Request, answer: str) -> err
 
 
 def _missing_error(
-    code: str, what: S3Request, translated: Callable[..., errors.AdjunctError]
+    code: str, request: S3Request, translated: Callable[..., errors.AdjunctError]
 ) -> errors.AdjunctError:
+    """Return the error for a missing bucket, upload or object."""
     if code == "NoSuchBucket":
         step = "Create it, or correct the URL."
         reason = "the bucket does not exist"
-        return translated(errors.ConfigurationError, step, reason, url=what.url)
+        return translated(errors.ConfigurationError, step, reason, url=request.url)
     if code == "NoSuchUpload":
-        return translated(UploadGoneError, "Run it again.", url=what.url, key=what.key)
+        return translated(UploadGoneError, "Run it again.", url=request.url, key=request.key)
     step = "Check the URL, and whether the object was deleted."
-    return translated(errors.ObjectNotFoundError, step, key=what.key)
+    return translated(errors.ObjectNotFoundError, step, key=request.key)
 
 
-def send_request(what: S3Request, request: Callable[[], T]) -> T:
+def send_request(request: S3Request, send: Callable[[], T]) -> T:
     """Send one request and return its result; translate its errors."""
     try:
-        return request()
+        return send()
     except (ClientError, BotoCoreError) as error:
-        raise _translate_error(error, what) from error
+        raise _translate_error(error, request) from error
 
 
 def retry_request(
-    what: S3Request,
-    request: Callable[[], T],
+    request: S3Request,
+    send: Callable[[], T],
     attempts: int,
     on: type[errors.StoreUnavailableError] = errors.StoreUnavailableError,
 ) -> T:
@@ -213,7 +219,7 @@ def retry_request(
         stop=stop_after_attempt(attempts),
         wait=wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE),
         reraise=True,
-    )(partial(send_request, what, request))
+    )(partial(send_request, request, send))
 
 
 def head_object(client: S3Client, **at: Any) -> Any:
@@ -261,7 +267,7 @@ def upload_multipart(
     at: dict[str, Any],
     extra: dict[str, Any],
     options: S3Options,
-    what: S3Request,
+    request: S3Request,
 ) -> str:
     """Create the object from the file by a multipart upload and return its ETag.
 
@@ -274,23 +280,25 @@ def upload_multipart(
     size = path.stat().st_size
     part_size = max(options.part_size, -(-size // _MOST_PARTS))
     upload_id = retry_request(
-        what, partial(client.create_multipart_upload, **at, **extra), options.attempts
+        request, partial(client.create_multipart_upload, **at, **extra), options.attempts
     )["UploadId"]
     try:
         parts = _send_parts(
-            client, path, size, part_size, {**at, "UploadId": upload_id}, options, what
+            client, path, size, part_size, {**at, "UploadId": upload_id}, options, request
         )
         whole: Any = {
             "UploadId": upload_id,
             "MultipartUpload": {"Parts": parts},
             "IfNoneMatch": "*",
         }
-        return send_request(what, partial(client.complete_multipart_upload, **at, **whole))["ETag"]
+        return send_request(request, partial(client.complete_multipart_upload, **at, **whole))[
+            "ETag"
+        ]
     except BaseException:
         # Also decides the outcome after a lost reply: a completed upload can't be aborted, nor vice
         # versa.
         with suppress(errors.AdjunctError):
-            send_request(what, partial(client.abort_multipart_upload, **at, UploadId=upload_id))
+            send_request(request, partial(client.abort_multipart_upload, **at, UploadId=upload_id))
         raise
 
 
@@ -301,15 +309,18 @@ def _send_parts(
     part_size: int,
     at: dict[str, Any],
     options: S3Options,
-    what: S3Request,
+    request: S3Request,
 ) -> list[Any]:
+    """Upload a file in parts and return what completes the upload: their numbers and ETags."""
     file = os.open(path, os.O_RDONLY)
 
     def send(number: int) -> dict[str, Any]:
         # Read inside the thread, so that only the parts in flight are in memory.
         data = os.pread(file, part_size, (number - 1) * part_size)
         answer = retry_request(
-            what, partial(client.upload_part, **at, PartNumber=number, Body=data), options.attempts
+            request,
+            partial(client.upload_part, **at, PartNumber=number, Body=data),
+            options.attempts,
         )
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
@@ -321,6 +332,13 @@ def _send_parts(
 
 # Every create has a unique token, which identifies our own object after a lost reply.
 _TOKEN = "adjunct-write"
+
+
+class _Connected(NamedTuple):
+    """The client of the process with this id."""
+
+    process: int
+    client: S3Client
 
 
 class S3Store(ObjectStore):
@@ -346,7 +364,7 @@ class S3Store(ObjectStore):
             self._prefix = f"{store.check_key(prefix)}/"
         self._options = options or S3Options()
         self._lock = threading.Lock()
-        self._connected: tuple[int, S3Client] | None = None
+        self._connected: _Connected | None = None
 
     @property
     def url(self) -> str:
@@ -357,27 +375,27 @@ class S3Store(ObjectStore):
         return S3Descriptor(self.url, self._options)
 
     def get(self, key: str) -> StoredObject:
-        def request() -> StoredObject:
+        def send() -> StoredObject:
             answer = self._client().get_object(**self._at(key))
             return StoredObject(answer["Body"].read(), answer["ETag"])
 
-        return self._send("GET", key, request)
+        return self._send("GET", key, send)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        def request() -> bytes:
+        def send() -> bytes:
             try:
                 answer = self._client().get_object(
                     **self._at(key), Range=f"bytes={start}-{start + length - 1}"
                 )
             except ClientError as error:
-                if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 416:
+                if _status(error) != 416:
                     raise
                 return b""  # the range begins at or after the object's end
             return answer["Body"].read()[:length]
 
         if length <= 0:
             return self.get(key).data[:0]
-        return self._send("GET of a range", key, request)
+        return self._send("GET of a range", key, send)
 
     def head(self, key: str) -> ObjectInfo | None:
         answer = self._head(key)
@@ -395,7 +413,7 @@ class S3Store(ObjectStore):
     def download(self, key: str, path: Path) -> None:
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
 
-        def request() -> None:
+        def send() -> None:
             body = self._client().get_object(**self._at(key))["Body"]
             with temporary.open("wb") as file:
                 for chunk in body.iter_chunks(1024 * 1024):
@@ -403,7 +421,7 @@ class S3Store(ObjectStore):
 
         with errors.translate_file_errors(path.parent, f"a copy of object {key!r} in {self.url}"):
             try:
-                self._send("GET", key, request)
+                self._send("GET", key, send)
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -418,10 +436,10 @@ class S3Store(ObjectStore):
         )
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        what = S3Request("PUT with If-Match", self.url, key)
+        request = S3Request("PUT with If-Match", self.url, key)
         try:
             return retry_request(
-                what,
+                request,
                 partial(self._put, key, data, IfMatch=etag),
                 self._options.attempts,
                 StoreBusyError,
@@ -438,9 +456,9 @@ class S3Store(ObjectStore):
         def send() -> str:
             if path.stat().st_size >= self._options.multipart_threshold:
                 extra = {**self._encryption(), "Metadata": {_TOKEN: token}}
-                what = S3Request("upload", self.url, key)
+                request = S3Request("upload", self.url, key)
                 return upload_multipart(
-                    self._client(), path, self._at(key), extra, self._options, what
+                    self._client(), path, self._at(key), extra, self._options, request
                 )
             with path.open("rb") as file:
                 return self._put(key, file, IfNoneMatch="*", Metadata={_TOKEN: token})
@@ -455,9 +473,9 @@ class S3Store(ObjectStore):
         for start in range(0, len(all_of_them), 1000):
             some = all_of_them[start : start + 1000]
             objects = [{"Key": self._at(key)["Key"]} for key in some]
-            what = S3Request("DELETE", self.url, some[0], len(some) - 1)
+            request = S3Request("DELETE", self.url, some[0], len(some) - 1)
             retry_request(
-                what, partial(self._delete_objects, what, objects), self._options.attempts
+                request, partial(self._delete_objects, request, objects), self._options.attempts
             )
 
     def spark_uri(self, key: str) -> str:
@@ -480,11 +498,11 @@ class S3Store(ObjectStore):
         `token` is in the object's metadata: if an existing object has it, we created it. Raises
         ObjectExistsError.
         """
-        what = S3Request("PUT with If-None-Match", self.url, key)
+        request = S3Request("PUT with If-None-Match", self.url, key)
 
         def attempt() -> str:
             try:
-                return send_request(what, send)
+                return send_request(request, send)
             except StoreBusyError:
                 raise
             except (
@@ -505,14 +523,16 @@ class S3Store(ObjectStore):
                     ) from error
                 raise
 
-        return retry_request(what, attempt, self._options.attempts)
+        return retry_request(request, attempt, self._options.attempts)
 
     def _put(self, key: str, data: Any, **conditions: Any) -> str:
+        """Send the data of an object under these conditions and return its ETag; one request."""
         return self._client().put_object(
             **self._at(key), Body=data, **self._encryption(), **conditions
         )["ETag"]
 
     def _head(self, key: str, attempts: int | None = None) -> Any | None:
+        """Return the headers of an object, None if it does not exist."""
         try:
             return self._send(
                 "HEAD", key, lambda: head_object(self._client(), **self._at(key)), attempts
@@ -520,14 +540,15 @@ class S3Store(ObjectStore):
         except errors.ObjectNotFoundError:
             return None
 
-    def _delete_objects(self, what: S3Request, objects: Sequence[Any]) -> None:
+    def _delete_objects(self, request: S3Request, objects: Sequence[Any]) -> None:
+        """Delete objects in one request. Raises an error if one of them could not be deleted."""
         answer = self._client().delete_objects(
             Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
         )
         for error in answer.get("Errors", []):
             key = error.get("Key")
             code = error.get("Code")
-            refusal = f"{what}: {key} was answered {code}."
+            refusal = f"{request}: {key} was answered {code}."
             if code == "AccessDenied":
                 step = "Allow s3:DeleteObject on the lake's prefix."
                 raise errors.ConfigurationError(refusal, step, url=self.url, key=key)
@@ -535,6 +556,7 @@ class S3Store(ObjectStore):
                 raise errors.StoreUnavailableError(refusal, "Run it again.", url=self.url, key=key)
 
     def _encryption(self) -> dict[str, Any]:
+        """Return the arguments that encrypt a new object."""
         settings = {
             "ServerSideEncryption": self._options.sse,
             "SSEKMSKeyId": self._options.sse_kms_key_id,
@@ -542,30 +564,31 @@ class S3Store(ObjectStore):
         return {name: value for name, value in settings.items() if value}
 
     def _at(self, key: str) -> Any:
+        """Return the arguments that name an object."""
         return {"Bucket": self._bucket, "Key": self._prefix + store.check_key(key)}
 
-    def _send(
-        self, request: str, key: str, send: Callable[[], T], attempts: int | None = None
-    ) -> T:
+    def _send(self, action: str, key: str, send: Callable[[], T], attempts: int | None = None) -> T:
+        """Return the result of a request, which is repeated after transient errors."""
         return retry_request(
-            S3Request(request, self.url, key), send, attempts or self._options.attempts
+            S3Request(action, self.url, key), send, attempts or self._options.attempts
         )
 
     def _client(self) -> S3Client:
+        """Return this process's client, made on first use."""
         connected = self._connected
-        if connected is not None and connected[0] == os.getpid():
+        if connected is not None and connected.process == os.getpid():
             # Without the lock: a fork while another thread holds it would copy it locked.
-            return connected[1]
+            return connected.client
         with self._lock:
             # Forked workers need their own: a shared socket would mix the answers of two processes.
-            if self._connected is None or self._connected[0] != os.getpid():
+            if self._connected is None or self._connected.process != os.getpid():
                 client = create_s3_client(self._options, S3Request(f"opening {self.url}", self.url))
-                self._connected = os.getpid(), client
-            return self._connected[1]
+                self._connected = _Connected(os.getpid(), client)
+            return self._connected.client
 
 
-def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
-    """Return a new client without retries; `what` describes its purpose in errors."""
+def create_s3_client(options: S3Options, request: S3Request) -> S3Client:
+    """Return a new client without retries; `request` describes its purpose in errors."""
     from botocore.config import Config
 
     config = Config(
@@ -585,11 +608,11 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
             "config": config,
         }
         client = cast(
-            "S3Client", send_request(what, lambda: new_session().create_client("s3", **settings))
+            "S3Client", send_request(request, lambda: new_session().create_client("s3", **settings))
         )
     except ValueError:  # its text is the endpoint, which may hold a login
         problem = (
-            f"{what}: boto3's S3 endpoint is not a URL of a server (not shown here, as it may"
+            f"{request}: boto3's S3 endpoint is not a URL of a server (not shown here, as it may"
             " contain a login)."
         )
         step = (
@@ -597,7 +620,7 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
             " boto3's configuration)."
         )
         raise errors.ConfigurationError(
-            problem, step, setting="AWS_ENDPOINT_URL_S3", url=what.url
+            problem, step, setting="AWS_ENDPOINT_URL_S3", url=request.url
         ) from None
     store.check_endpoint(client.meta.endpoint_url)
     return client

@@ -231,14 +231,10 @@ def check_key(key: str) -> str:
     """Return `key` if it is safe as an S3 key, as a relative path, and in a URI. Raises
     InvalidNameError.
     """
-    segments = []
-    if isinstance(key, str):
-        segments = key.split("/")
-    if (
-        not segments
-        or len(key) > _KEY_LENGTH
-        or not all(_SEGMENT.fullmatch(segment) for segment in segments)
-    ):
+    is_safe = False
+    if isinstance(key, str) and len(key) <= _KEY_LENGTH:
+        is_safe = all(_SEGMENT.fullmatch(segment) for segment in key.split("/"))
+    if not is_safe:
         problem = (
             f"object key {key!r} is not safe: expected segments of letters, digits and '_.=+@-'"
             " joined by '/', none beginning with a dot or longer than 200 characters,"
@@ -360,6 +356,7 @@ def check_endpoint(endpoint: str | None) -> None:
 
 
 def object_missing_error(url: str, key: str) -> errors.ObjectNotFoundError:
+    """Return the error of a request for an object that does not exist."""
     problem = f"object {key!r} is not in {url}."
     return errors.ObjectNotFoundError(
         problem, "Check the URL, and whether it was deleted.", key=key
@@ -367,6 +364,7 @@ def object_missing_error(url: str, key: str) -> errors.ObjectNotFoundError:
 
 
 def object_exists_error(url: str, key: str) -> errors.ObjectExistsError:
+    """Return the error of creating an object that exists."""
     return errors.ObjectExistsError(
         f"object {key!r} already exists in {url}.", "Read it, or use another key.", key=key
     )
@@ -418,7 +416,8 @@ class InMemoryStore(ObjectStore):
         stored = self._objects.get(check_key(key))
         if stored is None:
             raise object_missing_error(self.url, key)
-        return StoredObject(stored[0], stored[1].etag)
+        data, info = stored
+        return StoredObject(data, info.etag)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key).data[start : start + length]
@@ -427,7 +426,8 @@ class InMemoryStore(ObjectStore):
         stored = self._objects.get(check_key(key))
         if stored is None:
             return None
-        return stored[1]
+        _, info = stored
+        return info
 
     def put(self, key: str, data: bytes) -> str:
         with self._lock:
@@ -480,6 +480,7 @@ class InMemoryStore(ObjectStore):
             return Path(self._staging.name)
 
     def _set(self, key: str, data: bytes) -> str:
+        """Store an object and return its ETag, while the lock is held."""
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
         self._objects[key] = bytes(data), ObjectInfo(key, len(data), etag, utc_now())
         return etag

@@ -70,6 +70,9 @@ def rename_values(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
 
 
 def _cast_simple(values: Any, to: pa.DataType) -> Any:
+    """Return values of a simple type cast to another. Raises ArrowInvalid for a value that would
+    change.
+    """
     fitted = values.cast(to, safe=True)
     if pt.is_float32(to) and pt.is_float64(values.type):
         beyond = pc.and_(pc.is_inf(fitted), pc.is_finite(values))
@@ -79,6 +82,7 @@ def _cast_simple(values: Any, to: pa.DataType) -> Any:
 
 
 def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
+    """Return an array cast to a type, at every depth. Raises ArrowInvalid as `cast_values` does."""
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     if not pt.is_nested(to):
@@ -97,6 +101,9 @@ def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
 
 
 def _cast_structs(values: pa.Array, to: pa.DataType) -> pa.Array:
+    """Return structs cast to another struct's type: members are matched by name, missing ones are
+    null.
+    """
     given = dict(zip((field.name for field in values.type), values.flatten(), strict=True))
     parts = []
     for field in to:
@@ -108,8 +115,8 @@ def _cast_structs(values: pa.Array, to: pa.DataType) -> pa.Array:
 
 
 def as_lists(values: pa.Array) -> pa.Array:
-    """Return maps as lists of their entries, and lists of any kind as lists whose functions Arrow
-    has.
+    """Return maps as lists of their entries, and other lists in a form that Arrow's list functions
+    take.
     """
     kind = values.type
     if pt.is_map(kind):
@@ -163,6 +170,9 @@ def build_maps(lengths: pa.Array, keys: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def _offsets(lengths: pa.Array) -> pa.Array:
+    """Return where lists of these lengths begin if they follow each other, and where the last one
+    ends.
+    """
     ends = np.cumsum(np.asarray(pc.fill_null(lengths, 0)), dtype=np.int32)
     return pa.array(np.concatenate([np.zeros(1, np.int32), ends]), pa.int32())
 
@@ -209,6 +219,7 @@ def find_misfit(value: pa.Array, kind: str, path: str) -> Misfit:
 
 
 def _find_misfit(values: pa.Array, type_: Type, path: str) -> Misfit | None:
+    """Return the first part of these values that can't be cast to the type; None without one."""
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pt.is_null(values.type):
@@ -229,6 +240,7 @@ def _find_misfit(values: pa.Array, type_: Type, path: str) -> Misfit | None:
 
 
 def _find_simple_misfit(values: pa.Array, type_: Simple, path: str) -> Misfit | None:
+    """Return the first of these simple values that can't be cast to the type; None without one."""
     to = arrow_type(type_.name)
     for place in range(len(values)):
         try:
@@ -239,6 +251,7 @@ def _find_simple_misfit(values: pa.Array, type_: Simple, path: str) -> Misfit | 
 
 
 def _find_member_misfit(values: pa.Array, type_: Struct, path: str) -> Misfit | None:
+    """Return the first part of these structs that can't be cast to the type; None without one."""
     for field, part in zip(values.type, values.flatten(), strict=True):
         member = type_.member(field.name)
         if member is not None:
@@ -249,6 +262,7 @@ def _find_member_misfit(values: pa.Array, type_: Struct, path: str) -> Misfit | 
 
 
 def _has_bad_keys(lists: pa.Array, keys: pa.Array) -> bool:
+    """Whether a map, given as the list of its entries, has a key that is null or occurs twice."""
     try:
         build_maps(pc.list_value_length(lists), keys, pa.nulls(len(keys)))
     except pa.ArrowInvalid:

@@ -43,6 +43,7 @@ class ColumnChanges:
     drop: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
+        """Whether anything is renamed or dropped."""
         return bool(self.renamed or self.drop)
 
     def follow(self, name: str, names: Container[str] = ()) -> str:
@@ -62,7 +63,7 @@ class ColumnChanges:
         paths = _find_paths(schema)
         unknown = []
         for path, name in self.renamed.items():
-            parent = path[: max(path.rfind("."), 0)]
+            parent = path.rpartition(".")[0]
             target = f"{parent}.{write_name(name)}" if parent else name
             if path not in paths and target not in paths:
                 unknown.append(path)
@@ -172,15 +173,16 @@ def _stored_paths(schema: Schema, names: StoredNames) -> dict[str, Steps]:
 
 
 def find_known_part(schema: Schema, path: str) -> tuple[str, list[str]]:
-    """Return the part of a path that exists, and the paths of the fields in it; ("", the columns)
-    if its column does not exist.
+    """Return (part, fields): the longest part of a path that exists, and the paths of the fields in
+    it. If not even its column exists, they are "" and all columns.
     """
     paths = _find_paths(schema)
     part = path
     while part and part not in paths:
         part = part.rpartition(".")[0]
-        if part.removesuffix("[]").removesuffix("[*]") in paths:
-            part = part.removesuffix("[]").removesuffix("[*]")
+        container = part.removesuffix("[]").removesuffix("[*]")
+        if container in paths:
+            part = container
     start = paths.get(part, ())
     inner: dict[Steps, str] = {}
     for text, steps in paths.items():
@@ -204,6 +206,9 @@ def _find_paths(schema: Schema) -> dict[str, Steps]:
 
 
 def _iter_members(type_: Type, text: str, steps: Steps) -> Iterator[tuple[str, Steps]]:
+    """Yield (text, steps) for each member within a type, the outer ones first; `text` and `steps`
+    are those of the type itself.
+    """
     if isinstance(type_, Array):
         yield from _iter_members(type_.element, f"{text}[]", steps)
     elif isinstance(type_, Map):
@@ -253,6 +258,7 @@ class _Request:
             yield "all columns are dropped: expected at least one to stay"
 
     def _contradictions(self) -> Iterator[str]:
+        """Yield which renames and removals contradict each other or the declaration."""
         for path, name in self._changes.renamed.items():
             if not name or name.startswith("__"):
                 yield f"{path} can't be renamed to {name!r}: expected a name without '__' before it"
@@ -269,6 +275,7 @@ class _Request:
                 yield f"{path} is dropped, but declared too: remove it from drop"
 
     def _collisions(self) -> Iterator[str]:
+        """Yield which renames would give two columns or members one name."""
         targets: dict[Steps, str] = {}
         there = {tuple(map(str.lower, steps)): steps for steps in self._texts}
         for steps, name in self.renames.items():
@@ -282,12 +289,11 @@ class _Request:
 
     def fixed_problems(self, fixed: FixedColumns) -> Iterator[str]:
         """Yield which columns may be neither renamed nor dropped, but are."""
-        within = {
-            steps[:length]: None
-            for steps in fixed.steps(self.paths)
-            for length in range(1, len(steps) + 1)
-        }
-        for steps in within:
+        parts: dict[Steps, None] = {}
+        for steps in fixed.steps(self.paths):
+            for length in range(1, len(steps) + 1):
+                parts[steps[:length]] = None
+        for steps in parts:
             for done, changed in (("renamed", self.renames), ("dropped", self.drops)):
                 if steps in changed:
                     yield f"{self.text(steps)} can't be {done}: it is a part of {fixed.what}"
@@ -314,40 +320,43 @@ class _Walk:
         self.problems: list[str] = []
 
     def evolve_struct(
-        self, stored: Struct, declared: Struct | None, steps: Steps, parent: Steps
+        self, stored: Struct, declared: Struct | None, steps: Steps, stored_steps: Steps
     ) -> Struct:
-        """Return the struct with the changed members; `steps` are its own, and `parent` its stored
-        ones.
+        """Return the struct with the changed members; `steps` lead to it by its names, and
+        `stored_steps` by its stored names.
         """
         kept: dict[str, Member] = {}
-        taken = [self._before.of(parent, member.name) for member in stored.members]
+        taken = [self._before.of(stored_steps, member.name) for member in stored.members]
         for member, stored_name in zip(stored.members, taken, strict=True):
             inner = (*steps, member.name)
-            place = (*parent, stored_name)
+            inner_stored = (*stored_steps, stored_name)
             if inner in self._request.drops:
-                self.retired.add(place)
+                self.retired.add(inner_stored)
                 self.changes.append(f"{self._request.text(inner)} ({member.type}) is dropped")
                 continue
             name = self._request.renames.get(inner, member.name)
             if name != member.name:
                 self.changes.append(f"{self._request.text(inner)} is renamed to {name}")
-            self.names.append(((*parent, name), stored_name))
+            self.names.append(((*stored_steps, name), stored_name))
             wanted: Type | None = None
             if declared is not None:
                 wanted = self._find_declared(inner, name, member, declared)
-            kept[name] = Member(name, self._evolve_type(member.type, wanted, inner, place))
+            kept[name] = Member(name, self._evolve_type(member.type, wanted, inner, inner_stored))
         if not kept:
             self.problems.append(f"{self._request.text(steps)} would have no members: drop it")
-        return self._add_members(kept, declared, steps, parent, taken)
+        return self._add_members(kept, declared, steps, stored_steps, taken)
 
     def _add_members(
         self,
         kept: dict[str, Member],
         declared: Struct | None,
         steps: Steps,
-        parent: Steps,
+        stored_steps: Steps,
         taken: list[str],
     ) -> Struct:
+        """Return the struct of the kept members and the added ones; `taken` are the stored names of
+        all members that it had.
+        """
         if declared is None:
             return Struct(tuple(kept.values()))
         members = dict(kept)
@@ -355,8 +364,8 @@ class _Walk:
             if member.name in kept:
                 continue
             members[member.name] = member
-            stored_name = self._before.choose(parent, member.name, taken)
-            self.names.append(((*parent, member.name), stored_name))
+            stored_name = self._before.choose(stored_steps, member.name, taken)
+            self.names.append(((*stored_steps, member.name), stored_name))
             place = member.name
             if steps:
                 place = f"{self._request.text(steps)}.{write_name(member.name)}"
@@ -395,20 +404,23 @@ class _Walk:
         self.problems.append(problem)
         return None
 
-    def _evolve_type(self, was: Type, now: Type | None, steps: Steps, place: Steps) -> Type:
+    def _evolve_type(self, was: Type, now: Type | None, steps: Steps, stored_steps: Steps) -> Type:
         """Return the changed type of a column or member, or of a part of it."""
         if isinstance(was, Struct) and (now is None or isinstance(now, Struct)):
-            return self.evolve_struct(was, now, steps, place)
+            return self.evolve_struct(was, now, steps, stored_steps)
         if isinstance(was, Array) and (now is None or isinstance(now, Array)):
-            return Array(self._evolve_type(was.element, now and now.element, steps, place))
+            return Array(self._evolve_type(was.element, now and now.element, steps, stored_steps))
         if isinstance(was, Map) and (now is None or isinstance(now, Map)):
-            return Map(self._evolve_type(was.value, now and now.value, steps, place))
+            return Map(self._evolve_type(was.value, now and now.value, steps, stored_steps))
         if now is None or was == now:
             return was
         self._widen(was, now, steps)
         return now
 
     def _widen(self, was: Type, now: Type, steps: Steps) -> None:
+        """Record that a type becomes another one, as a change or, where that is not allowed, as a
+        problem.
+        """
         path = self._request.text(steps)
         if steps in self._fixed_steps:
             self.problems.append(

@@ -19,6 +19,7 @@ def to_declaration(schema: Schema) -> dict[str, Any]:
 
 
 def _declared(type_: Type) -> Any:
+    """Return a type as `Schema.of` takes it."""
     if isinstance(type_, Array):
         return [_declared(type_.element)]
     if not isinstance(type_, Struct):
@@ -60,6 +61,7 @@ def _write(declared: Any, depth: int, used: int) -> str:
 
 
 def _one_line(declared: Any) -> str:
+    """Return a declaration as source in one line."""
     if isinstance(declared, list):
         return f"[{_one_line(declared[0])}]"
     if isinstance(declared, dict):

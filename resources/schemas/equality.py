@@ -53,12 +53,13 @@ def _differing_present(old: pa.Array, new: pa.Array) -> Any:
     differs = ~np.asarray(same_size)
     before = pc.list_flatten(old.filter(same_size))
     after = pc.list_flatten(new.filter(same_size))
-    lists = np.repeat(np.nonzero(~differs)[0], np.asarray(sizes)[~differs])
-    differs[lists[differing_values(before, after)]] = True
+    rows = np.repeat(np.nonzero(~differs)[0], np.asarray(sizes)[~differs])  # of each element
+    differs[rows[differing_values(before, after)]] = True
     return differs
 
 
 def _differing_simple(old: pa.Array, new: pa.Array) -> Any:
+    """Return what `differing_values` returns, for simple values without nulls."""
     differs = pc.not_equal(old, new)
     if pt.is_floating(old.type):
         differs = pc.and_not(differs, pc.and_(pc.is_nan(old), pc.is_nan(new)))

@@ -15,7 +15,7 @@ from dagster_adjunct.resources.schemas.types import (
     parse_type,
 )
 
-_WHOLE = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+_INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 
 
 def is_widening(narrow: str, wide: str) -> bool:
@@ -34,16 +34,16 @@ def is_widening(narrow: str, wide: str) -> bool:
         return holds_values_of(parse_type(wide), parse_type(narrow), in_order=True)
     from_decimal = decimal_digits(narrow)
     to_decimal = decimal_digits(wide)
-    room = 0
-    if to_decimal:
-        room = to_decimal[0] - to_decimal[1]
-    if from_decimal:
-        more = room >= from_decimal[0] - from_decimal[1]
-        return to_decimal is not None and more and to_decimal[1] >= from_decimal[1]
-    if narrow in _WHOLE:
-        if to_decimal:
-            return room >= (20 if narrow == "bigint" else 10)
-        return _WHOLE.get(wide, 0) > _WHOLE[narrow] or (wide == "double" and narrow != "bigint")
+    if from_decimal is not None:
+        if to_decimal is None or to_decimal.before_point < from_decimal.before_point:
+            return False
+        return to_decimal.scale >= from_decimal.scale
+    if narrow in _INTEGER_DIGITS:
+        if to_decimal is not None:
+            return to_decimal.before_point >= (20 if narrow == "bigint" else 10)
+        if wide == "double":
+            return narrow != "bigint"
+        return _INTEGER_DIGITS.get(wide, 0) > _INTEGER_DIGITS[narrow]
     return (narrow, wide) == ("float", "double")
 
 
@@ -64,6 +64,7 @@ def holds_values_of(wide: Type, narrow: Type, *, in_order: bool = False) -> bool
 
 
 def _holds_members(wide: Struct, narrow: Struct, in_order: bool) -> bool:
+    """Whether a struct has all members of another, whose types hold their values."""
     names = [member.name for member in narrow.members]
     if in_order and names != [member.name for member in wide.members[: len(names)]]:
         return False

@@ -72,6 +72,9 @@ def is_missing(value: object) -> bool:
 
 
 def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    """Return the values as an array, without loss. Raises as `to_exact_array`, also for
+    NaT and NA.
+    """
     if pt.is_nested(kind):
         return _exact_nested(values, kind)
     if pt.is_string(kind):
@@ -102,6 +105,7 @@ def _text_array(values: Sequence[object]) -> pa.Array:
 
 
 def _check_whole(values: Sequence[object], array: pa.Array) -> None:
+    """Raise ValueError if an integer was made from a value that is not equal to it."""
     if any(value is not None and type(value) is not int for value in values):
         for value, kept in zip(values, array.to_pylist(), strict=True):
             if value is not None and value != kept:
@@ -109,6 +113,7 @@ def _check_whole(values: Sequence[object], array: pa.Array) -> None:
 
 
 def _check_days(values: Sequence[object], array: pa.Array) -> None:
+    """Raise ValueError for a value that is no date: a time of day, or a number."""
     for value in map(_as_python, values):
         if isinstance(value, datetime) and value.time() != time():
             raise ValueError(f"{value} is a time, not a date")
@@ -117,14 +122,17 @@ def _check_days(values: Sequence[object], array: pa.Array) -> None:
 
 
 def _check_times(values: Sequence[object], array: pa.Array) -> None:
+    """Raise ValueError for a value that is no time, has no zone, or is finer than microseconds."""
     for value in map(_as_python, values):
-        if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
+        has_zone = isinstance(value, datetime) and value.utcoffset() is not None
+        if value is not None and not has_zone:
             raise ValueError(f"{value} is not a time with a time zone")
         if getattr(value, "nanosecond", 0):  # a pandas Timestamp
             raise ValueError(f"{value} is finer than microseconds")
 
 
 def _check_float32(values: Sequence[object], array: pa.Array) -> None:
+    """Raise ValueError for a finite number that became infinite in 32 bits."""
     for value, kept in zip(values, array.to_pylist(), strict=True):
         if kept is not None and math.isinf(kept) and value != kept:
             raise ValueError(f"{value} is too large for 32 bits")
@@ -152,6 +160,7 @@ def _exact_within(step: str, values: Sequence[object], kind: pa.DataType) -> pa.
 
 
 def _exact_nested(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    """Return what `_exact` returns, for a nested type."""
     if pt.is_struct(kind):
         return _exact_structs(values, kind)
     if pt.is_map(kind):
@@ -160,12 +169,16 @@ def _exact_nested(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 
 def _exact_lists(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    """Return lists as an array. Raises NestedValueError for an element that does not fit."""
     lists = [_as_list(value) for value in values]
     items = list(chain.from_iterable(filter(None, lists)))
     return build_lists(length_array(lists), _exact_within("[]", items, kind.value_type), kind)
 
 
 def _exact_maps(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    """Return dictionaries as an array of maps. Raises NestedValueError for a value that does not
+    fit.
+    """
     maps = [_as_entries(value) for value in values]
     entries = list(chain.from_iterable(filter(None, maps)))
     keys = pa.array([key for key, _ in entries], pa.string())
@@ -174,6 +187,9 @@ def _exact_maps(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 
 def _exact_structs(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    """Return dictionaries, rows or models as an array of structs. Raises NestedValueError for a
+    member that does not fit or is not declared.
+    """
     structs = [_as_members(value) for value in values]
     names = [field.name for field in kind]
     for struct in filter(None, structs):
@@ -190,6 +206,7 @@ def _exact_structs(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 
 def _as_list(value: object) -> Sequence[object] | None:
+    """Return a value as a list, None for None. Raises ValueError for any other kind of value."""
     value = _as_python(value)
     if type(value).__name__ == "ndarray":  # as pandas returns lists from Parquet
         return list(value)  # type: ignore[call-overload,no-any-return]
@@ -199,6 +216,9 @@ def _as_list(value: object) -> Sequence[object] | None:
 
 
 def _as_entries(value: object) -> Sequence[tuple[str, object]] | None:
+    """Return a value as the (key, value) pairs of a map, None for None. Raises ValueError for any
+    other kind of value.
+    """
     value = _as_python(value)
     if value is None:
         return None
@@ -210,10 +230,14 @@ def _as_entries(value: object) -> Sequence[tuple[str, object]] | None:
 
 
 def _is_entry(value: object) -> bool:
+    """Whether a value is a pair, as Arrow returns the entries of maps."""
     return isinstance(value, tuple) and len(value) == 2
 
 
 def _as_members(value: object) -> Mapping[str, object] | None:
+    """Return a value as the members of a struct by name, None for None. Raises ValueError for any
+    other kind of value.
+    """
     value = _as_python(value)
     if value is None or isinstance(value, Mapping):
         return value
@@ -228,10 +252,12 @@ def _as_members(value: object) -> Mapping[str, object] | None:
 
 
 def _shown(value: object) -> str:
+    """Return the beginning of a value's text in ASCII, for errors."""
     return ascii(value)[:100]
 
 
 def _as_python(value: object) -> object:
+    """Return the Python value of an Arrow scalar; any other value unchanged."""
     if isinstance(value, pa.Scalar):
         return value.as_py()
     return value

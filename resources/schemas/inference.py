@@ -39,8 +39,8 @@ MANY_NAMES = 64
 """Objects with more different names are maps if each has less than half of them."""
 SEVERAL_NAMES = 8
 """Objects with values of one type and at least so many names are maps if each has few of them."""
-_MOST_NAMES = 1_000
-_MOST_PATHS = 20_000
+_MOST_NAMES = 1_000  # of columns, or of members of a struct
+_MOST_PATHS = 20_000  # in a schema
 _EXACT_IN_DOUBLE = 2**53
 _BIGINT = range(-(2**63), 2**63)
 _MOST_DIGITS = 38
@@ -208,6 +208,9 @@ class Inference:
     # -- adding
 
     def _new_path(self, name: str) -> _Seen:
+        """Return an empty record of what will be seen at a new path. Raises SchemaMismatchError if
+        there are too many paths.
+        """
         self._paths += 1
         if self._paths > _MOST_PATHS:
             problem = f"{self._what}: there are more than {_MOST_PATHS:,} paths, at {name!r} too."
@@ -216,6 +219,7 @@ class Inference:
         return _Seen()
 
     def _check_width(self) -> None:
+        """Raise SchemaMismatchError if there are too many columns."""
         if len(self._columns) > _MOST_NAMES:
             problem = f"{self._what}: the records have more than {_MOST_NAMES:,} different columns."
             step = "Put what has names of its own into an object, which becomes a map."
@@ -238,6 +242,9 @@ class Inference:
             del self._distinct[steps]
 
     def _observe(self, seen: _Seen, value: Any, path: str) -> None:
+        """Add a value that was found at a path to what was seen there, with all values
+        within it.
+        """
         seen.values += 1
         if value is None:
             seen.nulls += 1
@@ -261,6 +268,9 @@ class Inference:
             seen.looks[_classify_text(value)] += 1
 
     def _kind_of(self, value: Any, path: str) -> str:
+        """Return the kind of a value, as in `_KINDS`, or "object". Raises SchemaMismatchError for a
+        value that no column can have.
+        """
         if isinstance(value, Mapping):
             return "object"
         kind = _KINDS.get(type(value))
@@ -274,6 +284,7 @@ class Inference:
         return kind
 
     def _observe_array(self, seen: _Seen, value: Iterable[Any], path: str) -> None:
+        """Add the elements of an array to what was seen in arrays at this path."""
         if seen.inner is None:
             seen.inner = self._new_path(path)
         if not value:
@@ -282,6 +293,7 @@ class Inference:
             self._observe(seen.inner, item, f"{path}[]")
 
     def _observe_object(self, seen: _Seen, value: Mapping[str, Any], path: str) -> None:
+        """Add the members of an object to what was seen in objects at this path."""
         if not value:
             seen.empty += 1
         for name, item in value.items():
@@ -295,6 +307,9 @@ class Inference:
             self._become_map(seen)
 
     def _become_map(self, seen: _Seen) -> None:
+        """Forget the names of the objects seen at a path: from now on they are maps, whose values
+        have one type.
+        """
         self._paths -= len(seen.members)
         seen.entries = _merge_members(seen)
         seen.members = {}
@@ -302,6 +317,7 @@ class Inference:
     # -- the result
 
     def _check_names(self) -> None:
+        """Raise SchemaMismatchError for columns whose names differ only in case."""
         twice = repeated_names(name.lower() for name in self._columns)
         if twice:
             problem = f"{self._what}: columns differ only in the case of their names: {twice[0]!r}."
@@ -309,6 +325,9 @@ class Inference:
             raise SchemaMismatchError(problem, step, column=twice[0])
 
     def _type_of(self, seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
+        """Return the type of the values seen at a path; add to `doubts` where they
+        leave it unsure.
+        """
         kinds = set(seen.kinds)
         if not kinds:
             found = f"null in all of {seen.values:,} values"
@@ -333,7 +352,7 @@ class Inference:
         families = Counter[str]()
         for kind, count in seen.kinds.items():
             families["whole number" if kind in _NUMBERS else kind] += count
-        kind = families.most_common(1)[0][0]
+        kind, _ = families.most_common(1)[0]
         if kind == "whole number" and seen.kinds["fraction"]:
             type_: Type = Simple("double")
         else:
@@ -343,6 +362,7 @@ class Inference:
         return type_
 
     def _type_of_kind(self, seen: _Seen, kind: str, path: str, doubts: list[Doubt]) -> Type:
+        """Return the type of the values of one kind that were seen at a path."""
         if kind == "object":
             return self._object_type(seen, path, doubts)
         if kind == "array":
@@ -354,6 +374,9 @@ class Inference:
         return Simple(_SIMPLE[kind])
 
     def _text_type(self, seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
+        """Return the type of the texts seen at a path: `date` or `timestamp` if all are such and
+        are to be read so, else `string`, with a doubt if all look like something else.
+        """
         texts = seen.kinds["text"]
         look, count = seen.looks.most_common(1)[0]
         if count < texts or not look:
@@ -365,6 +388,9 @@ class Inference:
         return Simple("string")
 
     def _array_type(self, seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
+        """Return the type of the arrays seen at a path; the elements of empty ones are taken for
+        texts.
+        """
         inner = seen.inner or _Seen()
         if inner.values:
             return Array(self._type_of(inner, f"{path}[]", doubts))
@@ -373,6 +399,9 @@ class Inference:
         return Array(Simple("string"))
 
     def _object_type(self, seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
+        """Return the type of the objects seen at a path: a struct, or a map if their names are
+        keys.
+        """
         objects = seen.kinds["object"]
         if seen.entries is not None:
             names = f"more than {MANY_NAMES} different names in {objects:,} objects"
@@ -401,6 +430,9 @@ class Inference:
         return Struct(tuple(members))
 
     def _map_type(self, entries: _Seen, found: str, path: str, doubts: list[Doubt]) -> Type:
+        """Return the type of maps with these values; the doubt says what was `found` of
+        their keys.
+        """
         type_ = Map(self._type_of(entries, f"{path}[*]", doubts))
         doubts.append(Doubt(path, found, "a map"))
         return type_
@@ -461,6 +493,7 @@ def read_text(text: str) -> Any:
 
 
 def _observe_decimal(seen: _Seen, value: Decimal) -> None:
+    """Add the digits of a Decimal to what was seen at its path."""
     _, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         raise SchemaMismatchError(f"{value} is no number.", "Use null for it.", argument="records")
@@ -469,10 +502,13 @@ def _observe_decimal(seen: _Seen, value: Decimal) -> None:
 
 
 def _number_type(seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
+    """Return the type of the numbers seen at a path that holds them all, if one does."""
     if seen.kinds["decimal"]:
-        whole = len(str(max(seen.numbers.largest, -seen.numbers.smallest)))
-        digits = max(seen.numbers.digits, whole if seen.kinds["whole number"] else 0, 0)
-        precision = max(digits + seen.numbers.scale, 1)
+        before_point = max(seen.numbers.digits, 0)
+        if seen.kinds["whole number"]:
+            largest = max(seen.numbers.largest, -seen.numbers.smallest)
+            before_point = max(before_point, len(str(largest)))
+        precision = max(before_point + seen.numbers.scale, 1)
         if precision <= _MOST_DIGITS:
             return Simple(f"decimal({precision},{seen.numbers.scale})")
         doubts.append(Doubt(path, f"decimals of {precision} digits", "double: they are rounded"))
@@ -492,6 +528,7 @@ def _number_type(seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
 
 
 def _doubt_fractions(seen: _Seen, path: str, doubts: list[Doubt]) -> None:
+    """Add a doubt if numbers with and without fractions were seen at a path."""
     if not seen.kinds["whole number"]:
         return
     declared = "double"
@@ -526,9 +563,9 @@ class _Names:
     def are_keys(self) -> bool:
         """Whether the objects are maps."""
         if self._have_one_type and all(_classify_text(name) for name in self._names):
-            return True
-        few = sum(self._counts) * 4 <= self._objects * len(self._names)
-        return self.might_be_keys and len(self._names) >= SEVERAL_NAMES and few
+            return True  # numbers or dates
+        has_few_each = sum(self._counts) * 4 <= self._objects * len(self._names)
+        return self.might_be_keys and len(self._names) >= SEVERAL_NAMES and has_few_each
 
     @property
     def might_be_keys(self) -> bool:
@@ -538,10 +575,13 @@ class _Names:
 
     @property
     def _have_one_type(self) -> bool:
+        """Whether the values under all names have one type, such as numbers of any kind."""
         kinds = set(self.values.kinds)
         if kinds == {"object"}:
             return not _is_sparse(self.values)  # else each name has a struct of its own
-        return len(kinds) == 1 or (bool(kinds) and (kinds <= _NUMBERS or kinds <= _EXACT))
+        if len(kinds) <= 1:
+            return bool(kinds)
+        return kinds <= _NUMBERS or kinds <= _EXACT
 
 
 def _is_sparse(seen: _Seen) -> bool:
@@ -553,6 +593,7 @@ def _is_sparse(seen: _Seen) -> bool:
 
 
 def _merge_members(seen: _Seen) -> _Seen:
+    """Return what was seen in the members of objects, as if all had one name."""
     merged = _Seen()
     for member in seen.members.values():
         _merge(merged, member)
@@ -584,6 +625,7 @@ def _merge(into: _Seen, other: _Seen) -> None:
 
 
 def _mixture(seen: _Seen) -> str:
+    """Return in words how many values of which kinds were seen, with an example of each."""
     parts = []
     for kind, count in seen.kinds.most_common():
         plural = "s" if count > 1 and kind != "binary" else ""
@@ -606,10 +648,12 @@ _WORDS: dict[type, Callable[[Any], str]] = {
 
 
 def _summary(type_: Type) -> str:
+    """Return a type in words, a simple one by its name."""
     return _WORDS.get(type(type_), str)(type_)
 
 
 def _shown(value: Any) -> str:
+    """Return a value as ASCII text of at most 40 characters."""
     shown = value.decode(errors="replace") if isinstance(value, bytes) else value
     text = ascii(shown)
     return text if len(text) <= 40 else f"{text[:37]}..."

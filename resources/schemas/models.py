@@ -115,6 +115,9 @@ def _without_none(hint: Any, path: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _struct_type(model: Any, path: str, within: tuple[type, ...]) -> Type:
+    """Return the type of a model's values. Raises SchemaMismatchError for a model that contains
+    itself or has no fields.
+    """
     if model in within:
         problem = f"{path} is a {model.__name__}, within which it is: a type has a finite depth."
         step = "Declare the inner level with a model of its own, or as a text."
@@ -130,6 +133,9 @@ def _struct_type(model: Any, path: str, within: tuple[type, ...]) -> Type:
 
 
 def _text_type(values: Iterable[Any], path: str) -> Type:
+    """Return `string` for a Literal or Enum of these values. Raises SchemaMismatchError for values
+    that are no texts.
+    """
     others = [value for value in values if not isinstance(value, str) and value is not None]
     if others:
         problem = f"{path} is one of several values, of which {others[0]!r} is no text."
@@ -139,6 +145,9 @@ def _text_type(values: Iterable[Any], path: str) -> Type:
 
 
 def _container_type(hint: Any, path: str, within: tuple[type, ...]) -> Type:
+    """Return the type of lists or of dictionaries. Raises SchemaMismatchError for any other
+    annotation.
+    """
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin in _MAPS:
@@ -154,6 +163,9 @@ def _container_type(hint: Any, path: str, within: tuple[type, ...]) -> Type:
 
 
 def _decimal_type(metadata: Sequence[Any], path: str) -> Type:
+    """Return the type of a Decimal with this metadata. Raises SchemaMismatchError if that lacks the
+    number of digits.
+    """
     digits = _limit(metadata, "max_digits")
     places = _limit(metadata, "decimal_places")
     if digits is None or places is None or not 0 <= places <= digits <= 38:
@@ -180,4 +192,5 @@ def _limit(metadata: Sequence[Any], name: str) -> int | None:
 
 
 def _name(hint: Any) -> str:
+    """Return a type's name for errors."""
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)

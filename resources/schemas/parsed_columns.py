@@ -109,6 +109,7 @@ class _Place:
     reading: Reading
 
     def within(self, step: str) -> _Place:
+        """Return the place of parts of these values; `step` is what their path adds."""
         return replace(self, path=self.path + step)
 
     def __str__(self) -> str:
@@ -120,6 +121,7 @@ class _Place:
 
 
 def _build(values: list[Any], type_: Type, place: _Place, problems: RowProblems) -> pa.Array:
+    """Return values as an array of a type, as `build_column` does."""
     if isinstance(type_, Simple):
         return _build_simple(values, type_, place, problems)
     if isinstance(type_, Struct):
@@ -190,6 +192,9 @@ def _map_keys(maps: list[dict[str, Any] | None], place: _Place, problems: RowPro
 def _build_structs(
     values: list[Any], type_: Struct, place: _Place, problems: RowProblems
 ) -> pa.Array:
+    """Return dictionaries as an array of structs; None, and a problem, for each that
+    does not fit.
+    """
     structs = _only(dict, values, type_, place, problems)
     names = [member.name for member in type_.members]
     for row, struct in enumerate(structs):
@@ -210,6 +215,7 @@ def _build_structs(
 def _build_simple(
     values: list[Any], type_: Simple, place: _Place, problems: RowProblems
 ) -> pa.Array:
+    """Return simple values as an array; null, and a problem, for each that does not fit."""
     kind = arrow_type(type_.name)
     convert = place.converters.get(place.path)
     with suppress(*CONVERSION_ERRORS):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pt
@@ -31,16 +31,25 @@ from dagster_adjunct.resources.schemas.values import first_unreadable, readable_
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RowLabel: TypeAlias = Callable[[int], tuple[str, dict[str, Any]]]
-"""Returns how errors name the row of this number: in their text, and as their fields."""
+
+class RowPlace(NamedTuple):
+    """How errors name a row: in their text ("line 7"), and as their fields ({"line": 7})."""
+
+    text: str
+    fields: Mapping[str, Any]
 
 
-def _row_label(row: int) -> tuple[str, dict[str, Any]]:
-    return f"row {row}", {"row": row}
+FindRow: TypeAlias = Callable[[int], RowPlace]
+"""Returns how errors name the row of this number, from 0, in a table."""
+
+
+def _place_in_table(row: int) -> RowPlace:
+    """Return how errors name a row of a table that the user passed."""
+    return RowPlace(f"row {row}", {"row": row})
 
 
 def fit_to_schema(
-    table: pa.Table, schema: Schema, what: str, place: RowLabel = _row_label
+    table: pa.Table, schema: Schema, what: str, place: FindRow = _place_in_table
 ) -> pa.Table:
     """Return `table` with exactly the schema's columns and Arrow types.
 
@@ -75,7 +84,7 @@ def cast_column(
     name: str,
     kind: str,
     what: str,
-    place: RowLabel = _row_label,
+    place: FindRow = _place_in_table,
     *,
     sensitive: bool = False,
 ) -> pa.ChunkedArray:
@@ -91,14 +100,14 @@ def cast_column(
 
 
 def _misfit_error(
-    column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, *, sensitive: bool
+    column: pa.ChunkedArray, name: str, kind: str, what: str, place: FindRow, *, sensitive: bool
 ) -> SchemaMismatchError:
     """Return the error for a column with a value that does not fit its declared type."""
     if pt.is_timestamp(column.type):
         found = first_unreadable(pa.table([column], [name]))
         if found is not None:
-            words, about = place(found.row)
-            return found.error(what, words, hidden=sensitive, **about)
+            at = place(found.row)
+            return found.error(what, at.text, hidden=sensitive, **at.fields)
     start = 0
     count = len(column)
     while count > 1:  # find the first row by bisection
@@ -109,7 +118,7 @@ def _misfit_error(
             count = count - half
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             count = half
-    words, about = place(start)
+    at = place(start)
     # pyarrow can't make an array of the scalar of a map with a null within.
     value = column.slice(start, 1)
     if isinstance(value, pa.ChunkedArray):
@@ -124,14 +133,13 @@ def _misfit_error(
             "Timestamps are stored in microseconds: round first, as in pandas"
             f" df[{name!r}].dt.floor('us'), or in Arrow"
             f" pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep"
-            " nanoseconds in a "
+            " nanoseconds in a bigint column."
         )
-        step += "bigint column."
     problem = (
         f"{what}: column {misfit.path!r} is {misfit.value.type}, but the schema declares"
-        f" {misfit.kind}, and its value in {words}"
+        f" {misfit.kind}, and its value in {at.text}"
     )
-    return SchemaMismatchError(f"{problem} does not fit: {reason}.", step, column=name, **about)
+    return SchemaMismatchError(f"{problem} does not fit: {reason}.", step, column=name, **at.fields)
 
 
 @runtime_checkable
@@ -291,6 +299,9 @@ def _first_misfit(
 def _check_present(
     rows: Sequence[Mapping[str, Any]], name: str, what: str, schema: Schema | None
 ) -> None:
+    """Raise SchemaMismatchError for a row that lacks this column, or a part of this path, of the
+    key.
+    """
     names = () if schema is None else schema.names
     for number, row in enumerate(rows):
         missing = missing_part(row, name, names)
@@ -305,6 +316,9 @@ def _check_present(
 
 
 def _column_from_values(values: Sequence[Any], name: str, what: str) -> pa.Array:
+    """Return Python values as a column of the type that Arrow infers. Raises
+    SchemaMismatchError.
+    """
     try:
         return build_without_missing(_array, values)  # df.to_dict("records") has NaT and NA
     except UnicodeEncodeError as error:  # a lone surrogate, as json.loads returns for "\\ud83d"
@@ -325,16 +339,21 @@ def _column_from_values(values: Sequence[Any], name: str, what: str) -> pa.Array
 
 
 def _array(values: Sequence[Any]) -> pa.Array:
-    moments = set()
+    """Return the values as an array of the type that Arrow infers. Raises TypeError for mixed dates
+    and times, of which Arrow would change some.
+    """
+    kinds = set()
     for value in values:
         if isinstance(value, date):
-            moments.add((type(value), getattr(value, "tzinfo", None) is None))
-    if len(moments) > 1:
+            has_zone = getattr(value, "tzinfo", None) is not None
+            kinds.add((type(value), has_zone))
+    if len(kinds) > 1:
         raise TypeError("dates, and times with and without a time zone, are mixed")
     return pa.array(values)
 
 
 def _is_lone_surrogate(value: Any) -> bool:
+    """Whether a text has half of a surrogate pair, so that it can't be encoded."""
     try:
         pa.array([value])
     except UnicodeEncodeError:
@@ -361,6 +380,7 @@ def _without_views(table: pa.Table) -> pa.Table:
 
 
 def _require_unique_names(table: pa.Table, what: str) -> pa.Table:
+    """Return the table. Raises SchemaMismatchError if two columns have one name."""
     twice = repeated_names(table.schema.names)
     if twice:
         raise SchemaMismatchError(
@@ -370,12 +390,13 @@ def _require_unique_names(table: pa.Table, what: str) -> pa.Table:
 
 
 def _is_pandas(value: object) -> bool:
+    """Whether a value is a pandas object; does not import pandas."""
     return any(kind.__module__.startswith("pandas.") for kind in type(value).__mro__)
 
 
 def _error_text(error: Exception) -> str:
-    """Return the message of an error of Arrow in one line; for pandas, its second argument names
-    the column.
+    """Return the message of an error of Arrow in one line, with the column's name if pandas raised
+    it.
     """
     words = []
     for argument in error.args:

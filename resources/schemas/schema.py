@@ -274,6 +274,7 @@ def _type_text(kind: DeclaredType, path: str) -> str:
 
 
 def _declared_type(kind: object, path: str) -> Type:
+    """Return the type that a user declared; `path` names its place in errors."""
     if isinstance(kind, str):
         return parse_type(Field(path, kind).type)
     if isinstance(kind, Schema):
@@ -292,12 +293,16 @@ def _declared_type(kind: object, path: str) -> Type:
 
 
 def _read_ddl(reader: TypeReader) -> Iterable[tuple[str, Type]]:
+    """Yield the names and types of the columns in a text of DDL."""
     for member in reader.read_columns(""):
         yield member.name, member.type
     reader.expect_end()
 
 
 def _ddl_type(field: Field) -> str:
+    """Return a column's type as DDL: Spark's in capitals, nested ones as they are, with the names
+    in them.
+    """
     if is_nested(field.type):
         return field.type
     return field.type.upper()
@@ -434,6 +439,7 @@ class StoredNames:
         return struct_schema(struct, schema)
 
     def _store_type(self, type_: Type, parent: Steps) -> Any:
+        """Return a type with stored names of members; `parent` are the stored steps to it."""
         if isinstance(type_, Simple):
             return type_
         if isinstance(type_, Array):
@@ -508,6 +514,7 @@ AS_NAMED = StoredNames()
 
 
 def _read_steps(value: Any) -> Steps:
+    """Return the steps in a stored document. Raises ValueError for anything but a list of names."""
     if not value or not isinstance(value, list):
         raise ValueError(f"{value!r} is no list of names")
     for step in value:
@@ -517,12 +524,16 @@ def _read_steps(value: Any) -> Steps:
 
 
 def _malformed_error(item: Any, reason: str) -> MalformedDocumentError:
+    """Return the error for stored names that can't be read."""
     problem = f"stored names of columns read {str(item)[:200]!r}: {reason}."
     step = "Restore the document from a backup, or roll back to the commit before."
     return MalformedDocumentError(problem, step, document="stored names")
 
 
 def _validate_names(value: Any) -> StoredNames:
+    """Return stored names for a field of a document, given as these or as JSON. Raises
+    ValueError.
+    """
     if isinstance(value, StoredNames):
         return value
     try:
@@ -555,6 +566,9 @@ def keep_steps(schema: Schema, names: StoredNames, kept: Collection[Steps]) -> S
 
 
 def _keep_members(type_: Type, parent: Steps, names: StoredNames, kept: Collection[Steps]) -> Any:
+    """Return a type with only the members that `keep_steps` keeps; `parent` are the stored steps to
+    it.
+    """
     if isinstance(type_, Array):
         return Array(_keep_members(type_.element, parent, names, kept))
     if isinstance(type_, Map):
@@ -572,6 +586,7 @@ def _keep_members(type_: Type, parent: Steps, names: StoredNames, kept: Collecti
 
 
 def _is_empty(type_: Type) -> bool:
+    """Whether nothing is left of a type: it is a struct without members, or a container of one."""
     if isinstance(type_, Array):
         return _is_empty(type_.element)
     if isinstance(type_, Map):
@@ -580,6 +595,9 @@ def _is_empty(type_: Type) -> bool:
 
 
 def _iter_steps(type_: Type, parent: Steps) -> Iterator[Steps]:
+    """Yield the steps of the members within a type, the outer ones first; `parent` are the steps to
+    it.
+    """
     if isinstance(type_, Array):
         yield from _iter_steps(type_.element, parent)
     elif isinstance(type_, Map):
@@ -606,5 +624,7 @@ def struct_schema(struct: Struct, like: Schema) -> Schema:
 
 
 def sorted_names(names: Iterable[tuple[Steps, str]]) -> tuple[tuple[Steps, str], ...]:
-    """Return the names that differ from the last of their steps, in order."""
+    """Return those pairs of steps and stored name in which the stored name is not the member's own,
+    in order.
+    """
     return tuple(sorted((steps, stored) for steps, stored in names if steps[-1] != stored))

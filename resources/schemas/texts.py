@@ -128,6 +128,9 @@ def convert_texts(texts: pa.Array, kind: str) -> pa.Array:
 
 
 def _cast(texts: pa.Array, kind: str) -> pa.Array:
+    """Return texts that are written like values of a type as these. Raises ArrowInvalid for one
+    that is out of range.
+    """
     if kind == "binary":
         return pa.array(
             [None if text is None else base64.b64decode(text) for text in texts.to_pylist()],
@@ -142,6 +145,7 @@ def _cast(texts: pa.Array, kind: str) -> pa.Array:
 
 
 def _check_infinities(texts: pa.Array, values: pa.Array, kind: str) -> None:
+    """Raise TextMisfit for a number that became infinite because it is too large."""
     words = pc.match_substring_regex(texts, "(?i)inf")
     row = pc.index(pc.and_(pc.is_inf(values), pc.invert(words)), True).as_py()
     if row >= 0:
@@ -149,6 +153,9 @@ def _check_infinities(texts: pa.Array, values: pa.Array, kind: str) -> None:
 
 
 def _convert_one_by_one(texts: pa.Array, kind: str) -> pa.Array:
+    """Return texts as values of a type, converted by Python. Raises TextMisfit for one out of
+    range.
+    """
     convert = _exact_converter(kind)
     values: list[Any] = []
     for row, text in enumerate(texts.to_pylist()):
@@ -160,6 +167,9 @@ def _convert_one_by_one(texts: pa.Array, kind: str) -> pa.Array:
 
 
 def _exact_converter(kind: str) -> Callable[[str], Any]:
+    """Return the function that converts a text to a value of this type, or raises ValueError or
+    OverflowError.
+    """
     if kind == "date":
         return dt.date.fromisoformat
     if kind == "timestamp":
@@ -171,6 +181,7 @@ def _exact_converter(kind: str) -> Callable[[str], Any]:
 
 
 def _integer_of(kind: str) -> Callable[[str], int]:
+    """Return the function that converts a text to an integer of this type."""
     bound = 2 ** (INTEGER_BITS[kind] - 1)
 
     def convert(text: str) -> int:
@@ -183,6 +194,8 @@ def _integer_of(kind: str) -> Callable[[str], int]:
 
 
 def _decimal_of(precision: int, scale: int) -> Callable[[str], Decimal]:
+    """Return the function that converts a text to a decimal of so many digits."""
+
     def convert(text: str) -> Decimal:
         number = Decimal(text)
         # As many digits as the text may need: nothing is rounded before it is compared.
@@ -207,6 +220,7 @@ def _misfit(text: str, kind: str) -> str:
 
 
 def _shown(text: str) -> str:
+    """Return a text as errors show it: quoted, and only the beginning of a long one."""
     if len(text) <= _MAX_SHOWN:
         return repr(text)
     return f"{text[:_MAX_SHOWN]!r} … ({len(text)} characters)"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pt
@@ -140,8 +140,8 @@ def is_nested(text: str) -> bool:
 
 
 def nested_types(type_: Type) -> Iterator[tuple[str, Type]]:
-    """Yield each type within a type with its path, as `member_path` writes it, the outermost first
-    with the path "".
+    """Yield (path, type) for a type, whose path is "", and for all within it, the outer ones first:
+    ".price" is a member of a struct, "[]" the elements of an array, "[*]" the values of a map.
     """
     yield "", type_
     if isinstance(type_, Array):
@@ -157,11 +157,21 @@ def nested_types(type_: Type) -> Iterator[tuple[str, Type]]:
             yield step + path, inner
 
 
+class TypeDifference(NamedTuple):
+    """A part of a type that is not as declared: its path, its type as text, and what is declared
+    there, in words.
+    """
+
+    path: str
+    given: str
+    declared: str
+
+
 def find_difference(
     given: Type, declared: Type, path: str, fits: Callable[[str, str], bool]
-) -> tuple[str, str, str] | None:
-    """Return the path of the first part of a type that is not as declared, its text, and what is
-    declared there; None if there is none.
+) -> TypeDifference | None:
+    """Return the first part of a type that is not as declared; None if there is none. `path` is
+    that of the type.
 
     `fits` compares the texts of two parts that differ, of which one is simple. Members of structs
     may be missing, and in another order.
@@ -175,20 +185,22 @@ def find_difference(
     if not isinstance(given, Struct) or not isinstance(declared, Struct):
         if fits(str(given), str(declared)):
             return None
-        return path, str(given), str(declared)
+        return TypeDifference(path, str(given), str(declared))
     return _find_member_difference(given, declared, path, fits)
 
 
 def _find_member_difference(
     given: Struct, declared: Struct, path: str, fits: Callable[[str, str], bool]
-) -> tuple[str, str, str] | None:
+) -> TypeDifference | None:
+    """Return the first member of a struct that is not as declared, or a part of it."""
     seen = set()
     for member in given.members:
         inner = f"{path}.{write_name(member.name)}"
         wanted = declared.member(member.name)
         if wanted is None or member.name in seen:
             names = ", ".join(each.name for each in declared.members)
-            return inner, str(member.type), f"no such field, only {names}, each once"
+            expected = f"no such field, only {names}, each once"
+            return TypeDifference(inner, str(member.type), expected)
         seen.add(member.name)
         found = find_difference(member.type, wanted.type, inner, fits)
         if found is not None:
@@ -215,12 +227,24 @@ def is_storable(text: str) -> bool:
     return True
 
 
-def decimal_digits(kind: str) -> tuple[int, int] | None:
-    """Return the precision and scale of a decimal type, None for other types."""
+class Digits(NamedTuple):
+    """How many digits a decimal type has in all, and after the point."""
+
+    precision: int
+    scale: int
+
+    @property
+    def before_point(self) -> int:
+        """How many digits it has before the point."""
+        return self.precision - self.scale
+
+
+def decimal_digits(kind: str) -> Digits | None:
+    """Return the digits of a decimal type, None for other types."""
     decimal = _DECIMAL.fullmatch(kind)
     if decimal is None:
         return None
-    return (int(decimal[1]), int(decimal[2]))
+    return Digits(int(decimal[1]), int(decimal[2]))
 
 
 INTEGER_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
@@ -233,7 +257,7 @@ def expected_range(kind: str) -> str:
         return f"expected {-bound} to {bound - 1}"
     if (digits := decimal_digits(kind)) is not None:
         return (
-            f"expected at most {digits[0] - digits[1]} digits before and {digits[1]} after the"
+            f"expected at most {digits.before_point} digits before and {digits.scale} after the"
             " point"
         )
     wanted = {
@@ -298,6 +322,7 @@ class TypeReader:
                 return
 
     def _read_map(self) -> Map:
+        """Read the rest of a map's type, after the word."""
         self._expect("<")
         key = self.read_type()
         if key != Simple("string"):
@@ -308,6 +333,7 @@ class TypeReader:
         return Map(value)
 
     def _read_struct(self) -> Struct:
+        """Read the rest of a struct's type, after the word."""
         self._expect("<")
         members = tuple(self.read_columns(":"))
         self._expect(">")
@@ -319,6 +345,7 @@ class TypeReader:
         return Struct(members)
 
     def _read_decimal(self) -> Simple:
+        """Read the rest of a decimal's type, after the word."""
         expected = f"decimal(p,s) of at most {_MAX_DIGITS} digits, s of them after the point"
         self._expect("(")
         precision = self._read(r"\d{1,2}$", expected)
@@ -330,12 +357,16 @@ class TypeReader:
         return Simple(f"decimal({int(precision)},{int(scale)})")
 
     def _in_brackets(self) -> Type:
+        """Read a type in angle brackets."""
         self._expect("<")
         type_ = self.read_type()
         self._expect(">")
         return type_
 
     def _read(self, pattern: str, expected: str) -> str:
+        """Read the next word or sign, which begins with a match of the pattern. Raises
+        TypeTextError, which says what was expected.
+        """
         token = _TOKEN.match(self._text, self._at)
         if token is None or not re.match(pattern, token[1]):
             raise self.error(expected)
@@ -343,10 +374,12 @@ class TypeReader:
         return token[1]
 
     def _expect(self, sign: str) -> None:
+        """Read this sign. Raises TypeTextError if it does not come next."""
         if not self._skip(sign):
             raise self.error(f"{sign!r}")
 
     def _skip(self, sign: str) -> bool:
+        """Read this sign if it comes next; return whether it did."""
         token = _TOKEN.match(self._text, self._at)
         if token is None or token[1] != sign:
             return False
@@ -355,6 +388,7 @@ class TypeReader:
 
 
 def _unquote(name: str) -> str:
+    """Return a name without its backticks."""
     if name.startswith("`"):
         return name[1:-1].replace("``", "`")
     return name
@@ -415,6 +449,7 @@ def arrow_type(kind: str) -> Any:
 
 
 def _to_arrow(type_: Type) -> pa.DataType:
+    """Return the Arrow type of a type."""
     if isinstance(type_, Array):
         return pa.list_(pa.field("element", _to_arrow(type_.element)))
     if isinstance(type_, Map):
@@ -460,6 +495,9 @@ def tree_from_arrow(kind: pa.DataType, path: str) -> Type:
 
 
 def _simple_from_arrow(kind: pa.DataType, path: str) -> str:
+    """Return the text of a simple Arrow type, or Arrow's own name. Raises SchemaMismatchError for
+    timestamps without a zone.
+    """
     if pt.is_large_string(kind) or pt.is_string_view(kind):
         return "string"
     if pt.is_large_binary(kind) or pt.is_binary_view(kind):
@@ -509,9 +547,8 @@ def find_type_mismatch(given: pa.DataType, expected: pa.DataType, path: str) -> 
     if pt.is_struct(expected) and pt.is_struct(given):
         return _find_member_mismatch(given, expected, path)
     if pt.is_map(expected) and pt.is_map(given):
-        return find_type_mismatch(given.key_type, pa.string(), f"{path}, the keys,") or (
-            find_type_mismatch(given.item_type, expected.item_type, f"{path}[*]")
-        )
+        of_keys = find_type_mismatch(given.key_type, pa.string(), f"{path}, the keys,")
+        return of_keys or find_type_mismatch(given.item_type, expected.item_type, f"{path}[*]")
     if pt.is_map(expected) and is_list(given) and is_entry(given.value_type):
         return find_type_mismatch(given.value_type[1].type, expected.item_type, f"{path}[*]")
     if pt.is_list(expected) and is_list(given):
@@ -532,6 +569,9 @@ def is_entry(kind: pa.DataType) -> bool:
 
 
 def _find_member_mismatch(given: pa.DataType, expected: pa.DataType, path: str) -> str | None:
+    """Return why structs of the first Arrow type can't be cast to the second one, None
+    if they can.
+    """
     declared = {field.name: field.type for field in expected}
     seen = set()
     for field in given:
@@ -549,10 +589,13 @@ def _find_member_mismatch(given: pa.DataType, expected: pa.DataType, path: str) 
 
 
 def _is_text(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is one of its types of strings."""
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
 
 
 def _is_same_simple_family(given: pa.DataType, expected: pa.DataType) -> bool:
+    """Whether values of the first simple type may be cast to the second, if each value fits."""
+    # By the family of the expected type: the families whose values fit.
     families = {
         pt.is_timestamp: (lambda kind: pt.is_timestamp(kind) and kind.tz is not None,),
         pt.is_floating: (pt.is_floating, pt.is_integer),

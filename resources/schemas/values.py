@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
@@ -21,9 +21,19 @@ CHECKED_TYPES = ("string", "date", "timestamp")
 Errors = Literal["backslashreplace", "replace"]
 YEARS = "years are 1 to 9999"
 UTF8 = "text is UTF-8"
-DAYS = (-719_162, 2_932_896)
-"""0001-01-01 and 9999-12-31, in days since 1970."""
-MICROS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
+
+
+class Bounds(NamedTuple):
+    """The first and the last value that Python can hold, counted from 1970."""
+
+    first: int
+    last: int
+
+
+DAYS = Bounds(-719_162, 2_932_896)
+"""0001-01-01 and 9999-12-31, in days."""
+MICROS = Bounds(DAYS.first * 86_400_000_000, (DAYS.last + 1) * 86_400_000_000 - 1)
+"""The same days' first and last microsecond."""
 _A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 _MAX_CHARS = 100
 
@@ -149,8 +159,8 @@ def first_unreadable(
 def _describe_unreadable(
     name: str, row: int, values: pa.Array | pa.ChunkedArray
 ) -> UnreadableValue:
-    """Return the unreadable value of a column that the row's value, in a column of one, is or
-    has within.
+    """Return the unreadable value that is, or is inside, the only one of these values, which is
+    that of the row.
     """
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     path, values = _unreadable_part(array, name)
@@ -160,7 +170,7 @@ def _describe_unreadable(
 
 
 def _unreadable_part(values: pa.Array, path: str) -> tuple[str, pa.Array]:
-    """Return the simple values, with their path, of which one is unreadable."""
+    """Return the path and the values of the first simple part that has an unreadable value."""
     kind = values.type
     if pt.is_dictionary(kind):
         return _unreadable_part(values.dictionary_decode(), path)
@@ -210,6 +220,7 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
 
 
 def _readable_nested(scalar: pa.Scalar, errors: Errors) -> Any:
+    """Return a nested value as `readable_value` does."""
     kind = scalar.type
     if pt.is_struct(kind):
         return {
@@ -231,6 +242,7 @@ def _unit(kind: pa.DataType) -> Any:
 
 
 def _is_text(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is one of its types of strings."""
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
 
 
@@ -241,21 +253,25 @@ def unreadable_condition(value: str, kind: str) -> str:
     """
     if kind == "string":
         return f"NOT is_valid_utf8({value})"
-    count, (least, most) = ("unix_date", DAYS) if kind == "date" else ("unix_micros", MICROS)
-    return f"{count}({value}) NOT BETWEEN {least} AND {most}"
+    if kind == "date":
+        return f"unix_date({value}) NOT BETWEEN {DAYS.first} AND {DAYS.last}"
+    return f"unix_micros({value}) NOT BETWEEN {MICROS.first} AND {MICROS.last}"
 
 
 def format_spark_date(text: str) -> str:
     """Return NumPy's text of a date or timestamp as Spark writes it: a sign before long years,
     no trailing zeros.
     """
-    sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
-    day, _, time = digits.partition("T")
-    year, _, rest = day.partition("-")
-    sign = sign or ("+" if len(year) > 4 else "")
+    day, _, time = text.removeprefix("-").partition("T")
+    year, _, month_and_day = day.partition("-")
+    sign = ""
+    if text.startswith("-"):
+        sign = "-"
+    elif len(year) > 4:
+        sign = "+"
     if "." in time:
         time = time.rstrip("0").rstrip(".")
-    return f"{sign}{int(year):04d}-{rest}" + (f" {time}" if time else "")
+    return f"{sign}{int(year):04d}-{month_and_day} {time}".rstrip()
 
 
 def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
@@ -265,10 +281,11 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
         return any(map(_has_unreadable, column.chunks))
     if pt.is_date(kind) or pt.is_timestamp(kind):
         ends = pc.min_max(column)
-        low = ends["min"].value
-        high = ends["max"].value
-        least, most = _bounds(kind)
-        return low is not None and (low < least or high > most)
+        lowest = ends["min"].value
+        if lowest is None:
+            return False
+        bounds = _bounds(kind)
+        return bool(lowest < bounds.first or ends["max"].value > bounds.last)
     if _is_text(kind):
         try:
             column.validate(full=True)
@@ -282,11 +299,12 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
     return bool(pt.is_nested(kind)) and _has_unreadable(as_lists(column).flatten())
 
 
-def _bounds(kind: pa.DataType) -> tuple[int, int]:
+def _bounds(kind: pa.DataType) -> Bounds:
+    """Return the bounds of a date or timestamp type, in its unit."""
     a_day = 1
     if not pt.is_date32(kind):
         a_day = _A_DAY[_unit(kind)]
-    return DAYS[0] * a_day, (DAYS[1] + 1) * a_day - 1
+    return Bounds(DAYS.first * a_day, (DAYS.last + 1) * a_day - 1)
 
 
 def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
@@ -295,8 +313,9 @@ def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
     if not (pt.is_date(kind) or pt.is_timestamp(kind)):
         return _search_by_halves(column, 0, len(column))
     counts = column.cast("int32").cast("int64") if pt.is_date32(kind) else column.cast("int64")
-    least, most = _bounds(kind)
-    outside = pc.fill_null(pc.or_(pc.less(counts, least), pc.greater(counts, most)), False)
+    bounds = _bounds(kind)
+    is_outside = pc.or_(pc.less(counts, bounds.first), pc.greater(counts, bounds.last))
+    outside = pc.fill_null(is_outside, False)
     rows: list[int] = np.nonzero(np.asarray(outside))[0].tolist()
     return rows
 
@@ -316,6 +335,7 @@ def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int
 
 
 def _format_value(value: Any) -> str:
+    """Return a value as errors show it, with at most _MAX_CHARS characters."""
     text = f"'{value}'" if isinstance(value, str) and value.isprintable() else repr(value)
     if len(text) <= _MAX_CHARS:
         return text

@@ -53,8 +53,10 @@ def adopt_columns(
     problems = _find_other_cases(moved.schema, declared)
     if problems:
         return Evolution(known, names, problems=problems)
-    before, after = _merge_structs(schema_struct(moved.schema), schema_struct(declared))
-    retyped = struct_schema(before, moved.schema)
+    before = schema_struct(moved.schema)
+    wanted = schema_struct(declared)
+    retyped = struct_schema(_merge_structs(before, wanted, adds=False), moved.schema)
+    after = _merge_structs(before, wanted, adds=True)
     added = Schema(tuple(Field(each.name, str(each.type)) for each in after.members))
     sensitive = {*moved.schema.sensitive, *declared.sensitive}
     merged = evolve(retyped, moved.names, added.with_sensitive(*sensitive))
@@ -72,33 +74,31 @@ def _find_other_cases(known: Schema, declared: Schema) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _merge_structs(known: Struct, declared: Struct) -> tuple[Struct, Struct]:
-    """Return the known members with the declared types, and these with the added members."""
-    retyped = []
-    merged = []
+def _merge_structs(known: Struct, declared: Struct, *, adds: bool) -> Struct:
+    """Return the known members with their declared types and, if `adds`, the new members."""
+    members = []
     for member in known.members:
         wanted = declared.member(member.name)
-        before, after = member.type, member.type
+        type_ = member.type
         if wanted is not None:
-            before, after = _merge_types(member.type, wanted.type)
-        retyped.append(Member(member.name, before))
-        merged.append(Member(member.name, after))
-    for wanted in declared.members:
-        if known.member(wanted.name) is None:
-            merged.append(wanted)
-    return Struct(tuple(retyped)), Struct(tuple(merged))
+            type_ = _merge_types(member.type, wanted.type, adds=adds)
+        members.append(Member(member.name, type_))
+    if adds:
+        for wanted in declared.members:
+            if known.member(wanted.name) is None:
+                members.append(wanted)
+    return Struct(tuple(members))
 
 
-def _merge_types(known: Type, declared: Type) -> tuple[Type, Type]:
+def _merge_types(known: Type, declared: Type, *, adds: bool) -> Type:
+    """Return the known type with the declared simple types and, if `adds`, the new members."""
     if isinstance(known, Struct) and isinstance(declared, Struct):
-        return _merge_structs(known, declared)
+        return _merge_structs(known, declared, adds=adds)
     if isinstance(known, Array) and isinstance(declared, Array):
-        before, after = _merge_types(known.element, declared.element)
-        return Array(before), Array(after)
+        return Array(_merge_types(known.element, declared.element, adds=adds))
     if isinstance(known, Map) and isinstance(declared, Map):
-        before, after = _merge_types(known.value, declared.value)
-        return Map(before), Map(after)
-    return declared, declared
+        return Map(_merge_types(known.value, declared.value, adds=adds))
+    return declared
 
 
 def names_in_files(columns: Schema, names: StoredNames) -> StoredNames:
@@ -113,6 +113,9 @@ def names_in_files(columns: Schema, names: StoredNames) -> StoredNames:
 def _collect_names(
     type_: Type, parent: Steps, names: StoredNames, found: list[tuple[Steps, str]]
 ) -> None:
+    """Add (steps, stored name) of each member within a type to `found`; `parent` are the stored
+    steps to it.
+    """
     if isinstance(type_, Array):
         _collect_names(type_.element, parent, names, found)
     elif isinstance(type_, Map):
@@ -194,6 +197,9 @@ class _View:
         return None if type_ is None else Member(name, type_)
 
     def _name_type(self, was: Type, now: Type | None, place: Steps) -> Type | None:
+        """Return a type whose members have their names of `now`; None if no member of
+        it is left.
+        """
         if isinstance(was, Struct):
             struct = self.name_members(was, now if isinstance(now, Struct) else None, place)
             return struct if struct.members else None
@@ -222,64 +228,56 @@ def drop_replaced(
     before = evolve(stored.schema, input_before, None, changes)
     if moved.problems or before.problems:
         return stored
-    found = _find_replaced(
-        NamedColumns(before.schema, before.names),
-        now,
-        (schema_struct(before.schema), schema_struct(now.schema)),
-        ((), ()),
-        "",
+    replaced = _Replaced(before.names, now.names)
+    paths = tuple(
+        replaced.find(schema_struct(before.schema), schema_struct(now.schema), (), (), "")
     )
-    paths = tuple(found)
     if not paths:
         return stored
-    for drop in (paths, tuple(dict.fromkeys(map(path_column, paths)))):
+    columns = tuple(dict.fromkeys(map(path_column, paths)))
+    for drop in (paths, columns):  # whole columns if nothing would be left of a struct
         after = evolve(moved.schema, moved.names, None, ColumnChanges(drop=drop))
         if not after.problems:
             return NamedColumns(after.schema, after.names)
     return stored
 
 
-def _find_replaced(
-    before: NamedColumns,
-    now: NamedColumns,
-    types: tuple[Type, Type],
-    parents: tuple[Steps, Steps],
-    path: str,
-) -> Iterator[str]:
-    """Yield the paths of the members within two types that were dropped and added again; `parents`
-    are the stored steps to both types.
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    """Finds members that were dropped and added again under the same name: their stored name
+    `before` was given up, and they have another one `now`.
     """
-    was, is_now = types
-    if isinstance(was, Array) and isinstance(is_now, Array):
-        inner = (was.element, is_now.element)
-        yield from _find_replaced(before, now, inner, parents, f"{path}[]")
-    elif isinstance(was, Map) and isinstance(is_now, Map):
-        inner = (was.value, is_now.value)
-        yield from _find_replaced(before, now, inner, parents, f"{path}[*]")
-    elif isinstance(was, Struct) and isinstance(is_now, Struct):
-        both = [(member, is_now.member(member.name)) for member in was.members]
-        for member, same in both:
-            if same is not None:
-                place = ".".join(filter(None, (path, write_name(member.name))))
-                yield from _compare_names(before, now, (member, same), parents, place)
 
+    before: StoredNames
+    now: StoredNames
 
-def _compare_names(
-    before: NamedColumns,
-    now: NamedColumns,
-    members: tuple[Member, Member],
-    parents: tuple[Steps, Steps],
-    place: str,
-) -> Iterator[str]:
-    """Yield the path of a member if its stored name was given up and is another one now, else those
-    within it.
-    """
-    was, is_now = members
-    stored = before.names.of(parents[0], was.name)
-    stored_now = now.names.of(parents[1], is_now.name)
-    if stored != stored_now:
-        if (*parents[1], stored) in now.names.retired:
-            yield place
-        return
-    deeper = ((*parents[0], stored), (*parents[1], stored_now))
-    yield from _find_replaced(before, now, (was.type, is_now.type), deeper, place)
+    def find(
+        self, was: Type, is_now: Type, parent: Steps, parent_now: Steps, path: str
+    ) -> Iterator[str]:
+        """Yield the paths of such members within a type that was `was` and is `is_now`; the stored
+        steps to it were `parent` and are `parent_now`.
+        """
+        if isinstance(was, Array) and isinstance(is_now, Array):
+            yield from self.find(was.element, is_now.element, parent, parent_now, f"{path}[]")
+        elif isinstance(was, Map) and isinstance(is_now, Map):
+            yield from self.find(was.value, is_now.value, parent, parent_now, f"{path}[*]")
+        elif isinstance(was, Struct) and isinstance(is_now, Struct):
+            for member in was.members:
+                same = is_now.member(member.name)
+                if same is not None:
+                    place = ".".join(filter(None, (path, write_name(member.name))))
+                    yield from self._find_in_member(member, same, parent, parent_now, place)
+
+    def _find_in_member(
+        self, was: Member, is_now: Member, parent: Steps, parent_now: Steps, path: str
+    ) -> Iterator[str]:
+        """Yield the path of a member if its stored name was given up and is another one now, else
+        those within it.
+        """
+        stored = self.before.of(parent, was.name)
+        stored_now = self.now.of(parent_now, is_now.name)
+        if stored == stored_now:
+            steps = (*parent, stored)
+            yield from self.find(was.type, is_now.type, steps, (*parent_now, stored_now), path)
+        elif (*parent_now, stored) in self.now.retired:
+            yield path

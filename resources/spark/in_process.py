@@ -32,9 +32,8 @@ class InProcess:
         problem = "this needs a Spark session, but IN_PROCESS, or the master none, was given."
         step = (
             "Pass a session, or open one with session_scope() and another master than none. Small"
-            " batches of an "
+            ' batches of an application with engine="auto" need none.'
         )
-        step += 'application with engine="auto" need none.'
         raise ConfigurationError(problem, step, argument="spark")
 
     def __repr__(self) -> str:
@@ -47,6 +46,7 @@ class InProcess:
 IN_PROCESS: Final = InProcess()
 # This master means IN_PROCESS: in ADJUNCT_SPARK_MASTER, in commands and in SparkResource.
 _NO_MASTER = "none"
+# By setting: the value to set, and all values, in lower case, that mean the same.
 _REQUIRED = {
     "spark.sql.session.timeZone": (
         "UTC",

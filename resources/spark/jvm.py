@@ -136,6 +136,7 @@ def release_checkpoint(frame: DataFrame) -> None:
 
 
 def _java(frame: DataFrame) -> Any:
+    """Return the JVM's object of a frame."""
     return frame._jdf
 
 

@@ -201,6 +201,7 @@ def syntax_errors(texts: Sequence[tuple[str, bool]]) -> list[str]:
 
 
 def _error(parse: Any, text: str) -> str:
+    """Return the message of Spark's parser for a text, "" if it parses it."""
     try:
         parse(text)
     except Exception as error:  # noqa: BLE001 - PySpark raises various types
@@ -265,9 +266,8 @@ def session_config(
     _check_reach(master, lake_url or os.environ.get("ADJUNCT_LAKE"))
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
     # Spark walks plans recursively, with dozens of stack frames per operator.
-    settings["spark.driver.extraJavaOptions"] = settings["spark.executor.extraJavaOptions"] = (
-        f"-Xss{STACK_SIZE}"
-    )
+    settings["spark.driver.extraJavaOptions"] = f"-Xss{STACK_SIZE}"
+    settings["spark.executor.extraJavaOptions"] = f"-Xss{STACK_SIZE}"
     if lake_url and lake_url.startswith("s3://"):
         settings |= _s3a()
     if not is_elsewhere:
@@ -357,9 +357,8 @@ def new_session(
         session = builder.getOrCreate()
     except (Py4JError, PySparkException) as error:
         java = getattr(error, "java_exception", None)
-        reason = first_message_line(
-            Exception(java.getMessage()) if java is not None and java.getMessage() else error
-        )
+        message = None if java is None else java.getMessage()
+        reason = first_message_line(Exception(message) if message else error)
         problem = (
             f"Spark could not be started with the master {settings['spark.master']!r}:"
             f" {reason.rstrip('.')}."
@@ -418,6 +417,7 @@ def is_connect(master: str | None) -> bool:
 
 
 def _connection_error(error: Exception, where: str) -> AdjunctError:
+    """Return the error for a Spark Connect server that can't be used."""
     details = _RPC_DETAILS.search(str(error))
     reason = details[1] if details else first_message_line(error)
     problem = f"Spark Connect can't be used at {where}: {reason.rstrip('.')}."
@@ -443,36 +443,35 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
     _check_master(url)
     _check_reach(url, lake_url or os.environ.get("ADJUNCT_LAKE"))
     address = urlsplit(url)
-    where = (address.hostname or "", address.port or 15002)
+    host = address.hostname or ""
+    port = address.port or 15002
     from pyspark.errors import PySparkException
 
     try:
         # Spark's client would try for minutes.
-        socket.create_connection(where, _SECONDS_TO_CONNECT).close()
+        socket.create_connection((host, port), _SECONDS_TO_CONNECT).close()
         from pyspark.sql import SparkSession
 
         session = SparkSession.builder.remote(url).getOrCreate()
         limit_retries(session, _RETRIES)
         catalog = session.conf.get(_CATALOG)
     except (OSError, ImportError, PySparkException) as error:
-        raise _connection_error(error, f"{where[0]}:{where[1]}") from error
-    _check_release(session, f"sc://{where[0]}:{where[1]}")
+        raise _connection_error(error, f"{host}:{port}") from error
+    _check_release(session, f"sc://{host}:{port}")
     if catalog != _PLANS[_CATALOG]:
         problem = (
-            f"the Spark Connect server at {where[0]}:{where[1]} has {_CATALOG}={catalog}: expected"
+            f"the Spark Connect server at {host}:{port} has {_CATALOG}={catalog}: expected"
             " in-memory."
         )
         raise ConfigurationError(problem, "Start a server with this setting.", setting=_CATALOG)
     # For an application, settings of Hadoop begin with spark.hadoop; for one session, they are
     # named without that.
-    ours = {
-        name.removeprefix("spark.hadoop."): value
-        for name, value in _PLANS.items()
-        if name not in _OF_THE_SERVER
-    }
-    for name, value in {**ours, **{name: str(value) for name, value in config.items()}}.items():
-        if name == "spark.master":
-            continue
+    settings = {}
+    for name, value in _PLANS.items():
+        if name not in _OF_THE_SERVER:
+            settings[name.removeprefix("spark.hadoop.")] = value
+    settings |= {name: str(value) for name, value in config.items() if name != "spark.master"}
+    for name, value in settings.items():
         try:
             session.conf.set(name, value)
         except Exception as error:
@@ -488,6 +487,7 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
 
 
 def _database(session: SparkSession) -> str:
+    """Return the name of the database that a session of Spark Connect has of its own."""
     return f"adjunct_{identify_session(session).replace('-', '')}"
 
 
@@ -538,7 +538,8 @@ def session_scope(
         if is_new:
             on_start("starting Spark")
         session = new_session(master=master, lake_url=lake_url, quick=quick, keep_classes=is_new)
-        owned.extend([session] if is_new else [])
+        if is_new:
+            owned.append(session)
         return session
 
     try:

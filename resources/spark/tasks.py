@@ -145,12 +145,14 @@ def error_from_json(document: Mapping[str, Any]) -> AdjunctError:
 
 
 def _is_plain(value: object) -> bool:
+    """Whether JSON can hold a value: a text, a number, or a tuple of such values."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return isinstance(value, str | int | float)
 
 
 def _frozen(value: Any) -> Any:
+    """Return a value from JSON as the fields of errors have it: tuples for lists."""
     if isinstance(value, list):
         return tuple(map(_frozen, value))
     return value
@@ -266,7 +268,7 @@ def _corresponding_error(text: str) -> AdjunctError | None:
             "See that it runs, and run it again: the batch is repeated as planned.",
         )
     refused = _REFUSED.search(text)
-    if refused and (refused["code"] in STALE_CODES or refused["code"] == "null"):
+    if refused and refused["code"] in (*STALE_CODES, "null"):
         return _stale_error(refused["status"], refused["code"], _UNREAD.search(text))
     unread = _read_error(text)
     if unread is not None:
@@ -454,6 +456,7 @@ def _limit_batches(frame: DataFrame) -> bool:
 
 
 def _has_lists(kind: DataType) -> bool:
+    """Whether a type of Spark is an array or a map, or has one within its structs."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):
@@ -476,6 +479,7 @@ def _with_limited_batches(frame: DataFrame, task: _Task) -> _Task:
 
 
 def _gather(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of batches in fewer, larger batches."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -490,6 +494,7 @@ def _gather(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _join_batches(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+    """Return the rows of these batches as one batch, where Arrow can join them."""
     if not batches:
         return ()
     joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
@@ -497,10 +502,12 @@ def _join_batches(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]
 
 
 def _needs_other_names(names: Sequence[str]) -> bool:
+    """Whether Spark would take one of these column names for a path or for all columns."""
     return any(name == "*" or "." in name or "`" in name for name in names)
 
 
 def _by_position(names: Sequence[object]) -> list[str]:
+    """Return the names c0, c1, … for as many columns."""
     return [f"c{index}" for index in range(len(names))]
 
 

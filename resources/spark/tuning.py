@@ -51,6 +51,7 @@ def wait_for_workers(context: SparkContext) -> None:
 
 
 def _run_one_task(session: SparkSession) -> None:
+    """Run a task in a Python worker, which starts the daemon of workers."""
     with suppress(Exception):  # if workers can't be started, the first task of a batch fails
         session.range(1).coalesce(1).mapInArrow(_pass_through, "id bigint").collect()
 
@@ -102,6 +103,7 @@ def interpret_small_plans(
 
 
 def _set(session: SparkSession, settings: dict[str, str]) -> None:
+    """Change these settings of a session."""
     for name, value in settings.items():
         session.conf.set(name, value)
 
@@ -195,6 +197,7 @@ def stop_jvm(gateway: Any, options: str) -> None:
 
 
 def _archive(java: str) -> Path:
+    """Return the path of the archive of classes for this Java and this PySpark."""
     import pyspark
 
     cache = (
@@ -203,11 +206,13 @@ def _archive(java: str) -> Path:
         / "classes"
     )
     real = Path(java).resolve()
-    of = f"{real}|{real.stat().st_mtime_ns}|{pyspark.__version__}|{Path(pyspark.__file__).parent}"
-    return cache / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.jsa"
+    pyspark_folder = Path(pyspark.__file__).parent
+    made_for = f"{real}|{real.stat().st_mtime_ns}|{pyspark.__version__}|{pyspark_folder}"
+    return cache / f"{hashlib.sha256(made_for.encode()).hexdigest()[:16]}.jsa"
 
 
 def _can_write(folder: Path) -> bool:
+    """Whether this user can write files in a folder, which is made if it is missing."""
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         return os.access(folder, os.W_OK)

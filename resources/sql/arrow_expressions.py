@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from dagster_adjunct.resources.lazy_modules import exp, pa
 from dagster_adjunct.resources.schemas.types import (
     Array,
+    Digits,
     Map,
     Struct,
     arrow_type,
@@ -55,7 +56,6 @@ from dagster_adjunct.resources.sql.expression import (
 from dagster_adjunct.resources.sql.result_types import (
     INTEGERS,
     NUMBERS,
-    Digits,
     arithmetic_type,
     describe_missing_field,
     digits_as_decimal,
@@ -70,6 +70,7 @@ _BITS = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63}
 Compute: TypeAlias = Callable[["_Batch"], Any]
 """Returns an array, or a scalar that stands for all rows."""
 Rule: TypeAlias = Callable[["_Compiler", "exp.Expr"], "_Value"]
+"""Compiles the nodes of one kind. Raises _NotCompiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ def compile_expression(text: str, types: Mapping[str, str]) -> ArrowExpression |
 
 @lru_cache(maxsize=1024)  # a run compiles the same expressions for each batch
 def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression | str:
+    """Return what `compile_expression` returns; `types` are (name, type) of the columns."""
     expression = parse_expression(text)
     if expression.star:
         return "all columns (*)"
@@ -175,23 +177,33 @@ def _has_rule(node: exp.Expr) -> bool:
     """Whether this module has a rule for a node with its arguments."""
     name = type(node).__name__
     if name in _PARTS_OF_NODES:
-        return (
-            name != "Identifier" or bool(node.args.get("quoted")) or node.name.lower() not in _WORDS
-        )
-    given = set()
-    for each, argument in node.args.items():
-        if argument not in (None, [], False):
-            given.add(each)
-    _, *arguments = _RULES.get(name, (None,))
-    if name not in _RULES or not given <= {*_OF_EACH_NODE, *arguments}:
+        is_keyword = name == "Identifier" and node.name.lower() in _WORDS
+        return not is_keyword or bool(node.args.get("quoted"))
+    if name not in _RULES or not _reads_all_arguments(node):
         return False
     if name == "Bracket":
         return len(node.expressions) == 1
     if isinstance(node, exp.Column):
         return not _has_number_as_name(node)
+    given = _given_arguments(node)
     if name == "Is":
         return "this" in given and type(node.expression).__name__ in ("Null", "Boolean")
     return name != "In" or "expressions" in given
+
+
+def _given_arguments(node: exp.Expr) -> set[str]:
+    """Return the names of the arguments that a node has."""
+    given = set()
+    for name, argument in node.args.items():
+        if argument not in (None, [], False):
+            given.add(name)
+    return given
+
+
+def _reads_all_arguments(node: exp.Expr) -> bool:
+    """Whether the rule of a node reads all arguments that the node has."""
+    further = _OF_SOME_NODES.get(type(node).__name__, ())
+    return _given_arguments(node) <= {*_OF_EACH_NODE, *further}
 
 
 def _has_number_as_name(column: exp.Column) -> bool:
@@ -203,16 +215,17 @@ def _has_words_of(text: str, nodes: Sequence[exp.Expr], alias: str | None) -> bo
     """Whether each keyword in a text is one of a node, and none a name."""
     words = [word.lower() for word in re.findall(r"[A-Za-z_]\w*", QUOTED.sub("''", text))]
     names = [type(node).__name__ for node in nodes]
-    ifs = sum(len(node.args["ifs"]) for node in nodes if type(node).__name__ == "Case")
-    elses = sum(
-        node.args.get("default") is not None for node in nodes if type(node).__name__ == "Case"
-    )
-    for word, kinds in _WORDS.items():
-        expected = sum(map(names.count, kinds)) + (elses if word == "else" else 0)
-        expected += word == "as" and alias is not None
-        if words.count(word) != expected:
-            return False
-    return words.count("when") == words.count("then") == ifs
+    expected = {word: sum(map(names.count, kinds)) for word, kinds in _WORDS.items()}
+    expected |= {"when": 0, "then": 0}
+    if alias is not None:
+        expected["as"] += 1
+    for node in nodes:
+        if isinstance(node, exp.Case):
+            expected["when"] += len(node.args["ifs"])
+            expected["then"] += len(node.args["ifs"])
+            if node.args.get("default") is not None:
+                expected["else"] += 1
+    return all(words.count(word) == count for word, count in expected.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +254,7 @@ class _Value:
 
     @property
     def is_text_literal(self) -> bool:
+        """Whether it is a literal string."""
         return isinstance(self.literal, str)
 
 
@@ -268,6 +282,7 @@ def _fails_in_filter(tree: exp.Expr) -> bool:
 
 
 def _uncast(node: exp.Expr) -> exp.Expr:
+    """Return what is within parentheses and casts."""
     while isinstance(node, exp.Paren | exp.Cast):
         node = node.this
     return node
@@ -281,11 +296,13 @@ class _Compiler:
         self.columns: dict[str, None] = {}
 
     def column(self, name: str) -> _Value:
+        """Return the compiled column of this name, ignoring case. Raises _NotCompiled."""
         found = [column for column in self._types if column.lower() == name.lower()]
         if not found:
             raise _NotCompiled(f"the unknown column {name}")
         column = found[0]
-        if len(found) > 1 or (column != name and not name.isascii()):
+        is_unsure = column != name and not name.isascii()  # how Spark compares such names
+        if len(found) > 1 or is_unsure:
             raise _NotCompiled(f"the ambiguous column {name}")
         kind = self._types[column]
         if not is_nested(kind):
@@ -305,14 +322,10 @@ class _Compiler:
 
     def value(self, node: exp.Expr) -> _Value:
         """Return the compiled node. Raises _NotCompiled."""
-        rule, *arguments = _RULES.get(type(node).__name__, (None,))
-        given = set()
-        for name, argument in node.args.items():
-            if argument not in (None, [], False):
-                given.add(name)
-        if rule is None or not given <= {*_OF_EACH_NODE, *arguments}:
+        rule = _RULES.get(type(node).__name__)
+        if rule is None or not _reads_all_arguments(node):
             raise _NotCompiled(_describe(node))
-        return rule(self, node)  # type: ignore[no-any-return]
+        return rule(self, node)
 
     def values(self, node: exp.Expr, *names: str) -> list[_Value]:
         """Return the compiled arguments of a node that have these names."""
@@ -322,9 +335,11 @@ class _Compiler:
         return list(map(self.value, parts))
 
     def sides(self, node: exp.Expr) -> list[_Value]:
+        """Return the compiled operands of a binary operator."""
         return self.values(node, "this", "expression")
 
     def condition(self, node: exp.Expr) -> _Value:
+        """Return a compiled node, which is boolean or null. Raises _NotCompiled."""
         value = self.value(node)
         allowed = ["boolean", "void"]
         if type(node.parent).__name__ in ("If", "Case"):
@@ -335,6 +350,7 @@ class _Compiler:
 
 
 def _describe(node: exp.Expr) -> str:
+    """Return a noun phrase for a node that is not compiled."""
     if isinstance(node, exp.Window):
         return "a window function"
     if isinstance(node, exp.Anonymous):
@@ -345,6 +361,8 @@ def _describe(node: exp.Expr) -> str:
 
 
 def _call(function: Function, kind: str, *values: _Value) -> _Value:
+    """Return the value of a function of these values, which is computed once for each batch."""
+
     def compute(batch: _Batch) -> Any:
         if compute not in batch.results:
             batch.results[compute] = function(*[value.compute(batch) for value in values])
@@ -357,6 +375,7 @@ _NULL = _Value("void", lambda batch: pa.scalar(None))
 
 
 def _constant(value: Any, kind: str) -> _Value:
+    """Return a literal of this type, or a null. Raises _NotCompiled if it does not fit."""
     try:
         scalar = pa.scalar(value, arrow_type(kind))
     except (pa.ArrowInvalid, OverflowError):
@@ -365,6 +384,7 @@ def _constant(value: Any, kind: str) -> _Value:
 
 
 def _literal(compiler: _Compiler, node: exp.Expr, sign: str = "") -> _Value:
+    """Compile a literal string or number; `sign` is "-" for a negated number."""
     text = sign + str(node.this)
     if node.args.get("is_string"):
         return _constant(text, "string")
@@ -378,6 +398,9 @@ def _literal(compiler: _Compiler, node: exp.Expr, sign: str = "") -> _Value:
 
 
 def _moment(text: str, kind: str) -> date | datetime:
+    """Return the date or timestamp in a literal. Raises _NotCompiled for any but the
+    usual forms.
+    """
     pattern = r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d{6})?)?"
     if kind == "date":
         pattern = r"\d{4}-\d\d-\d\d"
@@ -394,10 +417,8 @@ def _moment(text: str, kind: str) -> date | datetime:
 # Casts
 
 
-# Types
-
-
 def _is_number(value: _Value) -> bool:
+    """Whether a value is a number, except a decimal that is not a literal, or null."""
     return value.type in (*NUMBERS, "void") or isinstance(value.literal, Decimal)
 
 
@@ -426,6 +447,9 @@ def _common_type(values: Sequence[_Value], what: str) -> str:
 
 
 def _cast(value: _Value, kind: str) -> _Value:
+    """Return the value cast to this type. Raises _NotCompiled where the result may not
+    be Spark's.
+    """
     if value.type == kind:
         return value
     if value.type == "void":
@@ -448,16 +472,21 @@ def _cast(value: _Value, kind: str) -> _Value:
 
 
 def _cast_together(values: Sequence[_Value], what: str) -> tuple[str, list[_Value]]:
+    """Return the type to which Spark casts these values together, and the cast values; `what`
+    names the operation.
+    """
     kind = _common_type(values, what)
     return kind, [_cast(value, kind) for value in values]
 
 
 def _cast_node(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `cast(value as type)`."""
     to = node.args["to"]
     name = {"TEXT": "string", "TIMESTAMPTZ": "timestamp"}.get(to.this.name, to.this.name.lower())
     if name == "decimal":
-        sizes = [item.name for item in to.expressions]
-        name = f"decimal({','.join(sizes + ['10', '0'][len(sizes) :])})"
+        given = [item.name for item in to.expressions]
+        defaults = ["10", "0"]
+        name = f"decimal({','.join(given + defaults[len(given) :])})"
     if not is_storable(name):
         raise _NotCompiled(f"a cast to {name}")
     value = _cast(compiler.value(node.this), name)
@@ -468,6 +497,7 @@ def _cast_node(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _compared(function: Function, *values: _Value) -> _Value:
+    """Return a comparison of these values, which are cast to one type."""
     kind, values_of_one_type = _cast_together(values, "a comparison")
     if is_nested(kind):
         raise _NotCompiled(f"a comparison of {kind}")
@@ -475,20 +505,24 @@ def _compared(function: Function, *values: _Value) -> _Value:
 
 
 def _comparison_rule(name: str) -> Rule:
+    """Return the rule of an operator that compares by the Arrow function of this name."""
     return lambda compiler, node: _compared(comparison(name), *compiler.sides(node))
 
 
 def _null_safe(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `one <=> other`."""
     return _compared(equal_or_both_null, *compiler.sides(node))
 
 
 def _logical(name: str) -> Rule:
+    """Return the rule of AND, OR or NOT, by its Arrow function."""
     return lambda compiler, node: _call(
         kernel(name), "boolean", *[compiler.condition(part) for part in node.iter_expressions()]
     )
 
 
 def _is(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `value IS NULL`, `value IS TRUE` and `value IS FALSE`."""
     if type(node.expression).__name__ == "Null":
         return _call(kernel("is_null"), "boolean", compiler.value(node.this))
     if type(node.expression).__name__ != "Boolean":
@@ -499,6 +533,7 @@ def _is(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _in(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `value IN (literal, …)`."""
     value, *choices = map(compiler.value, (node.this, *node.expressions))
     known = [choice for choice in choices if choice.type != "void"]
     are_literals = all(choice.literal is not None for choice in known)
@@ -512,6 +547,7 @@ def _in(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _between(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `value BETWEEN low AND high`."""
     value, low, high = compiler.values(node, "this", "low", "high")
     above = _compared(comparison("greater_equal"), value, low)
     return _call(
@@ -522,6 +558,7 @@ def _between(compiler: _Compiler, node: exp.Expr) -> _Value:
 def _first_true(
     conditions: Sequence[_Value], results: Sequence[_Value], otherwise: _Value
 ) -> _Value:
+    """Return the result of the first condition that is true, or else `otherwise`."""
     kind, (*results, value) = _cast_together([*results, otherwise], "a result")
     for condition, result in reversed(list(zip(conditions, results, strict=True))):
         value = _Value(kind, _choice(condition.compute, result.compute, value.compute))
@@ -542,7 +579,8 @@ def _choice(condition: Compute, result: Compute, otherwise: Compute) -> Compute:
                 found = choose_by_row(
                     chosen,
                     batch.table,
-                    *[lambda rows, part=part: part(_Batch(rows)) for part in (result, otherwise)],
+                    lambda rows: result(_Batch(rows)),
+                    lambda rows: otherwise(_Batch(rows)),
                 )
             batch.results[compute] = found
         return batch.results[compute]
@@ -551,6 +589,7 @@ def _choice(condition: Compute, result: Compute, otherwise: Compute) -> Compute:
 
 
 def _case(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile CASE, with conditions or with values that are compared with a first one."""
     if node.this is None:
         conditions = [compiler.condition(branch.this) for branch in node.args["ifs"]]
     else:
@@ -563,16 +602,21 @@ def _case(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _if(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `if(condition, result, otherwise)`."""
     result, otherwise = compiler.values(node, "true", "false")
     return _first_true([compiler.condition(node.this)], [result], otherwise)
 
 
 def _nvl2(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `nvl2(value, result, otherwise)`, whose result depends on whether the
+    value is null.
+    """
     value, result, otherwise = compiler.values(node, "this", "true", "false")
     return _first_true([_call(kernel("is_valid"), "boolean", value)], [result], otherwise)
 
 
 def _nullif(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `nullif(value, other)`."""
     value, other = compiler.sides(node)
     if value.type == "void":
         raise _NotCompiled("an untyped null")
@@ -580,17 +624,20 @@ def _nullif(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _coalesce(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `coalesce(value, …)`."""
     values = [compiler.value(part) for part in (node.this, *node.expressions)]
     kind, values = _cast_together(values, "a result")
     return _call(kernel("coalesce"), kind, *values)
 
 
 def _negation(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `-value`."""
     if type(node.this).__name__ == "Literal" and not node.this.is_string:
         return _literal(compiler, node.this, "-")
     value = compiler.value(node.this)
-    digits, _ = digits_as_decimal(value.type) or (_MOST_NEGATED + 1, 0)
-    if value.type not in NUMBERS and digits > _MOST_NEGATED:
+    digits = digits_as_decimal(value.type)
+    is_exact = digits is not None and digits.precision <= _MOST_NEGATED
+    if value.type not in NUMBERS and not is_exact:
         raise _NotCompiled(f"minus before {value.type}")
     return _call(kernel("negate_checked"), value.type, value)
 
@@ -636,17 +683,18 @@ def _product_of_constants(node: exp.Expr) -> int:
 
 
 def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Value]) -> _Value:
+    """Compile an operator of two decimals, or of a decimal and an integer."""
     name = type(node).__name__
     sides = []
-    sizes = []
+    of_sides = []
     for value in values:
         digits = _digits(value)
         if digits is not None:
-            sizes.append(digits)
-            sides.append(_cast(value, f"decimal({digits[0]},{digits[1]})"))
+            of_sides.append(digits)
+            sides.append(_cast(value, f"decimal({digits.precision},{digits.scale})"))
     kind = None
-    if name in ("Add", "Sub", "Mul") and len(sizes) == 2:
-        kind = arithmetic_type(name, *sizes)
+    if name in ("Add", "Sub", "Mul") and len(of_sides) == 2:
+        kind = arithmetic_type(name, *of_sides)
     # The parser does not distinguish 1L, a decimal of one digit, from cast(1 as bigint), a decimal
     # of 20 digits.
     if kind is None or any(map(_is_cast_literal, node.iter_expressions())):
@@ -655,33 +703,41 @@ def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Va
 
 
 def _digits(value: _Value) -> Digits | None:
+    """Return the digits of an operand of decimal arithmetic; an integer literal has as many as its
+    value.
+    """
     if value.type in INTEGERS and value.literal is not None:
-        return len(str(abs(value.literal))), 0
+        return Digits(len(str(abs(value.literal))), 0)
     return digits_as_decimal(value.type)
 
 
 def _is_cast_literal(node: exp.Expr) -> bool:
+    """Whether a node is a cast of a literal, perhaps negated or in parentheses."""
     while isinstance(node, exp.Paren | exp.Neg):
         node = node.this
     return isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal)
 
 
 def _text_call(function: Function, kind: str, *values: _Value) -> _Value:
+    """Return the value of a function of strings. Raises _NotCompiled for values of other types."""
     if others := [value.type for value in values if value.type != "string"]:
         raise _NotCompiled(f"a function of strings for {others[0]}")
     return _call(function, kind, *values)
 
 
 def _of_text(function: Function, kind: str = "string") -> Rule:
+    """Return the rule of a function of one string, whose result has the type `kind`."""
     return lambda compiler, node: _text_call(function, kind, *compiler.values(node, "this"))
 
 
 def _concat(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `concat(text, …)` and `text || text`."""
     values = [compiler.value(part) for part in node.expressions] or compiler.sides(node)
     return _text_call(concatenate, "string", *values)
 
 
 def _trim(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `trim(text)`, `ltrim(text)` and `rtrim(text)`."""
     name = {"LEADING": "utf8_ltrim", "TRAILING": "utf8_rtrim"}.get(
         node.args.get("position", ""), "utf8_trim"
     )
@@ -691,6 +747,10 @@ def _trim(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _substring(*names: str) -> Rule:
+    """Return the rule of `substring(text, start, length)` or `left(text, length)`; `names` are the
+    node's arguments that have the positions.
+    """
+
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
         numbers = {"start": 1}
         for name in names:
@@ -710,6 +770,8 @@ def _substring(*names: str) -> Rule:
 
 
 def _search(name: str) -> Rule:
+    """Return the rule of a function that looks for a literal in a string, by its Arrow function."""
+
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
         text, pattern = compiler.sides(node)
         if not isinstance(pattern.literal, str):
@@ -720,6 +782,7 @@ def _search(name: str) -> Rule:
 
 
 def _like(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `text LIKE pattern`, if the pattern is a prefix, a suffix or a part, without "_"."""
     text, value = compiler.sides(node)
     pattern = "_"
     if isinstance(value.literal, str):
@@ -744,6 +807,7 @@ def _like(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _by_name(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile a call of a function that the parser has no class for."""
     called = node.name.lower()
     if called == "get" and len(node.expressions) == 2:
         array, index = map(compiler.value, node.expressions)
@@ -757,6 +821,7 @@ def _by_name(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _column(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile a column, or a field of one: `customer.city`."""
     if not isinstance(node, exp.Column) or type(node.this).__name__ != "Identifier":
         raise _NotCompiled(_describe(node))
     if _has_number_as_name(node):
@@ -790,13 +855,14 @@ def _field(value: _Value, name: str) -> _Value:
 
 
 def _dot(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile a field of a value that is no column: `items[0].price`."""
     if type(node.expression).__name__ != "Identifier":
         raise _NotCompiled(_describe(node))
     return _field(compiler.value(node.this), node.expression.name)
 
 
 def _bracket(compiler: _Compiler, node: exp.Expr) -> _Value:
-    """Return `values[index]`, or `element_at(values, index)`: this has the offset 1."""
+    """Compile `values[index]` or `element_at(values, index)`, whose node has the offset 1."""
     if len(node.expressions) != 1:
         raise _NotCompiled(_describe(node))
     value = compiler.value(node.this)
@@ -809,19 +875,23 @@ def _bracket(compiler: _Compiler, node: exp.Expr) -> _Value:
         return _element(value, place, or_null=False)
     if place == 0:
         raise _NotCompiled("the index 0, which element_at does not have")
+    or_null = bool(node.args.get("safe"))
     if place > 0:
-        place -= 1
-        return _element(value, place, or_null=bool(node.args.get("safe")))
-    return _element(value, place, or_null=bool(node.args.get("safe")), from_end=True)
+        return _element(value, place - 1, or_null=or_null)
+    return _element(value, place, or_null=or_null, from_end=True)
 
 
 def _literal_index(index: _Value) -> int:
+    """Return an index that is a literal. Raises _NotCompiled for any other."""
     if index.type != "int" or type(index.literal) is not int:
         raise _NotCompiled("an index that is not a literal")
     return index.literal
 
 
 def _element(value: _Value, place: int, *, or_null: bool, from_end: bool = False) -> _Value:
+    """Return the element of an array at a place from 0 or, with `from_end`, from -1 for the last
+    one.
+    """
     type_ = known_type(value.type)
     if not isinstance(type_, Array):
         raise _NotCompiled(f"an index of {value.type}")
@@ -831,16 +901,19 @@ def _element(value: _Value, place: int, *, or_null: bool, from_end: bool = False
 
 
 def _size(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `size(value)`."""
     return _size_of(compiler.value(node.this))
 
 
 def _size_of(value: _Value) -> _Value:
+    """Return the number of elements of an array, or of entries of a map."""
     if not isinstance(known_type(value.type), Array | Map):
         raise _NotCompiled(f"the size of {value.type}")
     return _call(arrow_kernels.size, "int", value)
 
 
 def _array_contains(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `array_contains(array, wanted)`."""
     array, wanted = compiler.sides(node)
     type_ = known_type(array.type)
     if not isinstance(type_, Array) or is_nested(str(type_.element)):
@@ -853,6 +926,7 @@ def _array_contains(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _struct(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile `struct(…)` and `named_struct(…)` with fields that have names."""
     named: list[tuple[str, _Value]] = []
     for item in node.expressions:
         if type(item).__name__ != "PropertyEQ" or type(item.this).__name__ != "Identifier":
@@ -878,63 +952,81 @@ def _struct(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _inner(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Compile what is in parentheses."""
     return compiler.value(node.this)
 
 
-# For each class of nodes, the function and the arguments that it reads, besides this, expression
-# and expressions.
+# By the class of nodes.
+_RULES: dict[str, Rule] = {
+    "Column": _column,
+    "Dot": _dot,
+    "Bracket": _bracket,
+    "ArraySize": _size,
+    "ArrayContains": _array_contains,
+    "Struct": _struct,
+    "PropertyEQ": _dot,
+    "Literal": _literal,
+    "Null": lambda compiler, node: _NULL,
+    "Boolean": lambda compiler, node: _constant(node.this, "boolean"),
+    "Paren": _inner,
+    "Cast": _cast_node,
+    "TryCast": _cast_node,
+    "EQ": _comparison_rule("equal"),
+    "NEQ": _comparison_rule("not_equal"),
+    "LT": _comparison_rule("less"),
+    "LTE": _comparison_rule("less_equal"),
+    "GT": _comparison_rule("greater"),
+    "GTE": _comparison_rule("greater_equal"),
+    "NullSafeEQ": _null_safe,
+    "EqualNull": _null_safe,
+    "And": _logical("and_kleene"),
+    "Or": _logical("or_kleene"),
+    "Not": _logical("invert"),
+    "Is": _is,
+    "In": _in,
+    "Between": _between,
+    "If": _if,
+    "Case": _case,
+    "Nvl2": _nvl2,
+    "Nullif": _nullif,
+    "Coalesce": _coalesce,
+    "Neg": _negation,
+    "Add": _arithmetic(kernel("add_checked")),
+    "Sub": _arithmetic(kernel("subtract_checked")),
+    "Mul": _arithmetic(kernel("multiply_checked")),
+    "Mod": _arithmetic(remainder),
+    "Div": _arithmetic(divide, "double"),
+    "IntDiv": _arithmetic(kernel("divide_checked"), "bigint"),
+    "DPipe": _concat,
+    "Concat": _concat,
+    "Upper": _of_text(of_ascii("ascii_upper")),
+    "Lower": _of_text(of_ascii("ascii_lower")),
+    "Length": _of_text(kernel("utf8_length"), "int"),
+    "Trim": _trim,
+    "Substring": _substring("start", "length"),
+    "Left": _substring("expression"),
+    "StartsWith": _search("starts_with"),
+    "EndsWith": _search("ends_with"),
+    "Contains": _search("match_substring"),
+    "Like": _like,
+    "Anonymous": _by_name,
+}
+# The arguments that rules read: of nodes of any class, and the further ones of these.
 _OF_EACH_NODE = ("this", "expression", "expressions")
-_RULES: dict[str, tuple[Any, ...]] = {
-    "Column": (_column, "table", "db", "catalog"),
-    "Dot": (_dot,),
-    "Bracket": (_bracket, "offset", "safe"),
-    "ArraySize": (_size,),
-    "ArrayContains": (_array_contains,),
-    "Struct": (_struct,),
-    "PropertyEQ": (_dot,),
-    "Literal": (_literal, "is_string"),
-    "Null": (lambda compiler, node: _NULL,),
-    "Boolean": (lambda compiler, node: _constant(node.this, "boolean"),),
-    "Paren": (_inner,),
-    "Cast": (_cast_node, "to"),
-    "TryCast": (_cast_node, "to"),
-    "EQ": (_comparison_rule("equal"),),
-    "NEQ": (_comparison_rule("not_equal"),),
-    "LT": (_comparison_rule("less"),),
-    "LTE": (_comparison_rule("less_equal"),),
-    "GT": (_comparison_rule("greater"),),
-    "GTE": (_comparison_rule("greater_equal"),),
-    "NullSafeEQ": (_null_safe,),
-    "EqualNull": (_null_safe,),
-    "And": (_logical("and_kleene"),),
-    "Or": (_logical("or_kleene"),),
-    "Not": (_logical("invert"),),
-    "Is": (_is,),
-    "In": (_in,),
-    "Between": (_between, "low", "high"),
-    "If": (_if, "true", "false"),
-    "Case": (_case, "ifs", "default"),
-    "Nvl2": (_nvl2, "true", "false"),
-    "Nullif": (_nullif,),
-    "Coalesce": (_coalesce,),
-    "Neg": (_negation,),
-    "Add": (_arithmetic(kernel("add_checked")),),
-    "Sub": (_arithmetic(kernel("subtract_checked")),),
-    "Mul": (_arithmetic(kernel("multiply_checked")),),
-    "Mod": (_arithmetic(remainder),),
-    "Div": (_arithmetic(divide, "double"), "typed", "safe"),
-    "IntDiv": (_arithmetic(kernel("divide_checked"), "bigint"),),
-    "DPipe": (_concat, "safe"),
-    "Concat": (_concat, "safe", "coalesce"),
-    "Upper": (_of_text(of_ascii("ascii_upper")),),
-    "Lower": (_of_text(of_ascii("ascii_lower")),),
-    "Length": (_of_text(kernel("utf8_length"), "int"),),
-    "Trim": (_trim, "position"),
-    "Substring": (_substring("start", "length"), "start", "length"),
-    "Left": (_substring("expression"),),
-    "StartsWith": (_search("starts_with"),),
-    "EndsWith": (_search("ends_with"),),
-    "Contains": (_search("match_substring"),),
-    "Like": (_like, "negate"),
-    "Anonymous": (_by_name,),
+_OF_SOME_NODES = {
+    "Column": ("table", "db", "catalog"),
+    "Bracket": ("offset", "safe"),
+    "Literal": ("is_string",),
+    "Cast": ("to",),
+    "TryCast": ("to",),
+    "Between": ("low", "high"),
+    "If": ("true", "false"),
+    "Case": ("ifs", "default"),
+    "Nvl2": ("true", "false"),
+    "Div": ("typed", "safe"),
+    "DPipe": ("safe",),
+    "Concat": ("safe", "coalesce"),
+    "Trim": ("position",),
+    "Substring": ("start", "length"),
+    "Like": ("negate",),
 }

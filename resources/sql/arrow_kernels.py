@@ -67,6 +67,7 @@ def comparison(name: str) -> Function:
 
 
 def equal_or_both_null(one: Any, other: Any) -> Any:
+    """Return whether values are equal, as `<=>` does: never null, and true for two nulls."""
     equal = pc.fill_null(comparison("equal")(one, other), False)
     return pc.or_(pc.and_(pc.is_null(one), pc.is_null(other)), equal)
 
@@ -87,6 +88,7 @@ def membership(chosen: pa.Array, *, or_null: bool) -> Function:
 
 
 def choose(condition: Any, result: Any, otherwise: Any) -> Any:
+    """Return the results where the condition is true, and `otherwise` where it is false or null."""
     return pc.if_else(pc.fill_null(condition, False), result, otherwise)
 
 
@@ -96,7 +98,7 @@ def choose_by_row(
     result: Callable[[pa.Table], Any],
     otherwise: Callable[[pa.Table], Any],
 ) -> Any:
-    """Return what `choose` does, but call `result` and `otherwise` with their own rows only."""
+    """Return what `choose` returns, but call `result` and `otherwise` with their own rows only."""
     condition = pc.fill_null(condition, False)
     if isinstance(condition, pa.Scalar):
         return (result if condition.as_py() else otherwise)(table)
@@ -111,6 +113,7 @@ def choose_by_row(
 
 
 def divide(one: Any, other: Any) -> Any:
+    """Return the quotients. Raises NeedsSpark for a division by zero."""
     _check(pc.not_equal(other, pa.scalar(0, other.type)), "a division by zero")
     return pc.divide(one, other)
 
@@ -121,6 +124,7 @@ def remainder(one: Any, other: Any) -> Any:
 
 
 def concatenate(*texts: Any) -> Any:
+    """Return the texts of each row joined; null if one of them is null."""
     return pc.binary_join_element_wise(*texts, "")
 
 
@@ -160,11 +164,13 @@ def cast_function(kind: str, to: str) -> Function | None:
 
 
 def _cast_matching(array: Any, pattern: str, arrow: pa.DataType) -> Any:
+    """Return texts cast to a type. Raises NeedsSpark for one that does not match the pattern."""
     _check(pc.match_substring_regex(array, pattern), "an unusual number or date")
     return pc.cast(array, arrow)
 
 
 def _cast_dates(array: Any) -> Any:
+    """Return dates as texts. Raises NeedsSpark for one outside the years 1 to 9999."""
     usual = pc.and_(
         pc.greater_equal(array, pa.scalar(date.min)), pc.less_equal(array, pa.scalar(date.max))
     )
@@ -226,15 +232,16 @@ def contains(arrays: Any, wanted: Any) -> Any:
     elements = arrays.values.slice(first, last - first)
     lengths = pc.subtract(arrays.offsets[1:], arrays.offsets[:-1])
     rows = pa.array(range(len(arrays)), pa.int64())
-    parents = _repeat(rows, lengths)
+    parents = _repeat(rows, lengths)  # the row of each element
     sought = wanted
     if not isinstance(wanted, pa.Scalar):
         sought = wanted.take(parents)
     equal = pc.equal(elements, sought)
-    found = pc.is_in(rows, value_set=parents.filter(pc.fill_null(equal, False)).unique())
-    unsure = pc.is_in(rows, value_set=parents.filter(pc.is_null(equal)).unique())
+    with_equal = parents.filter(pc.fill_null(equal, False)).unique()
+    with_null = parents.filter(pc.is_null(equal)).unique()
     unknown = pa.scalar(None, pa.bool_())
-    answers = pc.if_else(found, True, pc.if_else(unsure, unknown, False))
+    otherwise = pc.if_else(pc.is_in(rows, value_set=with_null), unknown, False)
+    answers = pc.if_else(pc.is_in(rows, value_set=with_equal), True, otherwise)
     known = pc.is_valid(arrays)
     if isinstance(wanted, pa.Scalar):
         known = pc.and_(known, pa.scalar(wanted.is_valid))

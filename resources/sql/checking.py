@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import exp
@@ -40,6 +40,7 @@ from dagster_adjunct.resources.sql.result_types import (
 )
 from dagster_adjunct.resources.sql.types import (
     KnownTypes,
+    TypedOperand,
     expression_type,
     find_non_boolean_operand,
     function_of_lambda,
@@ -168,6 +169,7 @@ class _Scope:
     aliases: Mapping[str, str | None]
 
     def error(self, problem: str, next_step: str, column: str | None = None) -> PlanningError:
+        """Return the error of the operator with this problem."""
         return PlanningError(
             f"{self.operator}: {problem}", next_step, operator=self.operator, column=column
         )
@@ -195,17 +197,17 @@ class _Scope:
     def _check_operands(self, expression: Expression, types: Mapping[str, str | None]) -> None:
         """Raise PlanningError for a part whose type Spark certainly rejects."""
         text = expression.text
-        wrong, mistake, operand = _find_operand_problems(
-            expression, referenced_types(expression, types)
-        )
-        if wrong is not None:
-            problem = f"{text!r} uses {wrong[0]!r} as a boolean, but it is {wrong[1]}."
-            raise self.error(problem, f"Compare it with something: {wrong[0]} is not null.")
-        if mistake is not None:
-            raise self.error(f"{text!r} {mistake[0]}.", mistake[1] + self.next_step)
+        found = _find_operand_problems(expression, referenced_types(expression, types))
+        operand = found.non_boolean
         if operand is not None:
+            problem = f"{text!r} uses {operand.text!r} as a boolean, but it is {operand.type}."
+            raise self.error(problem, f"Compare it with something: {operand.text} is not null.")
+        mistake = found.mistake
+        if mistake is not None:
+            raise self.error(f"{text!r} {mistake.phrase}.", mistake.suggestion + self.next_step)
+        if found.rejected:
             raise self.error(
-                f"{text!r} {operand}.", f"Cast it to a type that fits. {self.next_step}"
+                f"{text!r} {found.rejected}.", f"Cast it to a type that fits. {self.next_step}"
             )
 
     def check_reference(self, expression: Expression, name: ColumnName) -> None:
@@ -264,6 +266,7 @@ class _Scope:
         return next((column for column in columns if column.lower() == lower), None)
 
     def _missing_column(self, expression: Expression, name: ColumnName) -> PlanningError:
+        """Return the error for a name that is no column."""
         columns = self.columns or ()
         where = ""
         if expression.column is None:
@@ -275,17 +278,35 @@ class _Scope:
         return self.error(problem, did_you_mean(name.name, columns) + self.next_step, name.name)
 
 
+class Mistake(NamedTuple):
+    """What is wrong in an expression, as the end of a sentence about it, and a sentence that
+    suggests what was meant, or "".
+    """
+
+    phrase: str
+    suggestion: str = ""
+
+
+class _OperandProblems(NamedTuple):
+    """What `find_non_boolean_operand`, `find_mistake` and `find_operand_problem` find in an
+    expression.
+    """
+
+    non_boolean: TypedOperand | None
+    mistake: Mistake | None
+    rejected: str | None
+
+
 @lru_cache(maxsize=65_536)
 def _find_operand_problems(
     expression: Expression, named: tuple[tuple[str, str | None], ...]
-) -> tuple[tuple[str, str] | None, tuple[str, str] | None, str | None]:
-    """Return what `find_non_boolean_operand`, `find_mistake` and `find_operand_problem`
-    return; `named` has the types of the columns.
+) -> _OperandProblems:
+    """Return the problems of an expression; `named` has (name, type) of the columns.
 
     Cached, because an operator's expressions are checked several times.
     """
     types = dict(named)
-    return (
+    return _OperandProblems(
         find_non_boolean_operand(expression, types),
         find_mistake(expression, types),
         find_operand_problem(expression, types),
@@ -383,24 +404,25 @@ def check_select(
     scope = _Scope(operator, tuple(types), types, side, next_step, {})
     for name in select.qualified:
         scope.check_reference(Expression(text, unread="more than one table"), name)
-    before: dict[str, str | None] = {}
+    alias_types: dict[str, str | None] = {}
     for item in select.items:
-        kind = replace(scope, aliases=before).check(item)
+        item_type = replace(scope, aliases=alias_types).check(item)
         if item.alias is not None:
-            before[item.alias] = kind
-    kind = None
+            alias_types[item.alias] = item_type
+    where_type = None
     if select.where is not None:
-        kind = scope.check(select.where)
-    if kind not in (None, "boolean", "void"):
+        where_type = scope.check(select.where)
+    if where_type not in (None, "boolean", "void"):
         raise scope.error(
-            f"the where clause of {text!r} has the type {kind}: expected a condition.", next_step
+            f"the where clause of {text!r} has the type {where_type}: expected a condition.",
+            next_step,
         )
     # In later clauses, a name of a column and an item may mean either, depending on the clause, so
     # its type is unknown.
-    given = {alias.lower() for alias in before}
-    known = {name: None if name.lower() in given else kind for name, kind in types.items()}
+    aliases = {alias.lower() for alias in alias_types}
+    known = {name: None if name.lower() in aliases else kind for name, kind in types.items()}
     for expression in select.later:
-        replace(scope, types=known, aliases=dict.fromkeys(before)).check(expression)
+        replace(scope, types=known, aliases=dict.fromkeys(alias_types)).check(expression)
 
 
 def needs_spark_analysis(text: str, table: str) -> bool:
@@ -416,6 +438,7 @@ def needs_spark_analysis(text: str, table: str) -> bool:
 
 
 def _names_hidden(expressions: tuple[Expression, ...]) -> bool:
+    """Whether one of these expressions references a hidden column."""
     for expression in expressions:
         for name in expression.columns:
             if name.name.startswith("__"):
@@ -453,6 +476,7 @@ def check_expressions(
 # types that Spark rejects whatever is rejected here.
 
 Rule: TypeAlias = Callable[["Operands", "exp.Expr"], str | None]
+"""Returns a phrase about an operand of a node that Spark certainly rejects, None without one."""
 
 _GROUPS = {
     "number": ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
@@ -493,9 +517,9 @@ def find_operand_problem(expression: Expression, types: Mapping[str, str | None]
     return None
 
 
-def find_mistake(expression: Expression, types: Mapping[str, str | None]) -> tuple[str, str] | None:
-    """Return a phrase about the first field that a value certainly does not have, or lambda with a
-    wrong number of variables, and a suggestion, "" if there is none; or None.
+def find_mistake(expression: Expression, types: Mapping[str, str | None]) -> Mistake | None:
+    """Return the first field that a value certainly does not have, or lambda with a wrong number of
+    variables; None if there is none.
 
     Fields of columns outside of lambdas, as in `customer.city`, are checked elsewhere.
     """
@@ -509,7 +533,10 @@ def find_mistake(expression: Expression, types: Mapping[str, str | None]) -> tup
     return None
 
 
-def _find_missing_field(operands: Operands, node: exp.Expr) -> tuple[str, str] | None:
+def _find_missing_field(operands: Operands, node: exp.Expr) -> Mistake | None:
+    """Return the mistake of `value.field` or `value['field']` without such a field, None if it has
+    one, or may have.
+    """
     field = node.args.get("expression")
     if type(node).__name__ == "Bracket":
         field = node.expressions[0] if len(node.expressions) == 1 else None
@@ -525,7 +552,7 @@ def _find_missing_field(operands: Operands, node: exp.Expr) -> tuple[str, str] |
     return _describe_field(node, type_, field.name, operands.path(node.this))
 
 
-def _find_missing_field_of_variable(operands: Operands, node: exp.Expr) -> tuple[str, str] | None:
+def _find_missing_field_of_variable(operands: Operands, node: exp.Expr) -> Mistake | None:
     """Do what `_find_missing_field` does for `X.price` if the variable is `x`: that is read as a
     column.
     """
@@ -543,18 +570,20 @@ def _find_missing_field_of_variable(operands: Operands, node: exp.Expr) -> tuple
     return None
 
 
-def _describe_field(node: exp.Expr, type_: Type, field: str, path: str) -> tuple[str, str] | None:
-    """Return the mistake if a value of this type, with this path, has no such field."""
+def _describe_field(node: exp.Expr, type_: Type, field: str, path: str) -> Mistake | None:
+    """Return the mistake if a value of this type, with this path, has no such field, else None."""
     if type_of_field(type_, field) is not None:
         return None
     missing = describe_missing_field(type_, field)
     place = node.sql("spark")
     if path and node.find_ancestor(exp.Lambda) is not None:
         place += f" ({path}.{write_name(field)})"
-    return f"has a mistake in {place}: {missing}", did_you_mean(field, field_names(type_))
+    suggestion = did_you_mean(field, field_names(type_))
+    return Mistake(f"has a mistake in {place}: {missing}", suggestion)
 
 
-def _find_wrong_count(operands: Operands, node: exp.Expr) -> tuple[str, str] | None:
+def _find_wrong_count(operands: Operands, node: exp.Expr) -> Mistake | None:
+    """Return the mistake of a lambda with a wrong number of variables, None if it is right."""
     given = lambda_arguments(operands, node)
     if given is None:
         return None
@@ -566,7 +595,7 @@ def _find_wrong_count(operands: Operands, node: exp.Expr) -> tuple[str, str] | N
     count = len(node.expressions)
     if fewest <= count <= len(given):
         return None
-    return f"has {count} variables in {node.sql('spark')!r}: expected {wanted}", ""
+    return Mistake(f"has {count} variables in {node.sql('spark')!r}: expected {wanted}")
 
 
 _MISTAKES = {
@@ -590,6 +619,7 @@ def _binds_differently_in_spark(node: exp.Expr) -> bool:
 
 
 def _is_predicate(node: exp.Expr | None) -> bool:
+    """Whether a node is IN, BETWEEN, LIKE or IS, perhaps negated."""
     while type(node).__name__ == "Not" and node is not None:
         node = node.this
     return type(node).__name__ in _PREDICATES
@@ -625,6 +655,7 @@ class Operands(KnownTypes):
 
 
 def _check_comparison(operands: Operands, node: exp.Expr) -> str | None:
+    """Check that the operands of a comparison, of IN or of BETWEEN can be compared."""
     first = operands.group(node.this)
     if first is None:
         return None
@@ -639,6 +670,7 @@ def _check_comparison(operands: Operands, node: exp.Expr) -> str | None:
 
 
 def _is_comparable(first: str, second: str, operator: str) -> bool:
+    """Whether Spark may compare operands of these groups by an operator."""
     both = {first, second}
     if first == second:
         return first != "map"
@@ -650,6 +682,7 @@ def _is_comparable(first: str, second: str, operator: str) -> bool:
 
 
 def _check_arithmetic(operands: Operands, node: exp.Expr) -> str | None:
+    """Check that the operands of arithmetic are numbers, or that a time is added to."""
     never = {*_NESTED, "boolean", "binary"}
     if type(node).__name__ not in ("Add", "Sub"):
         never.add("time")
@@ -667,6 +700,7 @@ def _check_arithmetic(operands: Operands, node: exp.Expr) -> str | None:
 
 
 def _check_concatenation(operands: Operands, node: exp.Expr) -> str | None:
+    """Check that only texts, or only arrays, are concatenated."""
     parts = node.expressions or [node.this, node.args.get("expression")]
     groups = {group for group in map(operands.group, parts) if group is not None}
     for part in parts:
@@ -677,6 +711,8 @@ def _check_concatenation(operands: Operands, node: exp.Expr) -> str | None:
 
 
 def _expects(*groups: str) -> Rule:
+    """Return the rule of a function whose first argument has to be of one of these groups."""
+
     def check(operands: Operands, node: exp.Expr) -> str | None:
         operand = node.this
         is_added = type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe")
@@ -704,6 +740,7 @@ _GROUP_WORDS = {
 
 
 def _check_index(operands: Operands, node: exp.Expr) -> str | None:
+    """Check `value[index]`: the value has elements, and the index fits them."""
     type_ = known_type(operands.kind(node.this))
     if type_ is None or len(node.expressions) != 1:
         return _is_indexed(operands, node)
@@ -778,6 +815,7 @@ _TAKING_LAMBDAS = frozenset(
 
 
 def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
+    """Check that `extract(field from time)` names a part of a time."""
     field = node.name
     if type(node.this).__name__ != "Var" or field.lower() in _FIELDS.split():
         return None
@@ -787,6 +825,7 @@ def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
 
 
 def _check_from_json(operands: Operands, node: exp.Expr) -> str | None:
+    """Check that from_json gets a schema."""
     schema = node.args.get("expression")
     if schema is None or not getattr(schema, "is_string", False):
         return None
@@ -871,6 +910,7 @@ def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tu
 
 
 def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
+    """Whether Spark casts a literal to a date or timestamp because of what is around it."""
     node = literal
     parent = literal.parent
     while parent is not None and type(parent).__name__ == "Paren":

@@ -68,6 +68,7 @@ def find_syntax_error(text: str) -> str:
 
 
 def _find_unbalanced(tokens: Iterable[re.Match[str]]) -> str:
+    """Return which bracket or quotation mark has no counterpart, "" if all have one."""
     opened: list[str] = []
     for token in tokens:
         if token["unclosed"]:
@@ -84,6 +85,7 @@ def _find_unbalanced(tokens: Iterable[re.Match[str]]) -> str:
 
 
 def _find_lone_symbol(text: str) -> str:
+    """Return which operator lacks an operand, "" if none certainly does."""
     lone = _LONE.search(_TOKEN.sub(lambda match: "''" if match["text"] else match[0], text))
     if lone is None:
         return ""
@@ -159,6 +161,9 @@ def doubt_about_syntax(text: str, tree: exp.Expr | None, alias: str | None) -> s
 
 
 def _is_certain(plain: str, tree: exp.Expr, alias: str | None) -> bool:
+    """Whether Spark certainly reads a text as the parser did; `plain` is the text without what is
+    in quotes.
+    """
     if alias is not None and not _ALIAS_AT_END.search(plain):
         return False
     return _has_nodes_of_signs(plain, tree) and not any(map(_has_unsure_operand, tree.walk()))
@@ -256,6 +261,7 @@ def parse_select(text: str, table: str) -> SelectParts | None:
 
 
 def _unquote(name: str | None) -> str | None:
+    """Return a name without its backticks; None for None."""
     if name is None:
         return None
     if name.startswith("`"):
@@ -359,6 +365,7 @@ def _tree_implies_true(tree: exp.Expr, column: str) -> bool:
 
 
 def _is_true(node: exp.Expr) -> bool:
+    """Whether a node is the literal true."""
     return isinstance(node, exp.Boolean) and bool(node.this)
 
 

@@ -15,6 +15,7 @@ from dagster_adjunct.resources.lazy_modules import exp
 _FUNCTION_LINES = (get_data(__package__, "spark_functions.txt") or b"").decode().splitlines()
 
 
+# By function: its numbers of arguments ("1", "2-3", "1+", "2,4", "?" for any), then its kinds.
 _FUNCTIONS = {
     line.split()[0]: line.split()[1:] for line in _FUNCTION_LINES if not line.startswith("#")
 }
@@ -50,6 +51,7 @@ class ColumnName:
 
     @property
     def name(self) -> str:
+        """The first part: the column."""
         return self.parts[0]
 
     def __str__(self) -> str:

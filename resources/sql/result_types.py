@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from dagster_adjunct.resources.schemas.types import (
     Array,
+    Digits,
     Map,
     Struct,
     Type,
@@ -22,16 +23,14 @@ INTEGERS = ("tinyint", "smallint", "int", "bigint")
 NUMBERS = (*INTEGERS, "float", "double")
 _INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 _MAX_PRECISION = 38
-Digits = tuple[int, int]
-"""Precision and scale."""
 
 
 def digits_as_decimal(type_: str | None) -> Digits | None:
-    """Return precision and scale of a decimal type, or of the decimal to which Spark casts an
-    integer type.
+    """Return the digits of a decimal type, or of the decimal to which Spark casts an integer type;
+    None for other types.
     """
     if type_ in _INTEGER_DIGITS:
-        return _INTEGER_DIGITS[type_], 0
+        return Digits(_INTEGER_DIGITS[type_], 0)
     if type_ is None:
         return None
     return decimal_digits(type_)
@@ -41,18 +40,15 @@ def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
     """Return the type of "Add", "Sub", "Mul", "Div" or "Mod" of two decimals; None if it needs
     more than 38 digits.
     """
-    (precision, scale), (others_precision, others_scale) = one, other
-    most = max(scale, others_scale)
-    whole = precision - scale
-    others_whole = others_precision - others_scale
+    scale = max(one.scale, other.scale)
     if operator in ("Add", "Sub"):
-        return _decimal(max(whole, others_whole) + most + 1, most)
+        return _decimal(max(one.before_point, other.before_point) + scale + 1, scale)
     if operator == "Mul":
-        return _decimal(precision + others_precision + 1, scale + others_scale)
+        return _decimal(one.precision + other.precision + 1, one.scale + other.scale)
     if operator == "Div":
-        divided = max(6, scale + others_precision + 1)
-        return _decimal(whole + others_scale + divided, divided)
-    return _decimal(min(whole, others_whole) + most, most)
+        divided_scale = max(6, one.scale + other.precision + 1)
+        return _decimal(one.before_point + other.scale + divided_scale, divided_scale)
+    return _decimal(min(one.before_point, other.before_point) + scale, scale)
 
 
 def widest_decimal(types: Iterable[str | None]) -> str | None:
@@ -63,15 +59,15 @@ def widest_decimal(types: Iterable[str | None]) -> str | None:
     known = [item for item in digits if item is not None]
     if not known or len(known) < len(digits):
         return None
-    scale = max(scale for _, scale in known)
-    return _decimal(max(precision - scale for precision, scale in known) + scale, scale)
+    scale = max(item.scale for item in known)
+    return _decimal(max(item.before_point for item in known) + scale, scale)
 
 
 def sum_type(kind: str) -> str:
     """Return the type that Spark gives a sum of numbers of this type."""
     digits = decimal_digits(kind)
     if digits is not None:
-        return f"decimal({min(digits[0] + 10, _MAX_PRECISION)},{digits[1]})"
+        return f"decimal({min(digits.precision + 10, _MAX_PRECISION)},{digits.scale})"
     if kind in INTEGERS:
         return "bigint"
     return "double"
@@ -81,14 +77,14 @@ def rounded_type(digits: Digits, places: int) -> str | None:
     """Return the type of a decimal that is rounded to `places` digits after the point; None if
     uncertain.
     """
-    precision, scale = digits
     if places < 0:
         return None
-    kept = min(scale, places)
-    return _decimal(precision - scale + 1 + kept, kept)
+    kept = min(digits.scale, places)
+    return _decimal(digits.before_point + 1 + kept, kept)
 
 
 def _decimal(precision: int, scale: int) -> str | None:
+    """Return the decimal type with these digits, None if they are too many."""
     if precision <= _MAX_PRECISION:
         return f"decimal({precision},{scale})"
     return None

@@ -82,6 +82,7 @@ class _Parser(SparkParser):
     """The parser of Spark SQL, which also marks nodes that were written as function calls."""
 
     def validate_expression(self, expression: Any, args: list[Any] | None = None) -> Any:
+        """Mark a node that has `args`: it was written as a function call."""
         if args is not None:
             expression.meta[_IS_CALL] = True
         return super().validate_expression(expression, args)
@@ -147,9 +148,15 @@ def _has_over_clause(tokens: list[Token], opened: int) -> bool:
     """
     depth = 0
     for token in tokens[opened:]:
-        depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
-        if depth < 0 or (depth == 0 and token.text.lower() not in _BEFORE_OVER):
-            return depth == 0 and token.text.lower() == "over"
+        if token.token_type is TokenType.L_PAREN:
+            depth += 1
+        elif token.token_type is TokenType.R_PAREN:
+            depth -= 1
+        if depth < 0:
+            return False
+        word = token.text.lower()
+        if depth == 0 and word not in _BEFORE_OVER:
+            return word == "over"
     return False
 
 
@@ -215,6 +222,7 @@ def _unread_expression(text: str, why: str) -> Expression:
 
 @cache
 def _dialect() -> Spark:
+    """Return Spark's dialect."""
     return Spark()
 
 
@@ -265,6 +273,9 @@ def find_window_clauses(tree: exp.Expr) -> Iterator[WindowClause]:
 
 
 def _column_names(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:
+    """Yield the names of columns, without variables of lambdas and without units of time, which the
+    parser takes for columns.
+    """
     takes_unit = _TAKES_UNIT.search(text) is not None
     for node in columns:
         parts = tuple(part.name for part in node.parts if not isinstance(part, exp.Star))
@@ -313,6 +324,7 @@ class SelectParts:
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
+        """All expressions: the items, the condition of WHERE, and the later ones."""
         return (*self.items, *filter(None, [self.where]), *self.later)
 
 
@@ -342,6 +354,7 @@ def read_select(text: str, table: str) -> SelectParts | None:
 
 
 def _qualified_names(tree: exp.Expr, alias: str) -> Iterator[ColumnName]:
+    """Yield the columns that are written with the table's name, without it."""
     for column in _columns_of(tree, alias):
         first, *others = column.parts
         if not isinstance(others[0], exp.Star):
@@ -350,6 +363,7 @@ def _qualified_names(tree: exp.Expr, alias: str) -> Iterator[ColumnName]:
 
 
 def _nonempty_args(node: exp.Expr) -> set[str]:
+    """Return the names of a node's arguments that are not empty."""
     return {name for name, value in node.args.items() if value}
 
 
@@ -367,6 +381,7 @@ def _alias(source: exp.Expr, table: str) -> str | None:
 
 
 def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts | None:
+    """Return the parts of a SELECT from one table, which `alias` names. Changes the tree."""
     _remove_qualifier(tree, alias)
     where = tree.args.get("where")
     group = tree.args.get("group")

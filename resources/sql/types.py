@@ -12,13 +12,14 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self, TypeAlias, TypeVar
+from typing import NamedTuple, Self, TypeAlias, TypeVar
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import exp
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import (
     Array,
+    Digits,
     Map,
     Member,
     Simple,
@@ -31,7 +32,6 @@ from dagster_adjunct.resources.sql.parsed import ColumnName, Expression
 from dagster_adjunct.resources.sql.result_types import (
     INTEGERS,
     NUMBERS,
-    Digits,
     arithmetic_type,
     array_type,
     digits_as_decimal,
@@ -46,6 +46,7 @@ from dagster_adjunct.resources.sql.result_types import (
 )
 
 Rule: TypeAlias = Callable[["KnownTypes", "exp.Expr"], str | None]
+"""Returns the type of a node of one kind, None where it is uncertain."""
 Known = TypeVar("Known", bound="KnownTypes")
 _NAMED_BY_PARSER = re.compile(r"col\d+")
 _CAST_TO = {
@@ -113,12 +114,14 @@ _CASTS_BY_NAME = (*NUMBERS, "boolean", "date", "binary", "timestamp")
 
 
 def _column(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of a column or a field of one."""
     if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
         return None
     return known.column(ColumnName(tuple(part.name for part in node.parts)))
 
 
 def _literal(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of a literal string or number."""
     if node.is_string:
         return "string"
     whole, point, part = node.name.partition(".")
@@ -135,6 +138,7 @@ def _literal(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _integer_type(number: int) -> str | None:
+    """Return the type of a literal whole number, None if it is too large."""
     if -(2**31) <= number < 2**31:
         return "int"
     if -(2**63) <= number < 2**63:
@@ -143,6 +147,7 @@ def _integer_type(number: int) -> str | None:
 
 
 def _negation(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `-value`."""
     # The sign is a part of the literal: -2147483648 is an int, and 2147483648 is not.
     if _is_whole(node.this):
         return _integer_type(-int(node.this.name))
@@ -150,6 +155,7 @@ def _negation(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _cast(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type that a cast names."""
     to = node.args["to"]
     nested = _nested_type(to)
     if nested is not None:
@@ -158,13 +164,14 @@ def _cast(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _simple_type(to: exp.Expr) -> str | None:
+    """Return the simple type that a cast names, None if it is unknown."""
     name = ""
     if hasattr(to.this, "name"):
         name = to.this.name
     if name == "DECIMAL":
         digits = [item.name for item in to.expressions]
         if len(digits) == 2 and all(map(str.isdigit, digits)):
-            return f"decimal({digits[0]},{digits[1]})"
+            return f"decimal({','.join(digits)})"
         return None
     if to.expressions:
         return None
@@ -188,6 +195,7 @@ def _nested_type(to: exp.Expr) -> Type | None:
 
 
 def _named_struct_type(to: exp.Expr) -> Struct | None:
+    """Return the struct that a cast names, None if a part of it is unknown."""
     members = []
     for field in to.expressions:
         kind = field.args.get("kind")
@@ -203,20 +211,24 @@ def _named_struct_type(to: exp.Expr) -> Struct | None:
 
 
 def _named_type(to: exp.Expr) -> Type | None:
+    """Return the type that is named within a cast, None if it is unknown."""
     if type(to).__name__ != "DataType":
         return None
     return _nested_type(to) or known_type(_simple_type(to))
 
 
 def _array(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `array(element, …)`."""
     return array_type(known.common_type(list(node.expressions)))
 
 
 def _inner(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of the first argument, which is that of the result."""
     return known.type(node.this)
 
 
 def _number(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of the argument, which is that of the result, if it is a number."""
     kind = known.type(node.this)
     if kind in NUMBERS or (kind or "").startswith("decimal("):
         return kind
@@ -224,6 +236,7 @@ def _number(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _rounded(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `round(number, places)`."""
     kind = known.type(node.this)
     places = node.args.get("decimals")
     digits = digits_as_decimal(kind)
@@ -235,29 +248,30 @@ def _rounded(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _is_whole(node: exp.Expr) -> bool:
+    """Whether a node is a literal whole number."""
     return (
         type(node).__name__ == "Literal" and node.name.isdigit() and not node.args.get("is_string")
     )
 
 
 def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `floor(number)` and `ceil(number)`."""
     if any(item for name, item in node.args.items() if name != "this"):
         return None
     kind = known.type(node.this)
     if kind in NUMBERS:
         return "bigint"
     digits = digits_as_decimal(kind)
-    if digits is not None and digits[1]:
-        return rounded_type(digits, 0)
     if digits is None:
         return None
+    if digits.scale:
+        return rounded_type(digits, 0)
     return kind
 
 
 def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
-    """Return precision and scale of an operand of decimal arithmetic.
-
-    An integer literal has as many digits as its value.
+    """Return the digits of an operand of decimal arithmetic, None for one of another type. An
+    integer literal has as many as its value.
     """
     if node is None:
         return None
@@ -265,11 +279,12 @@ def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
     if type(node).__name__ == "Neg":
         plain = node.this
     if _is_whole(plain):
-        return len(str(int(plain.name))), 0
+        return Digits(len(str(int(plain.name))), 0)
     return digits_as_decimal(known.type(node))
 
 
 def _arithmetic(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `one + other` and other operators."""
     left = known.type(node.this)
     right = known.type(node.args.get("expression"))
     kinds = {left, right}
@@ -292,6 +307,7 @@ def _arithmetic(known: KnownTypes, node: exp.Expr) -> str | None:
 def _decimal_arithmetic(
     known: KnownTypes, node: exp.Expr, kinds: Collection[str | None]
 ) -> str | None:
+    """Return the type of an operator with a decimal; `kinds` are the types of both operands."""
     one = _digits(known, node.this)
     other = _digits(known, node.args.get("expression"))
     if one is not None and other is not None:
@@ -302,10 +318,12 @@ def _decimal_arithmetic(
 
 
 def _operand_types(known: KnownTypes, node: exp.Expr) -> set[str | None]:
+    """Return the types of both operands."""
     return {known.type(node.this), known.type(node.args.get("expression"))}
 
 
 def _divided(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `one / other`."""
     kinds = _operand_types(known, node)
     if kinds <= set(NUMBERS):
         return "double"
@@ -315,12 +333,14 @@ def _divided(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _divided_whole(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `one DIV other`."""
     if _operand_types(known, node) <= set(INTEGERS):
         return "bigint"
     return None
 
 
 def _bits(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of a bitwise operator, if both operands have one type."""
     kinds = _operand_types(known, node)
     if len(kinds) == 1 and kinds <= set(INTEGERS):
         return kinds.pop()
@@ -328,6 +348,7 @@ def _bits(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _joined(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `concat(one, …)` and `one || other`."""
     parts = node.expressions or [node.this, node.args.get("expression")]
     kinds = {known.type(part) for part in parts}
     if len(kinds) == 1:
@@ -338,15 +359,18 @@ def _joined(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _case(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of CASE: the common one of its results."""
     results = [item.args.get("true") for item in node.args.get("ifs") or ()]
     return known.common_type([*results, node.args.get("default")])
 
 
 def _if(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `if(condition, one, other)`: the common one of both results."""
     return known.common_type([node.args.get("true"), node.args.get("false")])
 
 
 def _summed(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `sum(number)`."""
     kind = _number(known, node)
     if kind is None:
         return None
@@ -354,20 +378,24 @@ def _summed(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _same_array(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of the first argument, which is an array, as is the result."""
     return known.type(node.this) or "array<…>"
 
 
 def _reversed(kind: str | None) -> str | None:
+    """Return the type of `reverse(value)` for a value of this type."""
     if kind == "string" or isinstance(known_type(kind), Array):
         return kind
     return None
 
 
 def _flattened(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `flatten(arrays)`."""
     return array_type(element_type(element_type(known.type(node.this))))
 
 
 def _collected(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of the array that an aggregate collects."""
     return array_type(known.type(node.this))
 
 
@@ -378,10 +406,12 @@ def _of_like_arrays(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _of_like_maps(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of maps that are combined, if it is one: otherwise Spark casts them."""
     return _one_type(known, node.expressions) or "map<…>"
 
 
 def _one_type(known: KnownTypes, nodes: Iterable[exp.Expr | None]) -> str | None:
+    """Return the type of these nodes, None if they have several."""
     kinds = {known.type(node) for node in nodes}
     if len(kinds) == 1:
         return kinds.pop()
@@ -399,10 +429,12 @@ def _with_element(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _keys(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `map_keys(map)`."""
     return array_type(key_type(known.type(node.this)))
 
 
 def _values(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `map_values(map)`."""
     kind = _first_type(known, node)
     if not isinstance(known_type(kind), Map):
         return "array<…>"
@@ -410,6 +442,7 @@ def _values(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _entries(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `map_entries(map)`."""
     kind = _first_type(known, node)
     if not isinstance(known_type(kind), Map):
         return "array<…>"
@@ -424,12 +457,14 @@ def _first_type(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _map(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of a map made of an array of keys and an array of values."""
     keys = node.args.get("keys")
     values = node.args.get("values")
     return map_type(element_type(known.type(keys)), element_type(known.type(values)))
 
 
 def _map_from_entries(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `map_from_entries(array)`."""
     entry = known_type(element_type(known.type(node.this)))
     if not isinstance(entry, Struct) or len(entry.members) != 2:
         return "map<…>"
@@ -438,14 +473,17 @@ def _map_from_entries(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _repeated(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `array_repeat(element, count)`."""
     return array_type(_first_type(known, node))
 
 
 def _item(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `get(array, index)`."""
     return element_type(_first_type(known, node))
 
 
 def _first_map(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of the first argument, which is a map, as is the result."""
     return _first_type(known, node) or "map<…>"
 
 
@@ -465,24 +503,29 @@ def _last_of(node: exp.Expr, arguments: int) -> exp.Expr | None:
 
 
 def _transformed(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `transform(array, lambda)`."""
     return array_type(_lambda_type(known, node.args.get("expression")))
 
 
 def _zipped(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `zip_with(array, array, lambda)`."""
     return array_type(_lambda_type(known, _last_of(node, 3)))
 
 
 def _transformed_values(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `transform_values(map, lambda)`."""
     key = key_type(_first_type(known, node))
     return map_type(key, _lambda_type(known, _last_of(node, 2)))
 
 
 def _transformed_keys(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `transform_keys(map, lambda)`."""
     value = element_type(_first_type(known, node))
     return map_type(_lambda_type(known, _last_of(node, 2)), value)
 
 
 def _zipped_maps(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `map_zip_with(map, map, lambda)`."""
     keys = {key_type(known.type(part)) for part in node.expressions[:2]}
     if keys != {"string"}:
         return "map<…>"
@@ -490,6 +533,7 @@ def _zipped_maps(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _reduced(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `aggregate(array, initial, merge, finish)`."""
     kind = known.type(node.args.get("initial"))
     if kind == "void":
         return None
@@ -500,6 +544,7 @@ def _reduced(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _bracket(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `value[index]` or `value['field']`."""
     kind = known.type(node.this)
     if len(node.expressions) != 1:
         return None
@@ -510,6 +555,7 @@ def _bracket(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _field(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `value.field`."""
     field = node.args.get("expression")
     if type(field).__name__ == "Identifier" and field:
         return field_type(known.type(node.this), field.name)
@@ -517,6 +563,7 @@ def _field(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _struct(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `struct(…)` and `named_struct(…)`."""
     fields: list[tuple[str, str | None]] = []
     for item in node.expressions:
         value = item.args.get("expression")
@@ -528,6 +575,7 @@ def _struct(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _from_json(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `from_json(text, schema)`."""
     schema = node.args.get("expression")
     if schema is None or not getattr(schema, "is_string", False):
         return None
@@ -543,6 +591,7 @@ def _from_json(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _extracted(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of `extract(unit from time)`."""
     unit = node.name.lower()
     if unit in ("second", "seconds", "s", "sec", "secs"):
         if known.type(node.args.get("expression")) in (None, "interval…"):
@@ -552,6 +601,7 @@ def _extracted(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _always(kind: str) -> Rule:
+    """Return the rule for results of this type."""
     return lambda known, node: kind
 
 
@@ -577,6 +627,7 @@ _NAMED: dict[str, Rule] = {
 
 
 def _by_name(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of a call of a function that the parser has no class for."""
     rule = _NAMED.get(str(node.this).lower())
     if rule is None:
         return None
@@ -669,6 +720,7 @@ TYPE_RULES: dict[str, Rule] = {
 
 
 def _elements_of(known: KnownTypes, node: exp.Expr | None) -> Variable:
+    """Return the variable that stands for the elements of an array."""
     kind = known.type(node)
     if not isinstance(known_type(kind), Array):
         return Variable(None)
@@ -676,7 +728,7 @@ def _elements_of(known: KnownTypes, node: exp.Expr | None) -> Variable:
 
 
 def _entries_of(known: KnownTypes, *nodes: exp.Expr) -> list[Variable]:
-    """Return a key of maps, and a value of each of them."""
+    """Return variables that stand for a key of these maps, and for a value of each."""
     kinds = list(map(known.type, nodes))
     variables = [Variable(key_type(kinds[0]))]
     for kind, node in zip(kinds, nodes, strict=True):
@@ -689,22 +741,29 @@ def _entries_of(known: KnownTypes, *nodes: exp.Expr) -> list[Variable]:
 
 
 def _path_within(path: str, step: str) -> str:
+    """Return the path of a part of a value; "" if the value has none."""
     return path and path + step
 
 
 def _of_elements(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Variable]:
+    """Return the variable of a lambda that gets an element."""
     return [_elements_of(known, node.this)]
 
 
 def _of_elements_by_index(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Variable]:
+    """Return the variables of a lambda that gets an element and its index."""
     return [_elements_of(known, node.this), Variable("int")]
 
 
 def _of_two_elements(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Variable]:
+    """Return the variables of a lambda that gets two elements."""
     return [_elements_of(known, node.this)] * 2
 
 
 def _of_reduce(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Variable]:
+    """Return the variables of a lambda of `aggregate`: the result so far, and an element unless it
+    is the last lambda.
+    """
     kind = known.type(node.args.get("initial"))
     result = Variable(None if kind == "void" else kind)
     if function is node.args.get("finish"):
@@ -713,6 +772,7 @@ def _of_reduce(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Va
 
 
 def _of_entries(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Variable]:
+    """Return the variables of a lambda that gets a key and its value."""
     return _entries_of(known, node.expressions[0])
 
 
@@ -789,6 +849,9 @@ def referenced_types(
 
 
 def _field_within(kind: str | None, fields: Iterable[str]) -> str | None:
+    """Return the type of a field at these steps within a value of this type, None if it
+    is unknown.
+    """
     for field in fields:
         kind = field_type(kind, field)
     return kind
@@ -796,18 +859,24 @@ def _field_within(kind: str | None, fields: Iterable[str]) -> str | None:
 
 def types_differ(one: str, other: str) -> bool:
     """Whether two types certainly differ, as far as both are known."""
-    (first, *more), (second, *others) = one.split("…"), other.split("…")
-    if not more and not others:
+    if "…" not in one and "…" not in other:
         return one != other
-    return not (first.startswith(second) or second.startswith(first))
+    known = one.partition("…")[0]
+    others_known = other.partition("…")[0]
+    return not (known.startswith(others_known) or others_known.startswith(known))
+
+
+class TypedOperand(NamedTuple):
+    """An operand as SQL, and its type."""
+
+    text: str
+    type: str
 
 
 def find_non_boolean_operand(
     expression: Expression, types: Mapping[str, str | None]
-) -> tuple[str, str] | None:
-    """Return the first operand of "and", "or" or "not" that is certainly not boolean, with its
-    type, or None.
-    """
+) -> TypedOperand | None:
+    """Return the first operand of "and", "or" or "not" that is certainly not boolean, or None."""
     if expression.tree is None or expression.unread:
         return None
     for known, node in walk_with_types(KnownTypes(types), expression.tree):
@@ -817,7 +886,7 @@ def find_non_boolean_operand(
             kind = known.type(operand) or ""
             # Strings are not in _NON_BOOLEAN, because Spark casts them.
             if kind in _NON_BOOLEAN or kind.startswith("decimal("):
-                return operand.sql("spark"), kind
+                return TypedOperand(operand.sql("spark"), kind)
     return None
 
 
@@ -841,9 +910,8 @@ class KnownTypes:
     ) -> None:
         self._types = types
         self._variables: Mapping[str, Variable] = variables or {}
-        self._by_lower: dict[str, str | None] | None = (
-            None  # built for the first name that has no exact match
-        )
+        # Built for the first name that has no exact match.
+        self._by_lower: dict[str, str | None] | None = None
 
     def within(self, function: exp.Expr) -> Self:
         """Return these types together with those of a lambda's variables, for the nodes within

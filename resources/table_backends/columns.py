@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.class_registry import ClassRegistry
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
@@ -128,13 +128,21 @@ _SPELLED = re.compile(
 # tables are created.
 _LIST = re.compile(r"\s*(?:array\s*<(.+)>|(.+)\[\]|text array (.+))\s*", re.IGNORECASE)
 _NOT_IN_LISTS = (Kind.JSON, Kind.LIST, Kind.NESTED, Kind.OTHER)
-# The type in Spark, and the width in bits. A tinyint has 16, because PostgreSQL has no 8-bit
-# integers.
+
+
+class _Integer(NamedTuple):
+    """An integer type of columns: its name in Spark, and its width in bits."""
+
+    spark_type: str
+    bits: int
+
+
+# By all names of the type. A tinyint has 16 bits, because PostgreSQL has no 8-bit integers.
 _INTEGERS = {
-    **dict.fromkeys(("tinyint", "byte"), ("tinyint", 16)),
-    **dict.fromkeys(("smallint", "short", "int2"), ("smallint", 16)),
-    **dict.fromkeys(("int", "integer", "int4"), ("int", 32)),
-    **dict.fromkeys(("bigint", "long", "int8"), ("bigint", 64)),
+    **dict.fromkeys(("tinyint", "byte"), _Integer("tinyint", 16)),
+    **dict.fromkeys(("smallint", "short", "int2"), _Integer("smallint", 16)),
+    **dict.fromkeys(("int", "integer", "int4"), _Integer("int", 32)),
+    **dict.fromkeys(("bigint", "long", "int8"), _Integer("bigint", 64)),
 }
 
 
@@ -210,6 +218,7 @@ def parse_known_column(name: str, declared: str) -> Column:
 
 
 def _nested_mistake(declared: str) -> str:
+    """Return why a nested type can't be used, for an error."""
     try:
         parse_type(declared)
     except TypeTextError as error:
@@ -342,9 +351,8 @@ def check_key_text(table: str, column: Column) -> None:
     """Raise SchemaMismatchError for a key column whose type may write equal values as different
     texts.
     """
-    if column.kind is Kind.FLOAT or (
-        column.kind is Kind.DECIMAL and declared_digits(column) is None
-    ):
+    is_any_decimal = column.kind is Kind.DECIMAL and declared_digits(column) is None
+    if column.kind is Kind.FLOAT or is_any_decimal:
         raise SchemaMismatchError(
             f"{table}: its key column {column.name!r} is {column.type}, whose equal values may have"
             " several texts.",
@@ -410,20 +418,26 @@ def _simple_checker(kind: str) -> Callable[[Any], Any]:
 def integer_bits(column: Column) -> int:
     """The width of the column's integers in bits."""
     if column.type in _INTEGERS:
-        return _INTEGERS[column.type][1]
+        return _INTEGERS[column.type].bits
     return 64
 
 
-def declared_digits(column: Column) -> tuple[int, int] | None:
-    """Return how many digits a decimal column is declared with, and how many of them are after the
-    point; or None.
+class Digits(NamedTuple):
+    """How many digits a decimal has at most, and how many of them are after the point."""
 
-    For other columns with a size, such as varchar(10), it is (size, 0).
+    precision: int
+    scale: int
+
+
+def declared_digits(column: Column) -> Digits | None:
+    """Return the digits of a decimal column; None if it is declared without.
+
+    For other columns with a size, such as varchar(10), the size is the precision.
     """
     if not column.size:
         return None
     precision, _, scale = column.size.strip("()").partition(",")
-    return int(precision), int(scale or 0)
+    return Digits(int(precision), int(scale or 0))
 
 
 _EXACT = Context(prec=2100)
@@ -437,21 +451,29 @@ def decimal_writer(column: Column) -> Callable[[Decimal], str]:
     digits = declared_digits(column)
     if digits is None:
         return str
-    unit, zero = (Decimal((0, (digit,), -digits[1])) for digit in (1, 0))
+    unit = Decimal((0, (1,), -digits.scale))  # the last digit that is written
+    zero = Decimal((0, (0,), -digits.scale))
     # Str is faster, but writes numbers below 1E-6 with an exponent.
-    to_text = str if digits[1] <= 6 else "{:f}".format
+    to_text = str if digits.scale <= 6 else "{:f}".format
     zero_text = to_text(zero)  # also of -0.00
     return lambda number: to_text(number.quantize(unit, context=_EXACT)) if number else zero_text
 
 
-def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:
-    """The least and the greatest number that an integer or decimal column can hold.
+class NumberBounds(NamedTuple):
+    """The least and the greatest number that a column can hold."""
+
+    least: Decimal
+    greatest: Decimal
+
+
+def number_bounds(column: Column) -> NumberBounds | None:
+    """The bounds of the numbers in an integer or decimal column.
 
     None for other columns, and for decimals without declared digits.
     """
     if column.kind is Kind.INTEGER:
         most = Decimal(2 ** (integer_bits(column) - 1) - 1)
-        return -most - 1, most
+        return NumberBounds(-most - 1, most)
     digits = None
     if column.kind is Kind.DECIMAL:
         digits = declared_digits(column)
@@ -459,7 +481,8 @@ def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:
         return None
     precision, scale = digits
     most = Decimal((0, (9,) * precision, -scale))
-    return most.copy_negate(), most  # `-most` would round to the context's precision
+    least = most.copy_negate()  # `-most` would round to the context's precision
+    return NumberBounds(least, most)
 
 
 def _boolean(value: Any) -> bool:
@@ -469,6 +492,7 @@ def _boolean(value: Any) -> bool:
 
 
 def _string(value: Any) -> str:
+    """Return the text if it can be stored; else raise TypeError."""
     if not isinstance(value, str):
         raise TypeError("expected a str")
     return check_encodable(value)
@@ -485,6 +509,7 @@ def check_encodable(text: str) -> str:
 
 
 def _integer_checker(bits: int) -> Callable[[Any], Any]:
+    """Return the function that accepts an int of so many bits, and no bool."""
     least = -(2 ** (bits - 1))
     most = 2 ** (bits - 1) - 1
 
@@ -499,6 +524,10 @@ def _integer_checker(bits: int) -> Callable[[Any], Any]:
 
 
 def list_checker(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the function that checks a list or tuple, each item other than None with `check`, and
+    returns a list.
+    """
+
     def checked(value: Any) -> list[Any]:
         if not isinstance(value, list | tuple):
             raise TypeError("expected a list")
@@ -511,6 +540,7 @@ def list_checker(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _float(value: Any) -> float:
+    """Return a finite number as a float; else raise TypeError."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -524,6 +554,7 @@ def _float(value: Any) -> float:
 
 
 def _decimal(value: Any) -> Decimal:
+    """Return a finite number as a Decimal; else raise TypeError."""
     if isinstance(value, int) and not isinstance(value, bool):
         return Decimal(value)
     if not isinstance(value, Decimal):
@@ -534,13 +565,20 @@ def _decimal(value: Any) -> Decimal:
 
 
 def _decimal_checker(precision: int, scale: int) -> Callable[[Any], Any]:
+    """Return the function that accepts a number which a column of these digits can hold without
+    rounding, and returns it as a Decimal.
+    """
+
     def check(value: Any) -> Decimal:
         number = _decimal(value)
         digits = len(number.as_tuple().digits)
-        if number and digits + abs(_exponent_of(number)) > min(scale, precision - scale):
+        may_exceed = digits + abs(_exponent_of(number)) > min(scale, precision - scale)
+        if number and may_exceed:  # a quick test, which most numbers pass
             shortest = number.normalize(Context(prec=max(digits, 1)))
             exponent = _exponent_of(shortest)
-            if -exponent > scale or len(shortest.as_tuple().digits) + exponent > precision - scale:
+            digits_before_point = len(shortest.as_tuple().digits) + exponent
+            digits_after_point = -exponent
+            if digits_after_point > scale or digits_before_point > precision - scale:
                 raise OutOfRangeError(
                     f"out of range, expected a Decimal of {precision} digits, {scale} behind the"
                     " point"
@@ -551,12 +589,14 @@ def _decimal_checker(precision: int, scale: int) -> Callable[[Any], Any]:
 
 
 def _exponent_of(number: Decimal) -> int:
+    """Return the power of ten by which the number's digits are multiplied."""
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int)  # it is finite
     return exponent
 
 
 def _timestamp(value: Any) -> datetime:
+    """Return an instant in UTC; TypeError for a value that is not a datetime with a time zone."""
     if type(value) is datetime and value.tzinfo is UTC:
         return value
     if isinstance(value, datetime) and value.tzinfo is not None and value.utcoffset() is not None:
@@ -580,6 +620,7 @@ def _binary(value: Any) -> bytes:
 
 
 def _json(value: Any) -> Any:
+    """Return a value that JSON can hold unchanged; else raise TypeError."""
     try:
         check_json(value)
     except RecursionError:
@@ -622,7 +663,7 @@ def to_spark_type(declared: str | Column) -> str | None:
     """
     column = parse_column("column", declared) if isinstance(declared, str) else declared
     if column.kind is Kind.INTEGER:
-        return _INTEGERS[column.type][0]
+        return _INTEGERS[column.type].spark_type
     if column.kind is Kind.FLOAT:
         return _FLOATS.get(column.type, "double")
     if column.kind is Kind.DECIMAL:
@@ -640,10 +681,10 @@ def to_spark_type(declared: str | Column) -> str | None:
 
 
 def check_cases(what: str, key: object, record: Collection[str], names: Collection[str]) -> None:
-    """Raise SchemaMismatchError if a record lacks one of these columns and has another one, whose
-    name differs by case only.
+    """Raise SchemaMismatchError for a record that lacks one of these columns, but has one whose
+    name differs from it only by case.
 
-    That would be read as null. `what` says where the record of this key comes from.
+    The column would be read as null. `what` says where the record of this key comes from.
     """
     missing = [name for name in names if name not in record]
     if not missing:
@@ -702,6 +743,9 @@ def arrow_column_from_records(
 
 
 def _array(values: list[Any], kind: str) -> pa.Array:
+    """Return values of one column as an array of its Spark type `kind`; raises an error if a value
+    doesn't fit without loss.
+    """
     if kind != "boolean" and any(value.__class__ is bool for value in values):
         raise TypeError("a boolean fits only a boolean column")
     if is_nested(kind):

@@ -103,6 +103,7 @@ def resolve_table_key(
 
 
 def _describe_table(client: DynamoDBClient, table: str) -> Any:
+    """Return DynamoDB's description of the table; None if it does not exist."""
     try:
         return client.describe_table(TableName=table)["Table"]
     except client.exceptions.ResourceNotFoundException:
@@ -114,11 +115,11 @@ def _create(
 ) -> bool:
     """Start to create the table; return False if another client has done so."""
     roles = zip(key, ("HASH", "RANGE"), strict=False)
-    types: Any = [{"AttributeName": name, "AttributeType": tag} for name, tag in key.items()]
+    types: Any = [{"AttributeName": name, "AttributeType": type_} for name, type_ in key.items()]
     schema: Any = [{"AttributeName": name, "KeyType": role} for name, role in roles]
-    tagged: Any = (
-        {"Tags": [{"Key": name, "Value": value} for name, value in tags.items()]} if tags else {}
-    )
+    tagged: Any = {}
+    if tags:
+        tagged["Tags"] = [{"Key": name, "Value": value} for name, value in tags.items()]
     try:
         client.create_table(
             TableName=table,
@@ -135,6 +136,9 @@ def _create(
 
 
 def _wait_until_active(client: DynamoDBClient, label: str, table: str) -> Any:
+    """Return the table's description once it can be used; TableUnavailableError after
+    READY_SECONDS.
+    """
     deadline = time.monotonic() + READY_SECONDS
     pause = 0.05
     while True:
@@ -155,15 +159,19 @@ def _wait_until_active(client: DynamoDBClient, label: str, table: str) -> Any:
 def _check_key_schema(
     label: str, description: Any, declared: Mapping[str, str | None]
 ) -> dict[str, str]:
+    """Return the attributes of the key that the table has, each with its type, the partition key
+    first; SchemaMismatchError if `declared` differs.
+    """
     types = {
         part["AttributeName"]: part["AttributeType"] for part in description["AttributeDefinitions"]
     }
     parts = sorted(description["KeySchema"], key=lambda part: part["KeyType"] != "HASH")
     stored = {part["AttributeName"]: types[part["AttributeName"]] for part in parts}
-    agrees = list(stored) == list(declared) and all(
-        tag in (None, stored[name]) for name, tag in declared.items()
-    )
-    if not agrees:
+    is_same = list(stored) == list(declared)
+    for name, type_ in declared.items():
+        if type_ is not None and type_ != stored.get(name):
+            is_same = False
+    if not is_same:
         problem = (
             f"{label} has the key {_format_key(stored)}, but {_format_key(declared)} is declared."
         )
@@ -173,7 +181,8 @@ def _check_key_schema(
 
 
 def _format_key(key: Mapping[str, str | None]) -> str:
-    return ", ".join(f"{name} ({tag})" if tag else name for name, tag in key.items())
+    """Return the attributes of a key as errors show them: "id (S), at (N)"."""
+    return ", ".join(f"{name} ({type_})" if type_ else name for name, type_ in key.items())
 
 
 class _OpenClient:
@@ -257,10 +266,9 @@ class DynamoDbTable(StoreTable):
         self.session = session
         self.connect_timeout = connect_timeout
         self.read_timeout = read_timeout
-        one = credentials_env
         if isinstance(credentials_env, str):
-            one = (credentials_env,)
-        self.credentials_env = None if one is None else tuple(one)
+            credentials_env = (credentials_env,)
+        self.credentials_env = None if credentials_env is None else tuple(credentials_env)
         self.connection = Connection(
             region,
             endpoint_url,
@@ -307,6 +315,7 @@ class DynamoDbTable(StoreTable):
         return problem_from_boto_error(error, self._label, sent=sent)
 
     async def inspect(self) -> Presence:
+        """Return whether the table exists, and its count of runs; creates nothing."""
         try:
             requests = await self._get_client(make=False)
         except errors.TableNotFoundError:
@@ -314,6 +323,9 @@ class DynamoDbTable(StoreTable):
         return await self._run_in_thread(self._presence, requests)
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        """Create the table if asked to, pass the fence, and count the run in a table that counts
+        runs; return its presence, with the count.
+        """
         requests = await self._get_client(make=create)
         if fence is not None:
             await self._run_in_thread(self._begin_fenced_run, requests.client, fence)
@@ -335,6 +347,7 @@ class DynamoDbTable(StoreTable):
         self._translated(self._fenced_writes(client, fence).announce)
 
     def _fenced_writes(self, client: DynamoDBClient, fence: Fence) -> FencedWrites:
+        """Return what sends writes that take effect only while the run's epoch is the newest."""
         return FencedWrites(client, self._label, self._epochs_table, fence)
 
     @property
@@ -342,8 +355,8 @@ class DynamoDbTable(StoreTable):
         return f"{self.table}{BOOKKEEPING_SUFFIX}"
 
     def _presence(self, requests: TableRequests) -> Presence:
-        """What DynamoDB says about the table; it gives a table that is created or restored an id
-        of its own.
+        """Whether DynamoDB has the table, its id, which is new if it was created again or restored,
+        and its count of runs.
         """
         description = self._translated(partial(_describe_table, requests.client, self.table))
         if description is None or description["TableStatus"] == "DELETING":
@@ -355,6 +368,7 @@ class DynamoDbTable(StoreTable):
         return Presence(exists=True, id=id, runs=runs)
 
     def _run_count(self, requests: TableRequests) -> RunCount:
+        """Return the counter of the runs that write the table, which is an item of the table."""
         return RunCount(requests.client, self._label, self.table, requests.codec.key_types)
 
     async def open(self) -> None:
@@ -385,11 +399,14 @@ class DynamoDbTable(StoreTable):
         )
 
     async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        """Return the problems of entries that could never be stored, by index; none if the table
+        can't be asked for its key.
+        """
         try:
             requests = await self._get_client(make=self.create)
             return validate_entries(requests.codec, operation).problems
         except errors.AdjunctError:
-            return {}  # the request will tell it
+            return {}  # the request reports it
 
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""
@@ -398,6 +415,9 @@ class DynamoDbTable(StoreTable):
             await asyncio.to_thread(mine.end, wait=True)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Read, or write by requests for many entries where nothing is conditional, else by one for
+        each key.
+        """
         reads = operation.kind is OperationKind.GET
         try:
             requests = await self._get_client(make=not reads and operation.may_create)
@@ -409,26 +429,25 @@ class DynamoDbTable(StoreTable):
         if reads:
             return await self._get(requests, valid, len(operation))
         if operation.fence is not None:
+            fenced = None
             if operation.fenced:
                 fenced = self._fenced_writes(requests.client, operation.fence)
-            else:
-                fenced = None
             requests = replace(requests, fence=operation.fence, fenced=fenced)
         conditions = operation.conditions
-        marked = conditions.idempotent or conditions.keeps_marks
-        if marked and self.columns is None:
+        has_marks = conditions.idempotent or conditions.keeps_marks
+        if has_marks and self.columns is None:
             problem = f"{self._label} declares no columns, which idempotent writes need."
             step = 'Declare columns={"name": "type", …}.'
             raise errors.ConfigurationError(problem, step, argument="columns", table=self.table)
-        if (
-            not conditions
-            and not marked
-            and operation.kind in (OperationKind.PUT, OperationKind.DELETE)
-        ):
+        is_unconditional = not conditions and not has_marks
+        if is_unconditional and operation.kind in (OperationKind.PUT, OperationKind.DELETE):
             return await self._write_batches(requests, operation, valid)
         return await self._write_keys(requests, operation, valid)
 
     async def _get_client(self, *, make: bool = True) -> TableRequests:
+        """Return what sends this event loop's requests, connected first if need be; with `make`, a
+        missing table is created if it is declared so.
+        """
         mine = self._open.here()
         if mine.live is None:
             await asyncio.get_running_loop().run_in_executor(
@@ -438,6 +457,9 @@ class DynamoDbTable(StoreTable):
         return mine.live
 
     def _connect(self, mine: _OpenClient, make: bool) -> None:
+        """Set `mine.live`, unless another thread has. With `make`, a missing table is created if it
+        is declared so.
+        """
         with mine.opening:
             if mine.live is not None:
                 return
@@ -472,11 +494,13 @@ class DynamoDbTable(StoreTable):
             raise translated from translated.__cause__
 
     async def _run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Return what `work` returns in one of this event loop's threads."""
         return await asyncio.get_running_loop().run_in_executor(
             self._open.here().threads, work, *arguments
         )
 
     async def _get(self, requests: TableRequests, valid: ValidEntries, count: int) -> Outcomes:
+        """Get the records of `valid`; the outcomes are those of all `count` entries."""
         records: list[Any] = [None] * count
         problems: Problems = dict(valid.problems)
         parts = _parts(valid.entries, dynamodb_requests.GETS_AT_ONCE)
@@ -512,13 +536,16 @@ class DynamoDbTable(StoreTable):
     async def _write_keys(
         self, requests: TableRequests, operation: Operation[Any], valid: ValidEntries
     ) -> Outcomes:
+        """Write the entries one by one: of several keys at a time, of one key in order."""
         problems: Problems = dict(valid.problems)
-        put: list[int] = []
+        defaults_put: list[int] = []  # by each key's entries
         await self._run_in_threads(
-            lambda entries: put.append(requests.write_in_sequence(operation, entries, problems)),
+            lambda entries: defaults_put.append(
+                requests.write_in_sequence(operation, entries, problems)
+            ),
             _group_by_key(valid.entries),
         )
-        return Outcomes(len(operation), problems=problems, defaults_put=sum(put))
+        return Outcomes(len(operation), problems=problems, defaults_put=sum(defaults_put))
 
     async def _run_in_threads(self, work: Callable[[Any], object], parts: Iterable[Any]) -> None:
         """Run `work` for each part, as many at a time as there are threads."""
@@ -583,6 +610,7 @@ class DynamoDbTable(StoreTable):
         return declared
 
     def _type_of_key_column(self, column: Column) -> str:
+        """Return the attribute type of a key column; ConfigurationError if it can't be in a key."""
         kind = key_attribute_type(column)
         if kind is None:
             raise errors.ConfigurationError(
@@ -595,6 +623,7 @@ class DynamoDbTable(StoreTable):
 
 
 def _group_by_key(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Return the entries of each key as one list, in their order."""
     by_key: dict[Any, list[Entry]] = {}
     for entry in entries:
         by_key.setdefault(dynamodb_requests.identity_of(entry.key), []).append(entry)
@@ -602,4 +631,5 @@ def _group_by_key(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _parts(entries: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Return `entries` in parts of at most `size`."""
     return (entries[start : start + size] for start in range(0, len(entries), size))

@@ -83,6 +83,9 @@ class FencedWrites:
         return self._send([self._check(), *actions])
 
     def _send(self, actions: Sequence[dict[str, Any]]) -> Sequence[Reason] | None:
+        """Send a transaction until it does not conflict with others; return None if it is done,
+        else the reasons of all actions but the first.
+        """
         for turn in range(_MAX_CONFLICTS):
             self.fence.check()
             try:
@@ -102,7 +105,7 @@ class FencedWrites:
             else:
                 return None
             self.pause(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**turn) * (0.5 + random.random() / 2))
-        problem = f"{self.label}: a transaction has met others {_MAX_CONFLICTS} times."
+        problem = f"{self.label}: a transaction conflicted with others {_MAX_CONFLICTS} times."
         step = (
             "The request is retried; if it keeps failing, have fewer writers of the same records."
         )
@@ -124,15 +127,22 @@ class FencedWrites:
             raise TableError(problem, step, table=self.label)
 
     def _check(self) -> dict[str, Any]:
+        """The action that checks one of the items with the run's epoch, drawn at random."""
         key = {NAME: {"S": f"{epoch_name(self.fence)}/{random.randrange(_ITEMS)}"}}
         return {"ConditionCheck": {"Key": key, **self._condition("#e = :e")}}
 
     def _raise(self, number: int) -> dict[str, Any]:
+        """The action that raises the epoch in the item of this number, unless it is a later
+        run's.
+        """
         key = {NAME: {"S": f"{epoch_name(self.fence)}/{number}"}}
         condition = self._condition("attribute_not_exists(#e) OR #e <= :e")
         return {"Update": {"Key": key, "UpdateExpression": "SET #e = :e", **condition}}
 
     def _condition(self, condition: str) -> dict[str, Any]:
+        """The parts of an action that has this condition; in it, #e is the stored epoch and :e the
+        run's.
+        """
         return {
             "TableName": self.table,
             "ConditionExpression": condition,
@@ -202,4 +212,5 @@ class RunCount:
 
     @property
     def _key(self) -> dict[str, Any]:
+        """The key of the item with the count."""
         return {name: COUNT_KEY[tag] for name, tag in self.key_types.items()}

@@ -90,9 +90,8 @@ class Connection:
             )
             raise errors.ConfigurationError(problem, step, argument="endpoint_url")
         named = self.credentials_env
-        if named is not None and (
-            len(named) not in (2, 3) or not all(isinstance(n, str) and n for n in named)
-        ):
+        has_names = all(isinstance(name, str) and name for name in named or ())
+        if named is not None and not (len(named) in (2, 3) and has_names):
             raise errors.ConfigurationError(
                 f"{label}: credentials_env has {len(named)} names; expected two, or three with a"
                 " session token.",
@@ -154,6 +153,9 @@ class Connection:
         )
 
     def _new_session(self, label: str) -> Session:
+        """Return a session of botocore with the credentials of this connection; ConfigurationError
+        if there can't be one.
+        """
         from botocore.exceptions import BotoCoreError
 
         try:
@@ -164,6 +166,7 @@ class Connection:
             raise _client_error(label, error) from error
 
     def _credentials(self, label: str) -> Credentials:
+        """Return the credentials that environment variables hold now."""
         from botocore.credentials import Credentials
 
         words = ("access_key", "secret_key", "token")
@@ -247,8 +250,9 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
             state = State.FAILED
         return Problem(state, error, getattr(error, "retry_after", None))
     code = error_code(error)
-    is_stale = bool(stale_reason(error)[0])
-    if not is_stale and (code in _THROTTLED or _http_status(error) == 429):
+    stale, _ = stale_reason(error)
+    is_throttled = code in _THROTTLED or _http_status(error) == 429
+    if is_throttled and not stale:
         throttled = throttled_problem(label, code, _retry_after(error))
         assert throttled.error is not None
         throttled.error.__cause__ = error
@@ -269,6 +273,9 @@ def _http_status(error: BaseException) -> int:
 
 
 def _explain(error: BaseException, *, sent: bool) -> _Explanation:
+    """Return what an error means that is none of ours; `sent`: DynamoDB may have received the
+    request.
+    """
     from botocore import exceptions as boto
 
     stale, stale_step = stale_reason(error)
@@ -304,6 +311,7 @@ def _explain(error: BaseException, *, sent: bool) -> _Explanation:
 
 
 def _explain_answer(error: ClientError) -> _Explanation:
+    """Return what an answer of DynamoDB's means, but for throttling."""
     code = error_code(error)
     text = str(error.response.get("Error", {}).get("Message", ""))
     if code in _NO_EFFECT or _http_status(error) >= 500:
@@ -348,6 +356,7 @@ def error_code(error: BaseException) -> str:
 
 
 def _retry_after(error: Any) -> float | None:
+    """Return the seconds to wait that an answer asks for; None if it doesn't."""
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     try:
         return max(0.0, float(headers.get("retry-after", "")))
@@ -356,6 +365,7 @@ def _retry_after(error: Any) -> float | None:
 
 
 def _client_error(label: str, error: Exception) -> errors.ConfigurationError:
+    """Return the error for a client or session that boto3 can't create."""
     problem = f"{label}: boto3 can't create a client ({type(error).__name__}: {error})."
     return errors.ConfigurationError(
         problem, "Pass region=… or set AWS_REGION, and check boto3's configuration.", table=label

@@ -44,6 +44,7 @@ from dagster_adjunct.resources.table_backends.columns import (
     OWN_PREFIX,
     Column,
     Kind,
+    NumberBounds,
     OutOfRangeError,
     check_cases,
     check_encodable,
@@ -57,7 +58,14 @@ from dagster_adjunct.resources.table_backends.write_plan import CheckedChanges, 
 
 AttributeValue = dict[str, Any]
 Item = dict[str, AttributeValue]
-Limit = tuple[str, AttributeValue]  # "<=" or ">=", and a number
+
+
+class Limit(NamedTuple):
+    """What a column must hold before an addition: at most ("<=") or at least (">=") a number."""
+
+    comparison: str
+    number: AttributeValue
+
 
 DIGITS = 38  # that a number can have in DynamoDB
 _LEAST = Decimal("1E-130")
@@ -89,7 +97,9 @@ def encoder_for(column: Column) -> Callable[[Any], AttributeValue]:
         return encode_list
     if column.kind not in _FORMS:  # for JSON, and in a table without declared columns
         return lambda value: encode_any(check(value))
-    tag, write, _ = _FORMS[column.kind]
+    form = _FORMS[column.kind]
+    tag = form.tag
+    write = form.write
     return lambda value: {tag: check(value) if write is None else write(check(value))}
 
 
@@ -105,9 +115,11 @@ def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
         return _list_decoder(column.element)
     if column.kind is Kind.JSON:
         return _decode_json
-    tag, _, read = _FORMS.get(column.kind, ("", None, None))
-    if read is None:
+    form = _FORMS.get(column.kind)
+    if form is None or form.read is None:
         return decode_any
+    tag = form.tag
+    read = form.read
     return lambda stored: read(stored[tag]) if tag in stored else decode_any(stored)
 
 
@@ -122,7 +134,9 @@ def _nested_encoder(type_: Type) -> Callable[[Any], AttributeValue]:
     if isinstance(type_, Struct):
         encoders = {member.name: _nested_encoder(member.type) for member in type_.members}
         return partial(_encode_struct, encoders)
-    tag, write, _ = _FORMS[parse_column("part", type_.name).kind]
+    form = _FORMS[parse_column("part", type_.name).kind]
+    tag = form.tag
+    write = form.write
     return lambda value: {tag: value if write is None else write(value)}
 
 
@@ -135,6 +149,7 @@ def _encode_array(encode: Encode, value: Sequence[Any]) -> AttributeValue:
 
 
 def _encode_map(encode: Encode, value: Mapping[str, Any]) -> AttributeValue:
+    """Return a map whose values all have one type, as DynamoDB's attribute."""
     members = {}
     for name, item in value.items():
         members[_member_name(name)] = _NULL if item is None else encode(item)
@@ -142,6 +157,7 @@ def _encode_map(encode: Encode, value: Mapping[str, Any]) -> AttributeValue:
 
 
 def _encode_struct(encoders: Mapping[str, Encode], value: Mapping[str, Any]) -> AttributeValue:
+    """Return a struct as DynamoDB's attribute; fields that are None are left out."""
     members = {}
     for name, part in value.items():
         if part is not None:
@@ -161,10 +177,9 @@ def _nested_decoder(type_: Type) -> Decode:
         decoders = {member.name: _nested_decoder(member.type) for member in type_.members}
         return partial(_decode_struct, decoders)
     kind = parse_column("part", type_.name).kind
-    tag, _, read = _FORMS[kind]
-    if kind is Kind.INTEGER:
-        read = int
-    return lambda stored: _held(stored, tag) if read is None else read(_held(stored, tag))
+    tag = _FORMS[kind].tag
+    read = int if kind is Kind.INTEGER else _FORMS[kind].read
+    return lambda stored: _value_of(stored, tag) if read is None else read(_value_of(stored, tag))
 
 
 def _decode_array(decode: Decode, stored: AttributeValue) -> list[Any]:
@@ -172,24 +187,27 @@ def _decode_array(decode: Decode, stored: AttributeValue) -> list[Any]:
 
 
 def _decode_map(decode: Decode, stored: AttributeValue) -> dict[str, Any]:
-    members = _held(stored, "M")
+    members = _value_of(stored, "M")
     return {name: _unless_null(decode, members[name]) for name in sorted(members)}
 
 
 def _decode_struct(decoders: Mapping[str, Decode], stored: AttributeValue) -> dict[str, Any]:
-    members = _held(stored, "M")
+    """Return a struct from DynamoDB's attribute; fields that it lacks are None."""
+    members = _value_of(stored, "M")
     return {
         name: _unless_null(decode, members.get(name, _NULL)) for name, decode in decoders.items()
     }
 
 
-def _held(stored: AttributeValue, tag: str) -> Any:
+def _value_of(stored: AttributeValue, tag: str) -> Any:
+    """Return the value of an attribute that must have the type `tag`; else raise ValueError."""
     if tag not in stored:
         raise ValueError(f"expected {tag}, found {stored!r:.100}")
     return stored[tag]
 
 
 def _unless_null(decode: Decode, stored: AttributeValue) -> Any:
+    """Return the decoded value, or None for DynamoDB's null."""
     return None if "NULL" in stored else decode(stored)
 
 
@@ -200,11 +218,14 @@ def _list_items(stored: AttributeValue) -> list[AttributeValue]:
     """The items of a list, or those of a set in order."""
     ((tag, value),) = stored.items()
     if tag not in _SETS:
-        return list(_held(stored, "L"))
+        return list(_value_of(stored, "L"))
     return [{_SETS[tag]: item} for item in sorted(value, key=Decimal if tag == "NS" else None)]
 
 
 def _list_decoder(element: Column) -> Callable[[AttributeValue], Any]:
+    """Return the function that reads lists and sets of such elements; anything else is read by its
+    own type.
+    """
     decode = decoder_for(element)
 
     def decode_list(stored: AttributeValue) -> Any:
@@ -217,8 +238,10 @@ def _list_decoder(element: Column) -> Callable[[AttributeValue], Any]:
 
 def key_attribute_type(column: Column) -> str | None:
     """The attribute type ("S", "N" or "B") of this column as a key; None if it can't be a key."""
-    tag, *_ = _FORMS.get(column.kind, (None,))
-    return None if tag == "BOOL" else tag
+    form = _FORMS.get(column.kind)
+    if form is None or form.tag == "BOOL":
+        return None
+    return form.tag
 
 
 def encode_any(value: Any, depth: int = 0) -> AttributeValue:
@@ -287,18 +310,21 @@ _NULL: AttributeValue = {"NULL": True}
 
 
 def _text(value: str) -> str:
+    """Return a text that DynamoDB can store; else raise TypeError."""
     if not isinstance(value, str):
         raise TypeError(f"expected str as names in a map, found {value!r}")
     return check_encodable(value)
 
 
 def _member_name(name: str) -> str:
+    """Return the name of a map's member if DynamoDB takes it; else raise TypeError."""
     if name == "":
         raise TypeError("DynamoDB takes no empty name in a map")
     return _text(name)
 
 
 def _number_text(value: float | Decimal) -> str:
+    """Return a number as DynamoDB takes it, without loss; TypeError if it can't be stored so."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise TypeError("expected a finite number, or None for NaN and infinity")
@@ -319,6 +345,7 @@ def _number_text(value: float | Decimal) -> str:
 
 
 def _whole_or_decimal(text: str) -> int | Decimal:
+    """Return a number as an int if it is whole, else as a Decimal."""
     try:
         return int(text)
     except ValueError:
@@ -329,12 +356,14 @@ def _whole_or_decimal(text: str) -> int | Decimal:
 
 
 def _timestamp_text(value: datetime) -> str:
+    """Return an instant as text in UTC, all of one length: "2024-05-01T12:30:00.000000Z"."""
     if value.tzinfo is None or value.utcoffset() is None:  # pandas' NaT has no offset to ask for
         raise TypeError("expected a datetime with a time zone, or None")
     return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 def _decode_json(stored: AttributeValue) -> Any:
+    """Return what JSON has for an attribute value: numbers that are not whole as floats."""
     ((tag, value),) = stored.items()
     if tag == "N":
         try:
@@ -348,21 +377,30 @@ def _decode_json(stored: AttributeValue) -> Any:
     return decode_any(stored)
 
 
-# For each kind: the attribute type of its values, and the functions that write and read them (None:
-# unchanged).
-_FORMS: dict[Kind, tuple[str, Callable[[Any], Any] | None, Callable[[Any], Any] | None]] = {
-    Kind.STRING: ("S", None, None),
-    Kind.INTEGER: ("N", lambda value: str(int(value)), _whole_or_decimal),
-    Kind.FLOAT: ("N", _number_text, float),
-    Kind.BOOLEAN: ("BOOL", None, None),
-    Kind.TIMESTAMP: ("S", _timestamp_text, datetime.fromisoformat),
-    Kind.DATE: ("S", date.isoformat, date.fromisoformat),
-    Kind.DECIMAL: ("N", _number_text, Decimal),
-    Kind.BINARY: ("B", None, None),
+class _Form(NamedTuple):
+    """How values of a kind are stored: their attribute type, and the functions that write and
+    read them (None: unchanged).
+    """
+
+    tag: str
+    write: Callable[[Any], Any] | None = None
+    read: Callable[[Any], Any] | None = None
+
+
+_FORMS: dict[Kind, _Form] = {
+    Kind.STRING: _Form("S"),
+    Kind.INTEGER: _Form("N", lambda value: str(int(value)), _whole_or_decimal),
+    Kind.FLOAT: _Form("N", _number_text, float),
+    Kind.BOOLEAN: _Form("BOOL"),
+    Kind.TIMESTAMP: _Form("S", _timestamp_text, datetime.fromisoformat),
+    Kind.DATE: _Form("S", date.isoformat, date.fromisoformat),
+    Kind.DECIMAL: _Form("N", _number_text, Decimal),
+    Kind.BINARY: _Form("B"),
 }
 
 
-# How values of a column that is not declared are stored, by the first type that they have.
+# How values of a column that is not declared are stored: the first line whose Python type they have
+# gives the attribute type and the function that writes them.
 _SCALARS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (str, "S", _text),
     (bool, "BOOL", bool),
@@ -428,6 +466,7 @@ class EncodedChanges:
 
 
 def _is_column_name(name: object) -> bool:
+    """Whether a record may have a column of this name."""
     return isinstance(name, str) and name != "" and not name.startswith(OWN_PREFIX)
 
 
@@ -464,29 +503,33 @@ class ItemCodec(RowCodec):
         # The bounds of sums. There are none for types with more digits than DynamoDB, which rejects
         # larger sums itself, and for 64-bit integers, which no counter exceeds: the check would
         # make an increment some 4% more expensive.
-        self._bounds: dict[str, tuple[Decimal, Decimal]] = {}
+        self._bounds: dict[str, NumberBounds] = {}
         for column in columns or ():
             self._add_bounds(column)
 
     def _add_bounds(self, column: Column) -> None:
+        """Note the bounds of sums in a column, if it has any that must be checked."""
         bounds = number_bounds(column)
-        if bounds is None or (column.kind is Kind.INTEGER and integer_bits(column) == 64):
+        is_bigint = column.kind is Kind.INTEGER and integer_bits(column) == 64
+        if bounds is None or is_bigint:
             return
-        if len(bounds[1].as_tuple().digits) <= DIGITS:
+        digits = len(bounds.greatest.as_tuple().digits)
+        if digits <= DIGITS:
             self._bounds[column.name] = bounds
 
     def key_row(self, key: Any) -> Row:
+        """Return the key as checked attributes. Raises SchemaMismatchError for one that the table
+        can't have.
+        """
         row = super().key_row(key)
         for name, stored, largest in zip(self.key, row, _MAX_KEY_BYTES, strict=False):
             tag = self.key_types[name]
+            size = attribute_bytes(stored)
             if tag not in stored:
                 what = f"{self.table}: its key {name!r} is stored as {tag}, but got {stored}."
                 raise SchemaMismatchError(what, "Convert it to the type of the key.", column=name)
-            if tag != "N" and not 0 < attribute_bytes(stored) <= largest:
-                text = (
-                    f"{self.table}: key {name!r} has {attribute_bytes(stored)} bytes; expected 1 to"
-                    f" {largest}."
-                )
+            if tag != "N" and not 0 < size <= largest:
+                text = f"{self.table}: key {name!r} has {size} bytes; expected 1 to {largest}."
                 step = "Shorten the key, for example to a hash of it."
                 raise SchemaMismatchError(text, step, column=name) from OutOfRangeError(text)
         if row == self._count_key:
@@ -545,6 +588,7 @@ class ItemCodec(RowCodec):
             super().check_order(newest_by)
 
     def column(self, name: str) -> Column:
+        """Return the column of this name; a table without declared columns has one of any name."""
         if not self.is_open:
             return super().column(name)
         if not _is_column_name(name):
@@ -615,10 +659,9 @@ class ItemCodec(RowCodec):
                 f"{self.table}: an update adds to column {name!r}, which holds {old}, not a number."
             )
             raise SchemaMismatchError(problem, "Set the column instead.", column=str(name))
-        comparison, bound = limit
-        beyond = operator.gt if comparison == "<=" else operator.lt
-        if beyond(Decimal(old["N"]), Decimal(bound["N"])):
-            self.sum(name, old, number)  # raises an error that tells the sum
+        is_beyond = operator.gt if limit.comparison == "<=" else operator.lt
+        if is_beyond(Decimal(old["N"]), Decimal(limit.number["N"])):
+            self.sum(name, old, number)  # raises an error that names the sum
 
     def record(self, item: Item) -> dict[str, Any] | None:
         """Return the record that an item holds; None for a tombstone."""
@@ -662,17 +705,20 @@ class ItemCodec(RowCodec):
         return column
 
     def _limit(self, name: str, number: AttributeValue) -> Limit | None:
-        """What a column must hold so that adding a number stays within its type; None: anything."""
+        """What a column must hold so that adding `number` stays within its type; None if anything
+        may be there.
+        """
         step = Decimal(number["N"])
         if name not in self._bounds or not step:
             return None
-        least, most = self._bounds[name]
-        comparison, end = ("<=", most) if step > 0 else (">=", least)
-        return comparison, {"N": _number_text(_EXACT.subtract(end, step))}
+        bounds = self._bounds[name]
+        if step > 0:
+            return Limit("<=", {"N": _number_text(_EXACT.subtract(bounds.greatest, step))})
+        return Limit(">=", {"N": _number_text(_EXACT.subtract(bounds.least, step))})
 
     def _limits(self, numbers: Item) -> dict[str, Limit]:
-        """What columns must hold (at most or at least) so that adding these numbers stays within
-        their types.
+        """What columns must hold so that adding these numbers stays within their types, by
+        column.
         """
         limits: dict[str, Limit] = {}
         for name, value in numbers.items():
@@ -697,7 +743,9 @@ def change_inside(
     names: Sequence[str],
     change: InsideChange,
 ) -> AttributeValue:
-    """Return a map with the change at a path; maps on the way that are missing are created."""
+    """Return the map `value` with the change at `names`, the rest of `path` from here on. Missing
+    maps on the way are created.
+    """
     if value is not None and not value.keys() & {"M", "NULL"}:
         problem = f"{codec.table}: an update changes {path!r}, but {value!r:.100} is no map."
         raise SchemaMismatchError(problem, "Set the whole column.", column=str(path))

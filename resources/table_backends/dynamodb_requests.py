@@ -133,10 +133,8 @@ class Guard:
                 "Declare the column's type, so that all times have the same one.",
                 column=self.column,
             )
-        number: type = str
-        if tag == "N":
-            number = Decimal
-        return bool((number(value), self.tie) >= (number(known[tag]), tie))
+        comparable: type = Decimal if tag == "N" else str
+        return bool((comparable(value), self.tie) >= (comparable(known[tag]), tie))
 
 
 def guard_of(operation: Operation[Any], entry: Entry) -> Guard:
@@ -181,23 +179,27 @@ class _Expression:
     _known: dict[str, str] = field(default_factory=dict)
 
     def name(self, name: str) -> str:
+        """Return the placeholder of a name, the same each time."""
         if name not in self._known:
             short = self._known[name] = f"#{len(self._known):x}"
             self.names[short] = name
         return self._known[name]
 
     def value(self, value: AttributeValue) -> str:
+        """Return a new placeholder for a value."""
         short = f":{len(self.values):x}"
         self.values[short] = value
         return short
 
     def present(self) -> str:
+        """The condition that the key has a record."""
         return (
             f"attribute_exists({self.name(next(iter(self.key)))}) AND"
             f" attribute_not_exists({self.name(DELETED)})"
         )
 
     def absent(self) -> str:
+        """The condition that the key has no record: no item, or a tombstone."""
         return (
             f"(attribute_not_exists({self.name(next(iter(self.key)))}) OR"
             f" attribute_exists({self.name(DELETED)}))"
@@ -251,6 +253,7 @@ class _Expression:
         return self._conditional(request, [*clauses, *inside.clauses, *room])
 
     def _conditional(self, request: Request, clauses: Iterable[str]) -> Request:
+        """Return the request with these conditions, the guard's, and all placeholders."""
         condition = " AND ".join([*clauses, *self._guarded()])
         if condition:
             request |= {
@@ -264,6 +267,7 @@ class _Expression:
         return request
 
     def _guarded(self) -> list[str]:
+        """The guard's conditions, which `Guard.holds` evaluates, too."""
         clauses = []
         guard = self.guard
         if guard.position is not None:
@@ -388,13 +392,16 @@ class _MapLevel(NamedTuple):
             level.change(inner, found, parts)
 
     def _is_absent(self, known: AttributeValue | None) -> str:
-        """The condition that there is no map, or what was found in its place."""
+        """The condition that there is still no map: nothing, or a value of the type that was
+        found.
+        """
         if known is None:
             return f"attribute_not_exists({self.path})"
         (tag,) = known
         return f"attribute_type({self.path}, {self.expression.value({'S': tag})})"
 
     def _change_value(self, short: str, path: InnerName, parts: _InsideParts) -> None:
+        """Add to `parts` what changes the value at `path`, which the request calls `short`."""
         expression = self.expression
         value, adds, limit = self.changes.inside[path]
         if value is None:
@@ -449,6 +456,7 @@ def tombstone_attributes(now: float, horizon: float | None) -> Item:
 
 
 def _mark_attribute(source: str) -> str:
+    """Return the attribute with the position of the last message applied from a source."""
     return f"{OWN_PREFIX}at:{source}"
 
 
@@ -482,7 +490,15 @@ class _Answer(NamedTuple):
 
     @property
     def present(self) -> bool:
+        """Whether the item was a record, not a tombstone."""
         return bool(self.item) and DELETED not in self.item
+
+
+class _Written(NamedTuple):
+    """What writing an entry did: its problem, if any, and whether it put the entry's default."""
+
+    problem: Problem | None = None
+    put_default: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,6 +522,7 @@ class TableRequests:
 
     @property
     def label(self) -> str:
+        """The table as errors name it."""
         return self.codec.table
 
     def check(self, *, reads: bool, updates: bool) -> None:
@@ -536,9 +553,9 @@ class TableRequests:
         problems.
         """
         problems: Problems = {}
-        wanted: dict[Any, list[int]] = {}
+        places: dict[Any, list[int]] = {}
         for entry in entries:
-            wanted.setdefault(identity_of(entry.key), []).append(entry.place)
+            places.setdefault(identity_of(entry.key), []).append(entry.place)
         keys = {identity_of(entry.key): self.codec.key_item(entry.key) for entry in entries}
         asked = list(keys.values())
         problem: Any = None
@@ -553,31 +570,33 @@ class TableRequests:
                 # `sent=False`, because a get has no effect, whether it is answered or not.
                 problem = problem_from_boto_error(error, self.label, sent=False)
                 break
-            self._decode(_all_of(answer.get("Responses")), wanted, records, problems)
+            self._decode(_all_of(answer.get("Responses")), places, records, problems)
             left_over: Any = answer.get("UnprocessedKeys") or {}
             asked = [key for part in left_over.values() for key in part["Keys"]]
             if not asked:
                 return problems
             problem = throttled_problem(self.label, f"{len(asked)} keys unprocessed")
         for key in asked:
-            problems.update(dict.fromkeys(wanted[identity_of(key.values())], problem))
+            problems.update(dict.fromkeys(places[identity_of(key.values())], problem))
         return problems
 
     def _decode(
         self,
         items: Sequence[Item],
-        wanted: Mapping[Any, Sequence[int]],
+        places: Mapping[Any, Sequence[int]],
         records: list[Any],
         problems: Problems,
     ) -> None:
-        """Store the records of items at their keys' places, or the problems of unreadable ones."""
+        """Store the records of items in `records` at their keys' `places`, and the problems of
+        unreadable ones in `problems`.
+        """
         for item in items:
-            places = wanted[identity_of(item[name] for name in self.codec.key)]
+            of_key = places[identity_of(item[name] for name in self.codec.key)]
             try:
-                for place in places:  # one object each
+                for place in of_key:  # one object each
                     records[place] = self.codec.record(item)
             except AdjunctError as error:
-                problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
+                problems.update(dict.fromkeys(of_key, Problem(State.REFUSED, error)))
 
     def write_batch(self, kind: OperationKind, entries: Sequence[Entry]) -> Problems:
         """Put or delete up to 25 entries with distinct keys, without conditions; return the
@@ -602,6 +621,9 @@ class TableRequests:
         return problems
 
     def _send_batch(self, places: list[int], requests: list[Any], problems: Problems) -> None:
+        """Send a batch's requests, and add the problems of those that had no effect by their
+        entries' `places`.
+        """
         if not requests:
             return
         if self.fenced is not None:
@@ -634,6 +656,7 @@ class TableRequests:
         problems.update({place_of[one]: problem for one in left})
 
     def _send_halves(self, places: list[int], requests: list[Any], problems: Problems) -> None:
+        """Send both halves of a batch that failed as a whole, one after the other."""
         half = len(requests) // 2
         self._send_batch(places[:half], requests[:half], problems)
         self._send_batch(places[half:], requests[half:], problems)
@@ -664,6 +687,7 @@ class TableRequests:
             problems[places[0]] = rejected
 
     def _identity_in(self, request: Any) -> Any:
+        """The identity of the key that a request of a batch writes."""
         if "PutRequest" in request:
             item = request["PutRequest"]["Item"]
         else:
@@ -678,27 +702,28 @@ class TableRequests:
         Problems are added to `problems`. After an entry that can be retried the others are not
         sent: they would overtake it.
         """
-        put = 0
+        defaults_put = 0
         for done, entry in enumerate(entries):
-            began = False
             try:
-                began, problem = self._write(operation, entry)
+                written = self._write(operation, entry)
             except RunLeaseLostError:
                 raise
             except _ActionRefusedError as refused:
-                problem = refused.problem
+                written = _Written(refused.problem)
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                problem = problem_from_boto_error(error, self.label)
-            put += began
+                written = _Written(problem_from_boto_error(error, self.label))
+            defaults_put += written.put_default
+            problem = written.problem
             if problem is None:
                 continue
             problems[entry.place] = problem
             if is_retryable(problem):
                 problems.update({later.place: problem.unsent for later in entries[done + 1 :]})
                 break
-        return put
+        return defaults_put
 
-    def _write(self, operation: Operation[Any], entry: Entry) -> tuple[bool, Problem | None]:
+    def _write(self, operation: Operation[Any], entry: Entry) -> _Written:
+        """Write an entry if its conditions hold; raises what boto3 raises."""
         codec = self.codec
         kind = operation.kind
         key = codec.key_item(entry.key)
@@ -707,7 +732,7 @@ class TableRequests:
             return self._update(key, operation, entry, guard)
         if kind is OperationKind.PUT_IF_ABSENT:
             answer = self._send(begin_item(key, codec.columns_of(key, entry.value), guard))
-            return False, Problem(State.SKIPPED) if answer.failed else None
+            return _Written(Problem(State.SKIPPED) if answer.failed else None)
         if kind is OperationKind.DELETE:
             columns = tombstone_attributes(time.time(), self.horizon)
         else:
@@ -718,7 +743,7 @@ class TableRequests:
             request = _Expression(key, guard).put({**columns, **key})
         else:
             request = put_columns(key, columns, codec.names, guard)
-        return False, _skipped(self._send(request), guard)
+        return _Written(_skipped(self._send(request), guard))
 
     def _default_of(self, key: KeyItem, entries: Entries[Any], entry: Entry) -> Item | None:
         """Return the item that an update of a missing key begins with; None without a default."""
@@ -731,40 +756,41 @@ class TableRequests:
 
     def _update(
         self, key: KeyItem, operation: Operation[Any], entry: Entry, guard: Guard
-    ) -> tuple[bool, Problem | None]:
-        """Update the record, or put its default with the changes if there is none; return whether
-        it put one, and the problem of the entry, if any.
-        """
+    ) -> _Written:
+        """Update the record, or put its default with the changes if there is none."""
         codec = self.codec
         changes = codec.encode_changes(entry.value)
         default = self._default_of(key, operation.entries, entry)
         # A transaction does not return the item, which tells whether this request has created it.
         if self.fenced is None and default is not None and is_default_redundant(default, changes):
             return self._update_or_begin(key, changes, guard)
-        met: Item = {}
+        found: Item = {}
         for _ in range(_MAX_CONFLICTS):
-            answer = self._send(update_item(codec, key, changes, guard, met))
+            answer = self._send(update_item(codec, key, changes, guard, found))
             if not answer.failed:
-                return False, None
+                return _Written()
             if not guard.holds(answer.item):
-                return False, self._add_late(key, changes, guard, answer)
-            met = answer.item
-            self._check_changes(key, changes, met)
+                return _Written(self._add_late(key, changes, guard, answer))
+            found = answer.item
+            self._check_changes(key, changes, found)
             if answer.present:
                 continue
             if default is None:
-                wanted = operation.entries.keys[entry.place]
-                return False, Problem(State.MISSING, record_not_found_error([wanted], self.label))
+                missing = record_not_found_error([operation.entries.keys[entry.place]], self.label)
+                return _Written(Problem(State.MISSING, missing))
             columns = begin_record(self.codec, default, changes)
             self.codec.check_size({**columns, **key})
             answer = self._send(begin_item(key, columns, guard))
             if not answer.failed:
-                return True, None
+                return _Written(put_default=True)
             if not guard.holds(answer.item):
-                return False, self._add_late(key, changes, guard, answer)
-        return False, self._conflict(key)
+                return _Written(self._add_late(key, changes, guard, answer))
+        return _Written(self._conflict(key))
 
     def _conflict(self, key: KeyItem) -> Problem:
+        """The problem of an update that gave up, because the record kept being created and
+        deleted.
+        """
         error = TableUnavailableError(
             f"{self.label}: other writers created or deleted the record of"
             f" {key} {_MAX_CONFLICTS} times during its update.",
@@ -773,15 +799,14 @@ class TableRequests:
         )
         return Problem(State.FAILED, error)
 
-    def _update_or_begin(
-        self, key: KeyItem, changes: EncodedChanges, guard: Guard
-    ) -> tuple[bool, Problem | None]:
+    def _update_or_begin(self, key: KeyItem, changes: EncodedChanges, guard: Guard) -> _Written:
+        """Update the record, or create it from the changes, in one request."""
         answer = self._send(update_or_begin_item(key, changes, guard))
         if not answer.failed:
-            return not answer.present, None
+            return _Written(put_default=not answer.present)
         if guard.holds(answer.item):
             self.codec.check_sums(changes, answer.item)
-        return False, self._add_late(key, changes, guard, answer)
+        return _Written(self._add_late(key, changes, guard, answer))
 
     def _check_changes(self, key: KeyItem, changes: EncodedChanges, item: Item) -> None:
         """Raise SchemaMismatchError if these changes can't be made to an item."""
@@ -833,11 +858,14 @@ class TableRequests:
         return self._conflict(key)
 
     def _send(self, request: Request) -> _Answer:
+        """Send one write; a condition that fails is part of the answer, any other failure is
+        raised.
+        """
         parts = ("UpdateExpression", "ConditionExpression")
-        words = max(len(request.get(part, "")) for part in parts)
-        if words > _LONGEST_EXPRESSION:
+        longest = max(len(request.get(part, "")) for part in parts)
+        if longest > _LONGEST_EXPRESSION:
             raise SchemaMismatchError(
-                f"{self.label}: an expression has {words:,} characters: expected at most"
+                f"{self.label}: an expression has {longest:,} characters: expected at most"
                 f" {_LONGEST_EXPRESSION:,}.",
                 "Combine columns into one of type json, or write fewer columns at once.",
                 table=self.label,
@@ -855,6 +883,7 @@ class TableRequests:
         return _Answer(False, answer.get("Attributes") or {})
 
     def _send_in_transaction(self, fenced: FencedWrites, request: Request) -> _Answer:
+        """Send one write that takes effect only while the run's epoch is the newest."""
         action = {name: value for name, value in request.items() if name != "ReturnValues"} | {
             "TableName": self.table
         }
@@ -878,6 +907,7 @@ def _action_of(table: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _request_bytes(request: Mapping[str, Any]) -> int:
+    """The size of the item that a request of a batch puts; 0 for a delete."""
     return item_bytes(request.get("PutRequest", {}).get("Item", {}))
 
 
@@ -889,6 +919,7 @@ def _all_of(by_table: Any) -> list[Any]:
 
 
 def _skipped(answer: _Answer, guard: Guard) -> Problem | None:
+    """Return the problem of an entry whose condition failed, None if it held."""
     if not answer.failed:
         return None
     guard.holds(answer.item)  # called because it raises if times can't be compared

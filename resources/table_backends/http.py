@@ -88,22 +88,20 @@ def error_from_response(
     beginning = _quote_reply(answer.text, secrets)
     what = f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)}"
     if status == 429 or status >= 500 or status == 408:
-        wait = parse_retry_after(answer.headers.get("Retry-After"), utc_now())
-        nothing_done = (
-            status == 429 or (status == 503 and wait is not None) or answer.request.method in READS
-        )
+        retry_after = parse_retry_after(answer.headers.get("Retry-After"), utc_now())
+        is_put_off = status == 429 or (status == 503 and retry_after is not None)
+        had_no_effect = is_put_off or answer.request.method in READS
         return HttpUnavailableError(
             f"{what} was answered with {status}{beginning}.",
             "The request is retried; if it keeps failing, contact the service's operator.",
             table=label,
             status=status,
-            retry_after=wait,
-            had_effect=False if nothing_done else None,
+            retry_after=retry_after,
+            had_effect=False if had_no_effect else None,
         )
-    # The answer does not concern this record.
-    of_service = status < 400 or status in (401, 403, 405, 407)
+    concerns_all_records = status < 400 or status in (401, 403, 405, 407)
     kind = errors.TableError
-    if of_service:
+    if concerns_all_records:
         kind = errors.TableAccessError
     return kind(
         f"{what} was rejected with {status}{beginning}.",
@@ -177,7 +175,11 @@ def _quote_reply(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, "***")
     text = " ".join(text.split())
-    return f": {text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}" if text else ""
+    if not text:
+        return ""
+    if len(text) > _SHOWN:
+        return f": {text[:_SHOWN]}…"
+    return f": {text}"
 
 
 _PLACE = re.compile(r"{(\w+)}")
@@ -200,9 +202,8 @@ class HttpExtra:
     def __post_init__(self) -> None:
         for name in ("params", "headers"):
             given = getattr(self, name)
-            object.__setattr__(
-                self, name, tuple(sorted(given.items())) if isinstance(given, Mapping) else given
-            )
+            if isinstance(given, Mapping):
+                object.__setattr__(self, name, tuple(sorted(given.items())))
 
 
 class _Client(NamedTuple):
@@ -268,6 +269,9 @@ class HttpTable(
         self._clients: PerLoop[_Client] = PerLoop(self._client)
 
     def _check(self) -> None:
+        """Raise ConfigurationError for an invalid URL or path, and for a secret in the
+        declaration.
+        """
         what = f"HTTP table {self.path}"
         step = "Use https://host:port/path, without a query."
         try:
@@ -275,12 +279,8 @@ class HttpTable(
             parts.port  # noqa: B018 - which may be none
         except ValueError:
             parts = urlsplit("")
-        if (
-            parts.scheme not in ("http", "https")
-            or not parts.hostname
-            or parts.query
-            or parts.fragment
-        ):
+        is_server = parts.scheme in ("http", "https") and parts.hostname
+        if not is_server or parts.query or parts.fragment:
             raise errors.ConfigurationError(
                 f"{what} has an invalid base_url (not shown).", step, argument="base_url"
             )
@@ -341,6 +341,7 @@ class HttpTable(
             raise lost_request_error(error, self._label, "HEAD", url, open_.secrets) from error
 
     async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        """Return the problems of entries whose path or body can't be made; sends nothing."""
         found: dict[int, Problem] = {}
         values = operation.entries.values or ()
         ordered = key_reorderer(self._label, self.key, operation.key)
@@ -361,11 +362,13 @@ class HttpTable(
             await open_.client.aclose()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send the entries with their keys in the order of this table's key columns."""
         ordered = key_reorderer(self._label, self.key, operation.key)
         if ordered is None:
             return await super().send(operation)
-        mine = RowEntries(list(map(ordered, operation.entries.keys)), operation.entries.values)
-        return await super().send(replace(operation, entries=mine, key=self.key))
+        keys = list(map(ordered, operation.entries.keys))  # in the order of this table's key
+        entries = RowEntries(keys, operation.entries.values)
+        return await super().send(replace(operation, entries=entries, key=self.key))
 
     # -- overridden for other services
 
@@ -424,6 +427,7 @@ class HttpTable(
     # -- requests
 
     async def get(self, key: Key, *args: object) -> Record | None:
+        """Return the record that GET answers, None for the status 404."""
         answer = await self.request("GET", self.path_of(key), args, expected=(404,))
         if answer.status_code == 404:
             return None
@@ -433,6 +437,9 @@ class HttpTable(
         await self.request("PUT", self.path_of(key), args, body=self.encode(value))
 
     async def put_if_absent(self, key: Key, value: Record, *args: object) -> bool:
+        """PUT with If-None-Match, and return whether the record was absent: not for the status
+        412.
+        """
         body = self.encode(value)
         only = {"If-None-Match": "*"}
         answer = await self.request(
@@ -441,6 +448,7 @@ class HttpTable(
         return answer.status_code != 412
 
     async def update(self, key: Key, update: Record | Changes, *args: object) -> None:
+        """PATCH with the columns to set. Raises RecordNotFoundError for the status 404."""
         changes = to_changes(update)
         if changes.add or changes.append or changes.remove:
             problem = f"{self._label} only sets columns: its updates can't add, append or remove."
@@ -505,6 +513,9 @@ class HttpTable(
         raise error_from_response(answer, self._label, open_.secrets)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
+        """The problem of a request that raised this: of unknown outcome if it was sent and not
+        answered clearly.
+        """
         unavailable = first_cause(error, HttpUnavailableError)
         if unavailable is None:
             return super().problem_of(error, sent=sent)
@@ -514,6 +525,7 @@ class HttpTable(
         return Problem(state, error, unavailable.retry_after)
 
     def _client(self) -> _Client:
+        """Open an event loop's client, with the secrets that environment variables hold now."""
         import_package(self._label, "httpx", "http", table=self._label)
         import httpx
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from tenacity import (
     AsyncRetrying,
@@ -142,10 +142,19 @@ def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
     return SegmentChange(entry.key, write_json(rest).encode(), b"", entry.version)
 
 
-# seconds
+# seconds between attempts
 _PAUSE = 0.005
 _LONGEST_PAUSE = 0.5
 _CONTESTED = 30.0  # seconds for which conflicting writes are retried
+
+
+class _SentKeys(NamedTuple):
+    """Of the keys of one round: the problems of those that failed, and those whose request had a
+    conflict, and no effect.
+    """
+
+    failed: dict[Row, Problem]
+    conflicting: set[Row]
 
 
 @dataclass(slots=True)
@@ -216,27 +225,25 @@ class OptimisticWrites:
             time.time(),
             self.table.coder.value,
         )
-        failed, lost = await self._write(decision)
+        sent = await self._write(decision)
         for entry in entries:
-            if entry.key in failed:
-                self.problems[entry.place] = failed[entry.key]
-            elif entry.key not in lost and entry.place in decision.problems:
+            if entry.key in sent.failed:
+                self.problems[entry.place] = sent.failed[entry.key]
+            elif entry.key not in sent.conflicting and entry.place in decision.problems:
                 self.problems[entry.place] = decision.problems[entry.place]
-        self.left = [entry for entry in entries if entry.key in lost]
+        self.left = [entry for entry in entries if entry.key in sent.conflicting]
         return bool(self.left)
 
-    async def _write(self, decision: PlannedWrites) -> tuple[dict[Row, Problem], set[Row]]:
-        """Send the decided writes; return the problems of failed keys, and the keys of requests
-        with a conflict.
-        """
+    async def _write(self, decision: PlannedWrites) -> _SentKeys:
+        """Send the decided writes."""
         failed: dict[Row, Problem] = {}
-        lost: set[Row] = set()
+        conflicting: set[Row] = set()
         for keys, changes in self._requests(decision):
             try:
                 await self._send(changes)
             except ConditionsFailed as conflict:
                 self._contested |= {keys[place] for place in conflict.found if place < len(keys)}
-                lost.update(keys)
+                conflicting.update(keys)
             except errors.RunLeaseLostError:
                 raise
             except errors.AdjunctError as error:
@@ -246,7 +253,7 @@ class OptimisticWrites:
                 failed.update(dict.fromkeys(keys, problem))
             else:
                 self.defaults_put += sum(key in decision.begun for key in keys)
-        return failed, lost
+        return _SentKeys(failed, conflicting)
 
     async def _send(self, changes: Sequence[SegmentChange]) -> None:
         """Send one request, together with the fence of the run that writes."""
@@ -279,8 +286,19 @@ class OptimisticWrites:
             yield [key], [changes[key]]
 
     def _give_up(self, entries: Sequence[Entry], error: errors.AdjunctError) -> None:
+        """Give these entries the problem of a request that failed with this error."""
         problem = replace(self.rows._outcome(error), of_request=True)
         self.problems.update({entry.place: problem for entry in entries})
+
+
+class _PlacedEntries(NamedTuple):
+    """The valid entries of an operation by partition, the table key of each of their keys, and the
+    problems of the other entries by place.
+    """
+
+    table_keys: dict[Row, bytes]
+    by_partition: dict[int, list[Entry]]
+    problems: dict[int, Problem]
 
 
 _NOT_CREATED = (
@@ -346,6 +364,7 @@ class KeyValueRows(StoreTable):
 
     @property
     def _url(self) -> str:
+        """The lake's URL, or its folder."""
         if isinstance(self.lake, str):
             return self.lake
         return self.lake.url
@@ -376,6 +395,9 @@ class KeyValueRows(StoreTable):
         return super().problem_of(error, sent=sent and not isinstance(error, errors.AdjunctError))
 
     async def inspect(self) -> Presence:
+        """Return whether the key-value table exists, its id and its count of runs; creates
+        nothing.
+        """
         found = await self._find()
         if found is None:
             return NO_TABLE
@@ -387,6 +409,9 @@ class KeyValueRows(StoreTable):
         return Presence(exists=True, id=found.incarnation, runs=runs)
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        """Create the key-value table if asked to, and count the run; return its presence. Raises
+        TableNotFoundError.
+        """
         if create and self.create:
             await asyncio.to_thread(
                 lambda: ensure_table(
@@ -443,6 +468,7 @@ class KeyValueRows(StoreTable):
             await self._open.close()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Read or write the entries; an error that no entry caused is the problem of all."""
         if not len(operation):
             return Outcomes(0)
         reads = operation.kind is OperationKind.GET
@@ -457,6 +483,7 @@ class KeyValueRows(StoreTable):
             return Outcomes.all(len(operation), replace(self.problem_of(error), of_request=True))
 
     async def announce(self, fence: Fence) -> None:
+        """Make the fence known in the key-value table, if it exists."""
         try:
             opened = await self._opened(make=False)
         except _NOT_CREATED:
@@ -474,13 +501,15 @@ class KeyValueRows(StoreTable):
         return await purge_marks(await self._opened(make=self.create), time.time() - older_than)
 
     async def _get(self, opened: Table, operation: Operation[Any]) -> Outcomes:
-        table_keys, parts, problems = self._place_entries(opened, operation)
+        """Return the records of an operation's keys as its outcomes."""
+        placed = self._place_entries(opened, operation)
+        problems = placed.problems
         records: list[Any] = [None] * len(operation)
 
         async def read(number: int, entries: list[Entry]) -> None:
             try:
                 stored_entries = await opened.segment(number).get(
-                    [table_keys[entry.key] for entry in entries]
+                    [placed.table_keys[entry.key] for entry in entries]
                 )
             except errors.AdjunctError as error:
                 failed = self._outcome(error)
@@ -494,15 +523,19 @@ class KeyValueRows(StoreTable):
                 except errors.AdjunctError as error:
                     problems[entry.place] = self._outcome(error)
 
-        await asyncio.gather(*(read(number, entries) for number, entries in parts.items()))
+        await asyncio.gather(*(read(*part) for part in placed.by_partition.items()))
         return Outcomes(len(operation), records, problems)
 
     async def _write(self, opened: Table, operation: Operation[Any]) -> Outcomes:
-        table_keys, parts, problems = self._place_entries(opened, operation)
+        """Write the partitions of an operation at the same time; the first error that is no problem
+        of entries is raised once all have ended.
+        """
+        placed = self._place_entries(opened, operation)
+        problems = placed.problems
         fences = self._fences_of(opened)
         writes = [
-            OptimisticWrites(self, opened, fences, number, operation, entries, table_keys)
-            for number, entries in parts.items()
+            OptimisticWrites(self, opened, fences, number, operation, entries, placed.table_keys)
+            for number, entries in placed.by_partition.items()
         ]
         ended = await asyncio.gather(*(write.finish() for write in writes), return_exceptions=True)
         for error in ended:
@@ -516,35 +549,38 @@ class KeyValueRows(StoreTable):
             defaults_put=sum(write.defaults_put for write in writes),
         )
 
-    def _place_entries(
-        self, opened: Table, operation: Operation[Any]
-    ) -> tuple[dict[Row, bytes], dict[int, list[Entry]], dict[int, Problem]]:
-        """Return the table key of each valid key, valid entries by partition, and the problems
-        of others by place.
-        """
+    def _place_entries(self, opened: Table, operation: Operation[Any]) -> _PlacedEntries:
+        """Return the valid entries by partition, and the problems of the others."""
         valid = write_plan.validate_entries(self._codec, operation)
-        problems = dict(valid.problems)
-        places: dict[Row, tuple[int, bytes]] = {}
-        parts: dict[int, list[Entry]] = {}
+        placed = _PlacedEntries({}, {}, dict(valid.problems))
+        partitions: dict[Row, int] = {}
         for entry in valid.entries:
+            key = entry.key
             try:
-                if entry.key not in places:
-                    places[entry.key] = opened.coder.place(*self._keys.address(entry.key))
-                parts.setdefault(places[entry.key][0], []).append(entry)
+                if key not in partitions:
+                    address = self._keys.address(key)
+                    partition, table_key = opened.coder.place(address.family, address.key)
+                    partitions[key] = partition
+                    placed.table_keys[key] = table_key
+                placed.by_partition.setdefault(partitions[key], []).append(entry)
             except errors.AdjunctError as error:
                 is_read = operation.kind is OperationKind.GET
                 if is_read and isinstance(error, errors.KeyTooLongError):
                     continue  # no record can have the key: none is found
-                problems[entry.place] = self._outcome(error)
-        return {key: stored for key, (_, stored) in places.items()}, parts, problems
+                placed.problems[entry.place] = self._outcome(error)
+        return placed
 
     def _fences_of(self, opened: Table) -> TableFences:
+        """Return the fences of the opened table, which are known again only until it is opened
+        anew.
+        """
         fences = self._fences
         if fences is None or fences.table is not opened:
             fences = self._fences = TableFences(opened)
         return fences
 
     def _record(self, key: Row, stored: bytes) -> dict[str, Any] | None:
+        """Return the record in stored bytes; None for a deleted one."""
         document = self._documents.from_bytes(stored, key)
         if DELETED in document:
             return None
@@ -557,6 +593,7 @@ class KeyValueRows(StoreTable):
         return self.problem_of(error)
 
     def _manager(self, *, make: bool) -> KeyValueTableManager:
+        """Return the manager of the lake's tables; with `make`, a missing lake is created."""
         lake = open_lake(self.lake, create=make) if isinstance(self.lake, str) else self.lake
         backend = self.stored_in
         if isinstance(backend, Mapping):
@@ -575,11 +612,15 @@ class KeyValueRows(StoreTable):
             )
 
     async def _opened(self, *, make: bool) -> Table:
+        """Return the table, opened if need be; with `make`, a missing one is created if it is
+        declared so.
+        """
         if self._open is not None:
             return self._open
         return await asyncio.to_thread(self._open_now, make=make and self.create)
 
     def _open_now(self, *, make: bool) -> Table:
+        """Open the table, unless another thread has; with `make`, a missing one is created."""
         with self._opening:
             opened = self._open
             if opened is None:

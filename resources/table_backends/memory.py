@@ -72,25 +72,27 @@ class _AnyRecords(RowCodec):
         return dict(record)
 
     def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
+        """Return the changes of an update, in which names of parts of columns are paths."""
         changes = to_changes(update)
         added = {}
         for name, number in changes.add.items():
             if number is not None:
-                added[self._named(key, name)] = number
+                added[self._as_path(key, name)] = number
         removed = {}
         for name in changes.remove:
-            named = self._named(key, name)
-            removed[named] = None if isinstance(named, InnerName) else _REMOVED
-        sets = {self._named(key, name): value for name, value in changes.set.items()}
+            column_or_path = self._as_path(key, name)
+            is_path = isinstance(column_or_path, InnerName)
+            removed[column_or_path] = None if is_path else _REMOVED
+        sets = {self._as_path(key, name): value for name, value in changes.set.items()}
         return CheckedChanges(
             {**sets, **removed},
             added,
             {name: list(values) for name, values in changes.append.items() if values},
         )
 
-    def _named(self, key: Any, name: str) -> str:
-        """Return the name in an update as a path if it is one, and what it leads through can be
-        a struct.
+    def _as_path(self, key: Any, name: str) -> str:
+        """Return a name in an update as an `InnerName` if it is a path, unless the record has a
+        column of this name. Raises SchemaMismatchError if the path leads through no struct.
         """
         record = self._store.records.get(key) or {}
         if name in record:
@@ -110,12 +112,14 @@ class _AnyRecords(RowCodec):
         return path
 
     def sum(self, name: str, old: Any, number: Any) -> Any:
+        """The value after adding a number to `old`, or the members of a mapping."""
         if isinstance(number, Mapping):
             return {**(old or {}), **number}
         return (old or 0) + number
 
 
 def _no_value(key: Any, value: Any) -> None:
+    """The value of a delete, whose entries have none."""
     return None
 
 
@@ -163,6 +167,7 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         self._store.applied.clear()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Read copies of records; write plainly where nothing has to be checked."""
         keys = operation.entries.keys
         kind = operation.kind
         records = self._store.records
@@ -207,15 +212,16 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         return True
 
     def _write(self, operation: Operation[Any], values: Sequence[Any]) -> Outcomes:
+        """Write an operation as stores do, by a plan."""
         entries = operation.entries
         kind = operation.kind
         store = self._store
         rules = self._rules
-        value_of: Callable[..., Any] = rules.whole
+        check_value: Callable[..., Any] = rules.whole
         if kind is OperationKind.UPDATE:
-            value_of = rules.changes
+            check_value = rules.changes
         elif kind is OperationKind.DELETE:
-            value_of = _no_value
+            check_value = _no_value
         newest: Sequence[Any] = entries.newest or ()
         if operation.conditions.newest_by is None:
             newest = [None] * len(entries)
@@ -224,7 +230,7 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         rows = zip(entries.keys, values, newest, strict=True)
         for place, (key, value, time) in enumerate(rows):
             try:
-                valid.append(Entry(place, key, value_of(key, value), time))
+                valid.append(Entry(place, key, check_value(key, value), time))
             except SchemaMismatchError as error:
                 problems[place] = Problem(State.REFUSED, error)
         state = StoredState(store.records, store.applied)

@@ -64,6 +64,8 @@ def _converted(step: str, convert: Convert, value: Any) -> Any:
 
 
 def _array_converter(convert: Convert) -> Convert:
+    """Return the function that converts each item of a list or tuple, other than None."""
+
     def convert_all(value: Any) -> list[Any]:
         if not isinstance(value, list | tuple):
             raise TypeError("expected a list")
@@ -73,6 +75,10 @@ def _array_converter(convert: Convert) -> Convert:
 
 
 def _map_converter(convert: Convert) -> Convert:
+    """Return the function that converts each value of a dict, other than None, and sorts it by its
+    keys.
+    """
+
     def convert_all(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise TypeError("expected a dict")
@@ -134,6 +140,9 @@ def make_nested_checker(type_: Type, make_checker: Callable[[str], Convert]) -> 
 
 
 def _struct_checker(type_: Struct, make_checker: Callable[[str], Convert]) -> Convert:
+    """Return the function that checks the fields of a dict, and adds those that are missing as
+    None.
+    """
     checks = {
         member.name: (f".{write_name(member.name)}", make_nested_checker(member.type, make_checker))
         for member in type_.members
@@ -204,16 +213,19 @@ def json_reader(type_: Type) -> Convert:
 
 
 def _unchanged(value: Any) -> Any:
+    """Return the value, which JSON holds unchanged."""
     return value
 
 
 def _require(kind: type, value: Any) -> Any:
+    """Return the value if it is of exactly this type; else raise TypeError."""
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, found {value!r:.100}")
     return value
 
 
 def _read_decimal(text: Any) -> Decimal:
+    """Return the finite number in a text."""
     number = Decimal(_require(str, text))
     if not number.is_finite():
         raise ValueError("it is no finite number")
@@ -221,12 +233,14 @@ def _read_decimal(text: Any) -> Decimal:
 
 
 def _read_float(number: Any) -> float:
+    """Return a JSON number as a float; a whole one may be an int."""
     if type(number) not in (float, int):
         raise TypeError(f"expected a number, found {number!r:.100}")
     return float(number)
 
 
 def _read_time(text: Any) -> datetime:
+    """Return the instant in a text, in UTC."""
     moment = datetime.fromisoformat(_require(str, text))
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
@@ -250,15 +264,17 @@ _READ: dict[str, Convert] = {
 
 
 def conform(type_: Type, value: Any) -> Any:
-    """Return a value of any function with the declared fields of structs only, as records have
-    other columns than those that are looked up. Raises TypeError for a boolean as a number.
+    """Return a value with only those fields of structs that the type declares: records of functions
+    may have more. Raises TypeError for a boolean in the place of a number.
     """
     if isinstance(type_, Array) and isinstance(value, list | tuple):
         return [conform(type_.element, item) for item in value]
     if isinstance(type_, Map) and isinstance(value, Mapping):
         return {name: conform(type_.value, item) for name, item in value.items()}
     if isinstance(type_, Struct) and isinstance(value, Mapping):
-        return {m.name: conform(m.type, value.get(m.name)) for m in type_.members}
+        return {
+            member.name: conform(member.type, value.get(member.name)) for member in type_.members
+        }
     if isinstance(value, bool) and str(type_) != "boolean":
         raise TypeError(f"found {value} for {type_}: a boolean fits only a boolean field")
     return value
@@ -269,6 +285,7 @@ write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=("
 
 
 def _reject_constant(name: str) -> Any:
+    """Raise ValueError for NaN or Infinity, which Python would accept in JSON."""
     raise ValueError(f"{name} is no JSON")
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import PositiveInt
 
@@ -74,8 +75,17 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.table_backends.postgres_bookkeeping import PostgresBookkeeping
     from dagster_adjunct.resources.table_backends.postgres_statements import Statements
 
-_NOTHING: tuple[int, int, list[int]] = (0, 0, [])
 _ROUNDS = 20  # how often a write starts over because of concurrent changes, before it fails
+
+
+class _BatchResult(NamedTuple):
+    """What the statement of a staged batch returns: how many records it wrote, how many of them it
+    created from defaults, and the places of those that a condition skipped.
+    """
+
+    written: int
+    begun: int
+    skipped: list[int]
 
 
 class ConcurrentChangeError(Exception):
@@ -119,12 +129,15 @@ class PostgresRequests:
 
     @property
     def closed(self) -> bool:
+        """Whether requests can no longer be sent over this connection."""
         return self.connection.closed or self.connection.broken
 
     async def close(self) -> None:
+        """Close the connection."""
         await self.connection.close()
 
     def finish(self) -> None:
+        """Close the connection without its event loop."""
         self.connection.pgconn.finish()
 
     async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | AdjunctError | None]:
@@ -152,10 +165,14 @@ class PostgresRequests:
         return {place: self._record(names, row) for place, *row in rows}
 
     def _record(self, names: Sequence[str], row: Sequence[Any]) -> dict[str, Any] | AdjunctError:
-        unreadable = find_unreadable(row)
-        if unreadable is not None:
-            place, value = unreadable
-            return self.codec.unreadable_error(names[place], value.text, value.why)
+        """Return the record in a row of the columns `names`, or the error if Python can't hold a
+        value.
+        """
+        found = find_unreadable(row)
+        if found is not None:
+            return self.codec.unreadable_error(
+                names[found.place], found.value.text, found.value.why
+            )
         try:
             return self.codec.read(names, row)
         except SchemaMismatchError as error:
@@ -220,7 +237,8 @@ class PostgresRequests:
                 cursor = self.connection.cursor()
                 async with cursor.copy(statements.copy, ()) as copy:
                     await copy.write(batch.csv)
-                if not (shape.inserts or shape.conditions):
+                only_updates = not shape.inserts and not shape.conditions
+                if only_updates:
                     # To lock the records in key order, as every request does, and to find the
                     # missing ones.
                     await cursor.execute(statements.lock, (), binary=True)
@@ -228,11 +246,11 @@ class PostgresRequests:
                     missing = batch.missing(present) if len(present) < batch.rows else []
                     expected = len(present)
                 await cursor.execute(statements.write, batch.constants, binary=True)
-                found = None
+                row = None
                 if cursor.description:
-                    found = await cursor.fetchone()
-                written, begun, skipped = found or _NOTHING
-                if written + len(skipped) < expected:
+                    row = await cursor.fetchone()
+                result = _BatchResult(*(row or (0, 0, [])))
+                if result.written + len(result.skipped) < expected:
                     raise _RowByRowError
                 await operation.check_fence()
                 self.committing = True
@@ -240,17 +258,23 @@ class PostgresRequests:
             return None
         self.committing = False
         keys = operation.entries.keys if missing else []
-        problems = {
-            p: Problem(State.MISSING, record_not_found_error([keys[p]], self.codec.table))
-            for p in missing
-        }
-        problems |= dict.fromkeys(skipped, Problem(State.SKIPPED))
-        return Outcomes(len(operation), problems=problems, defaults_put=begun)
+        problems = {}
+        for place in missing:
+            error = record_not_found_error([keys[place]], self.codec.table)
+            problems[place] = Problem(State.MISSING, error)
+        problems |= dict.fromkeys(result.skipped, Problem(State.SKIPPED))
+        return Outcomes(len(operation), problems=problems, defaults_put=result.begun)
 
     async def forget(self, older_than: float, most: int | None = None) -> int:
+        """Purge what was last applied to keys more than `older_than` seconds ago, for at most
+        `most` keys (None: all); return how many.
+        """
         return (await self.connection.execute(self._statements.forget, (older_than, most))).rowcount
 
     async def _pass_fence(self, operation: Operation[Any]) -> None:
+        """Raise RunLeaseLostError if the operation is fenced and a later run of its application has
+        begun.
+        """
         if operation.fence is not None and operation.fenced:
             await self._bookkeeping().pass_fence(self.codec.table, operation.fence)
 
@@ -258,6 +282,9 @@ class PostgresRequests:
         return await self._bookkeeping().presence()
 
     async def begin_run(self, fence: Fence | None) -> None:
+        """Count the run in the bookkeeping, created first if the table may be, and pass the
+        fence.
+        """
         from psycopg.errors import InsufficientPrivilege
 
         bookkeeping = self._bookkeeping()
@@ -273,6 +300,7 @@ class PostgresRequests:
                 await bookkeeping.pass_fence(self.codec.table, fence)
 
     def _bookkeeping(self) -> PostgresBookkeeping:
+        """Return the table's book-keeping, over this connection."""
         from dagster_adjunct.resources.table_backends.postgres_bookkeeping import (
             PostgresBookkeeping,
         )
@@ -280,6 +308,7 @@ class PostgresRequests:
         return PostgresBookkeeping(self.connection, self._statements.schema, self._statements.table)
 
     async def open_idempotency_table(self, *, create: bool) -> None:
+        """Check the table that stores marks, after creating it if asked to; then use it."""
         from dagster_adjunct.resources.table_backends.postgres_statements import create_table
 
         schema = self._statements.schema
@@ -303,27 +332,35 @@ class PostgresRequests:
         self.has_idempotency_table = True
 
     async def check(self, use: TableUse) -> None:
+        """Raise for rights, required columns or an idempotency table that the use needs and the
+        table lacks.
+        """
         key = self.codec.key
         names = self.codec.names
         kinds = use.kinds
-        begins = bool(kinds & {OperationKind.PUT, OperationKind.PUT_IF_ABSENT})
+        inserts = bool(kinds & {OperationKind.PUT, OperationKind.PUT_IF_ABSENT})
         changed: set[str] = set()
         if OperationKind.UPDATE in kinds:
             changed = {root_name(name, names) for name in use.columns} & set(names)
         if OperationKind.PUT in kinds:
             changed |= set(names)
+        # The key is not updated, but if there are no other columns, an upsert sets it to itself.
+        updated = changed - set(key) or changed
         wanted = {("SELECT", name) for name in (names if use.reads else key)}
-        wanted |= {("INSERT", name) for name in names if begins}
-        wanted |= {("UPDATE", name) for name in changed - set(key) or changed}
+        wanted |= {("INSERT", name) for name in names if inserts}
+        wanted |= {("UPDATE", name) for name in updated}
         await self._check_rights(
             f"{self._statements.schema}.{self._statements.table}", wanted, writes=use.writes
         )
-        if begins:
+        if inserts:
             await self._check_required_columns()
         if use.writes and use.conditions:
             await self._check_idempotency_table(may_be_missing=self._declared.create)
 
     async def _check_required_columns(self) -> None:
+        """Raise SchemaMismatchError for a column that each new row has to give, and that is not
+        declared.
+        """
         from dagster_adjunct.resources.table_backends.postgres_statements import REQUIRED_COLUMNS
 
         statements = self._statements
@@ -359,6 +396,9 @@ class PostgresRequests:
             raise TableAccessError(problem, READ_ONLY_STEP, table=self.codec.table)
 
     async def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
+        """Raise TableAccessError if the idempotency table is missing, unless it may be, has other
+        columns, or could drop rows.
+        """
         from psycopg import sql
 
         from dagster_adjunct.resources.table_backends.postgres_statements import DROPS_ROWS
@@ -389,6 +429,9 @@ class PostgresRequests:
             )
 
     async def _stored(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
+        """Lock the entries' keys, and return what must be known of them to plan the operation.
+        Raises RejectedKeysError for records that can't be read.
+        """
         statements = self._statements
         codec = self.codec
         keys = valid.keys
@@ -419,6 +462,9 @@ class PostgresRequests:
         return StoredState(records, applied)
 
     async def _write(self, operation: Operation[Any], plan: WritePlan) -> None:
+        """Execute the statements of a plan, and store its marks. Raises RejectedKeysError for
+        records that were dropped.
+        """
         statements = self._statements
         key = self.codec.key
         dropped: dict[Row, str] = {}
@@ -437,17 +483,19 @@ class PostgresRequests:
                 await self.connection.execute(statements.lock(()), arrays)
             left = await self._places(statements.delete, arrays)
             dropped |= dict.fromkeys(_keys_at(keys, left), "delete the record")
-        for sets, append, rows in plan.groups():
-            arrays = statements.arrays((*sets, *append, *key), rows)
-            changed = await self._places(statements.update(sets, append), arrays)
-            unchanged = set(range(1, len(rows) + 1)) - changed
-            keys = [row[-len(key) :] for row in rows]
+        for group in plan.groups():
+            names = (*group.sets, *group.appends, *key)
+            update = statements.update(group.sets, group.appends)
+            changed = await self._places(update, statements.arrays(names, group.rows))
+            unchanged = set(range(1, len(group.rows) + 1)) - changed
+            keys = [row[-len(key) :] for row in group.rows]
             dropped |= dict.fromkeys(_keys_at(keys, unchanged), "update the record")
         check_dropped(self.codec.table, dropped)
         if plan.applied:
             await self._remember(plan.applied, operation.conditions.newest_by)
 
     async def _remember(self, applied: Mapping[Row, Applied], newest_by: str | None) -> None:
+        """Store what was applied to keys in the idempotency table."""
         texts = [write_plan.applied_to_texts(self.codec, newest_by, a) for a in applied.values()]
         arrays = self._statements.arrays(self.codec.key, list(applied))
         arrays += map(format_array, zip(*texts, strict=True))
@@ -513,27 +561,24 @@ class PostgresTable(SqlTable[PostgresRequests]):
     async def _write_entries(
         self, requests: PostgresRequests, operation: Operation[Any]
     ) -> Outcomes:
+        """Write the entries, those of a repeated key in parts after each other; return their
+        outcomes.
+        """
         outcomes = Outcomes(len(operation))
-        unsent: Problem | None = None
+        unsent: Problem | None = None  # of all later parts, once an entry has to be retried
         for places, part in split_repeated_keys(operation):
             if unsent is None:
                 batch = stage_batch(requests.codec, part)
-                later = None
+                of_part = None
                 if batch is not None:
-                    later = await self._write_batch(requests, part, batch)
-                later = later or await super()._write_entries(requests, part)
-                unsent = next(
-                    (
-                        problem.unsent
-                        for problem in later.problems.values()
-                        if is_retryable(problem)
-                    ),
-                    None,
-                )
+                    of_part = await self._write_batch(requests, part, batch)
+                of_part = of_part or await super()._write_entries(requests, part)
+                retryable = filter(is_retryable, of_part.problems.values())
+                unsent = next((problem.unsent for problem in retryable), None)
             else:
                 # It would overtake the entries that are retried.
-                later = Outcomes.all(len(part), unsent)
-            outcomes = later if places is None else outcomes.with_retried(places, later)
+                of_part = Outcomes.all(len(part), unsent)
+            outcomes = of_part if places is None else outcomes.with_retried(places, of_part)
         return outcomes
 
     async def _write_batch(
@@ -565,6 +610,9 @@ class PostgresTable(SqlTable[PostgresRequests]):
         return outcomes
 
     async def _check_creation(self) -> None:
+        """Raise TableAccessError if the user may not create the table, or the session is
+        read-only.
+        """
         from dagster_adjunct.resources.table_backends.postgres_statements import MAY_CREATE
 
         postgres_connection.require_driver(self._label)
@@ -576,17 +624,13 @@ class PostgresTable(SqlTable[PostgresRequests]):
                 user, may_create, read_only = await cursor.fetchone() or ("", True, False)
         finally:
             await connection.close()
-        if not may_create or read_only:
-            why = "the session is read-only"
-            if not may_create:
-                why = f"user {user} may not create it"
-            if may_create:
-                step = READ_ONLY_STEP
-            else:
-                step = f"GRANT CREATE ON SCHEMA {self.schema} TO {user}, or create it."
-            raise TableAccessError(
-                f"{self._label} does not exist, and {why}.", step, table=self._label
-            )
+        if not may_create:
+            problem = f"{self._label} does not exist, and user {user} may not create it."
+            step = f"GRANT CREATE ON SCHEMA {self.schema} TO {user}, or create it."
+            raise TableAccessError(problem, step, table=self._label)
+        if read_only:
+            problem = f"{self._label} does not exist, and the session is read-only."
+            raise TableAccessError(problem, READ_ONLY_STEP, table=self._label)
 
     async def _run(
         self, requests: PostgresRequests, request: Callable[..., Any], *arguments: Any
@@ -597,15 +641,17 @@ class PostgresTable(SqlTable[PostgresRequests]):
             )
 
     def _is_data_error(self, error: BaseException | None) -> bool:
+        """Whether the data is at fault: a type, a constraint, a trigger's own error or a row
+        policy.
+        """
         import psycopg
 
         if not isinstance(error, psycopg.Error):
             return False
         if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
             return True
-        return (error.sqlstate or "").startswith("P0") or postgres_connection.is_against_policy(
-            error
-        )
+        is_raised_by_trigger = (error.sqlstate or "").startswith("P0")  # PL/pgSQL's own errors
+        return is_raised_by_trigger or postgres_connection.is_against_policy(error)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -618,6 +664,9 @@ class PostgresTable(SqlTable[PostgresRequests]):
             raise postgres_connection.translate_error(error, self._label, self.place) from error
 
     async def _connected(self, create: bool) -> PostgresRequests:
+        """Return a new connection, after checking the table's columns; `create`: a missing table is
+        created.
+        """
         postgres_connection.require_driver(self._label)
         from dagster_adjunct.resources.table_backends import postgres_statements
         from dagster_adjunct.resources.table_backends.postgres_bookkeeping import (
@@ -629,7 +678,8 @@ class PostgresTable(SqlTable[PostgresRequests]):
         connection = await postgres_connection.connect_async(self._label, settings)
         try:
             with self._translated():
-                where = (
+                read_columns = partial(
+                    postgres_statements.read_postgres_columns,
                     connection,
                     self._label,
                     self.place,
@@ -639,7 +689,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
                     self._declared,
                 )
                 try:
-                    columns, casts = await postgres_statements.read_postgres_columns(*where)
+                    stored = await read_columns()
                 except TableNotFoundError:
                     if not create:
                         raise
@@ -650,16 +700,18 @@ class PostgresTable(SqlTable[PostgresRequests]):
                     await PostgresBookkeeping(
                         connection, self.schema, self.table
                     ).create_with_table(types, self.key)
-                    columns, casts = await postgres_statements.read_postgres_columns(*where)
+                    stored = await read_columns()
             codec = RowCodec(
                 self._label,
                 self.key,
-                columns,
+                stored.columns,
                 check=postgres_checker,
                 encode=postgres_encoder,
                 decode=postgres_decoder,
             )
-            statements = postgres_statements.Statements(self.schema, self.table, codec, casts)
+            statements = postgres_statements.Statements(
+                self.schema, self.table, codec, stored.casts
+            )
         except BaseException:
             await connection.close()
             raise

@@ -77,16 +77,16 @@ class PostgresBookkeeping:
         if name is None or not await self._has(name):
             return
         query = "SELECT to_regclass(%s)::oid::bigint, to_regclass(%s)::oid::bigint"
-        quoted = (self._text(self.table), self._text(name))
-        found = await (await self.connection.execute(query, quoted)).fetchone()
+        tables = (self._text(self.table), self._text(name))
+        found = await (await self.connection.execute(query, tables)).fetchone()
         assert found is not None
-        table, own = found
-        is_other = _is_of_earlier_table(await self._numbers(name), table, own)
+        table_oid, own_oid = found
+        is_other = _is_of_earlier_table(await self._numbers(name), table_oid, own_oid)
         insert = f"""INSERT INTO {quote_name(self.schema, name)} AS b (name, value)
             VALUES (%s, %s), (%s, %s), (%s, %s), (%s, 1) ON CONFLICT (name) DO UPDATE
             SET value = CASE WHEN b.name = %s THEN b.value + 1
                              WHEN b.name = %s AND NOT %s THEN b.value ELSE excluded.value END"""
-        numbers = (ID, new_table_id(), _TABLE_OID, table, _OWN_OID, own, RUNS)
+        numbers = (ID, new_table_id(), _TABLE_OID, table_oid, _OWN_OID, own_oid, RUNS)
         await self.connection.execute(sql.SQL(insert), (*numbers, RUNS, ID, is_other))
 
     async def pass_fence(self, label: str, fence: Fence) -> None:
@@ -113,29 +113,27 @@ class PostgresBookkeeping:
     async def presence(self) -> Presence:
         """Return what the server says about the table."""
         name = bookkeeping_table_name(self.table)
-        quoted = [
-            self._text(self.table),
-            self._text(marks_table_name(self.table)),
-            self._text(name or self.table),
-        ]
+        table = self._text(self.table)
+        marks = self._text(marks_table_name(self.table))
+        own = self._text(name or self.table)
         cursor = await self.connection.execute(
             """SELECT to_regclass(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL,
                  pg_relation_filenode(to_regclass(%s))::text,
                  has_table_privilege(to_regclass(%s), 'SELECT'),
                  has_table_privilege(to_regclass(%s), 'SELECT'),
                  to_regclass(%s)::oid::bigint, to_regclass(%s)::oid::bigint""",
-            (quoted[0], quoted[1], quoted[0], quoted[0], quoted[2], quoted[0], quoted[2]),
+            (table, marks, table, table, own, table, own),
         )
         found = await cursor.fetchone()
         assert found is not None
-        exists, marks, file, readable, kept, table, own = found
+        exists, has_marks, file, may_read, may_read_own, table_oid, own_oid = found
         if not exists:
             return NO_TABLE
-        numbers = await self._numbers(name) if kept and name is not None else {}
-        if _is_of_earlier_table(numbers, table, own):
+        numbers = await self._numbers(name) if may_read_own and name is not None else {}
+        if _is_of_earlier_table(numbers, table_oid, own_oid):
             del numbers[ID]
         rows = None
-        if readable:
+        if may_read:
             query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(self._quoted(self.table))
             (rows,) = await (await self.connection.execute(query)).fetchone() or (None,)
         return Presence(
@@ -144,10 +142,11 @@ class PostgresBookkeeping:
             runs=numbers.get(RUNS),
             rows=rows,
             file=file,
-            marks=marks,
+            marks=has_marks,
         )
 
     async def _numbers(self, name: str) -> dict[str, int]:
+        """Return all numbers in the book-keeping `name`, by their names."""
         query = sql.SQL("SELECT name, value FROM {}").format(self._quoted(name))
         return dict(await (await self.connection.execute(query)).fetchall())
 
@@ -161,20 +160,23 @@ class PostgresBookkeeping:
         return int(stored)
 
     async def _has(self, table: str) -> bool:
+        """Whether the schema has this table."""
         return await has_relation(self.connection, self.schema, table)
 
     def _quoted(self, table: str) -> sql.Identifier:
+        """Return a table of the schema as an SQL identifier."""
         return sql.Identifier(self.schema, table)
 
     def _text(self, table: str) -> str:
+        """Return a table of the schema as text, for to_regclass."""
         return self._quoted(table).as_string(self.connection)
 
 
-def _is_of_earlier_table(numbers: Mapping[str, int], table: int, own: int) -> bool:
-    """Whether the book-keeping, which is the same one, knows the table by another oid: that alone
-    was dropped and created again, perhaps from a backup.
+def _is_of_earlier_table(numbers: Mapping[str, int], table_oid: int, own_oid: int) -> bool:
+    """Whether the table alone was dropped and created again, perhaps from a backup: its
+    book-keeping is the same one, but has noted another oid of the table.
 
     If both were restored, their counts of runs say whether they are older.
     """
-    is_same = numbers.get(_OWN_OID) == own
-    return ID in numbers and is_same and numbers.get(_TABLE_OID) != table
+    is_same = numbers.get(_OWN_OID) == own_oid
+    return ID in numbers and is_same and numbers.get(_TABLE_OID) != table_oid

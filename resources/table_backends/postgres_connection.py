@@ -150,6 +150,7 @@ _REFUSED_LOGIN = "authentication failed"
 
 
 def _login(settings: Mapping[str, Any]) -> bytes:
+    """Return what identifies a login, its password included, as a digest."""
     facts = (
         format_address(settings),
         settings.get("user"),
@@ -217,6 +218,7 @@ def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connect
 def _connection_error(
     error: psycopg.Error, label: str, settings: Mapping[str, Any]
 ) -> errors.AdjunctError:
+    """Return the error of ours for a connection that could not be made."""
     message = _redact(str(error), settings)
     kind: type[errors.AdjunctError]
     kind = errors.TableUnavailableError
@@ -257,16 +259,14 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> errors.Adju
         message = f"{message}: {error.diag.message_detail}"
     # FATAL means that the server ended the connection: it restarts, an administrator did, or the
     # session was idle.
-    lost = isinstance(error, psycopg.InterfaceError) or error.diag.severity_nonlocalized in (
-        "FATAL",
-        "PANIC",
-    )
-    lost = lost or (isinstance(error, psycopg.OperationalError) and not state)
+    was_ended = error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+    got_no_answer = isinstance(error, psycopg.OperationalError) and not state
+    is_lost = isinstance(error, psycopg.InterfaceError) or was_ended or got_no_answer
     kind: type[errors.AdjunctError]
     kind = errors.TableError
     what = "the server rejected the request"
     step = "Correct the data or the table."
-    if lost or state in _PASSING or state.startswith(_PASSING_CLASSES):
+    if is_lost or state in _PASSING or state.startswith(_PASSING_CLASSES):
         kind = errors.TableUnavailableError
         what = "the transaction failed"
         step = "The transaction is retried; if it keeps failing, check the server's log."
@@ -297,6 +297,7 @@ def is_against_policy(error: psycopg.Error) -> bool:
 
 
 def _redact(text: str, settings: Mapping[str, Any]) -> str:
+    """Return a text in one line, without the secrets of these settings."""
     for name in _SECRETS:
         secret = str(settings.get(name) or "")
         if secret:

@@ -251,9 +251,11 @@ class Statements:
         return f"{quote_name(self._key[0])} = {source}.{quote_name(self._key[0])}"
 
     def _equal_keys(self, table: str) -> str:
+        """The condition that the alias `table` has the key of the given row `s`."""
         return " AND ".join(f"{table}.{name} = s.{name}" for name in map(quote_name, self._key))
 
     def _lock(self, read: tuple[str, ...]) -> sql.SQL:
+        """The statement `lock` that returns the columns `read`."""
         return self._compose(
             "SELECT {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
             "JOIN {table} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t",
@@ -261,10 +263,11 @@ class Statements:
         )
 
     def _update(self, sets: tuple[str, ...], append: tuple[str, ...]) -> sql.SQL:
+        """The statement `update` that sets these columns and appends to those."""
         names = (*sets, *append, *self._key)
-        columns, inside = split_inner(sets)
-        changes = [f"{quote_name(name)} = {self._typed(name)}" for name in columns]
-        for root, paths in inside.items():
+        split = split_inner(sets)
+        changes = [f"{quote_name(name)} = {self._typed(name)}" for name in split.columns]
+        for root, paths in split.paths.items():
             values = {path.names: f"s.{_inner_alias(sets, path)}::jsonb" for path in paths}
             changed = _changed_inside(f"t.{quote_name(root)}::jsonb", values)
             changes.append(f"{quote_name(root)} = ({changed})::{self.casts[root]}")
@@ -472,6 +475,7 @@ class Statements:
         }
 
     def _changed(self, shape: StagingShape) -> list[str]:
+        """The columns that the batch sets in existing records."""
         if shape.puts:
             return [name for name in self._names if name not in self._key]
         return list(shape.sets)
@@ -495,18 +499,22 @@ class Statements:
         return ", ".join(changes)
 
     def _cast(self, name: str | None) -> str:
+        """The type to cast values of a column to, text for another name."""
         return self.casts.get(name or "", "text")
 
     def _compose(self, text: str, **parts: str) -> sql.SQL:
+        """Fill in what stands in braces in the text of a statement."""
         return sql.SQL(text.format(**self._parts, **parts))
 
     def _given(self, names: Sequence[str]) -> str:
+        """The parameters of a statement for these columns: one array each."""
         # The casts come from the server's catalog, which quotes them where necessary.
         casts = {**self.casts, **dict.fromkeys(self._texts, "text")}
         # A value inside a column is sent as JSON.
         return ", ".join(f"%s::{casts.get(name, 'text')}[]" for name in names)
 
     def _typed(self, name: str) -> str:
+        """The value of a column in a given row, with the column's type."""
         typed = f"s.{quote_name(name)}"
         if name in self._texts:
             typed += f"::{self.casts[name]}"
@@ -639,17 +647,34 @@ def _check_stored_type(where: str, declared: Column, stored: Column) -> None:
     )
 
 
-def _check_key_type(
-    where: str, name: str, whole: str, type_: str, exact: bool, collation: str
-) -> None:
+class _CatalogColumn(NamedTuple):
+    """A column as the server's catalog describes it. `type` is `full_type` without a size."""
+
+    name: str
+    full_type: str
+    type: str
+    is_deterministic: bool
+    collation: str | None
+
+
+def _check_key_type(where: str, column: _CatalogColumn) -> None:
     """Raise SchemaMismatchError for a column that would equate different keys."""
-    if _ROUNDED.match(whole):
-        raise loose_key_error(where, name, f"{whole}, which is rounded", type_)
+    type_ = column.type
+    if _ROUNDED.match(column.full_type):
+        kind = f"{column.full_type}, which is rounded"
+        raise loose_key_error(where, column.name, kind, type_)
     if type_ in _UNEQUAL:
-        raise loose_key_error(where, name, f"{type_}, {_UNEQUAL[type_]}", "text")
-    if not exact:
-        kind = f"{type_} with the collation {collation}, which is not deterministic"
-        raise loose_key_error(where, name, kind, "text")
+        raise loose_key_error(where, column.name, f"{type_}, {_UNEQUAL[type_]}", "text")
+    if not column.is_deterministic:
+        kind = f"{type_} with the collation {column.collation}, which is not deterministic"
+        raise loose_key_error(where, column.name, kind, "text")
+
+
+class StoredColumns(NamedTuple):
+    """The columns of a table that are used, and the types to cast values of all of them to."""
+
+    columns: list[Column]
+    casts: dict[str, str]
 
 
 async def read_postgres_columns(
@@ -660,9 +685,8 @@ async def read_postgres_columns(
     table: str,
     key: Sequence[str],
     declared: Sequence[Column],
-) -> tuple[list[Column], dict[str, str]]:
-    """Return the table's columns (only the declared ones, if any are), and for each name the type
-    to cast values to.
+) -> StoredColumns:
+    """Return the table's columns: only the declared ones, if any are.
 
     Raises TableNotFoundError if the table does not exist, and SchemaMismatchError if a declared
     column is missing, or if `key` is not unique or may equate different values.
@@ -678,12 +702,12 @@ async def read_postgres_columns(
            ORDER BY a.attnum""",
         (schema, table),
     )
-    rows = await cursor.fetchall()
+    found = [_CatalogColumn(*row) for row in await cursor.fetchall()]
     where = f"{label} at {place}"
-    if not rows:
+    if not found:
         step = "Correct schema and name, or declare the table with create=True."
         raise TableNotFoundError(f"{where}: the table does not exist.", step, table=label)
-    names = [name for name, *_ in rows]
+    names = [column.name for column in found]
     cursor = await connection.execute(
         """SELECT array_agg(a.attname::text)
            FROM pg_index i
@@ -697,16 +721,19 @@ async def read_postgres_columns(
     )
     unique_sets = [set(columns) for (columns,) in await cursor.fetchall()]
     check_columns_and_key(where, names, declared, key, unique_sets)
-    for row in rows:
-        if row[0] in key:
-            _check_key_type(where, *row)
     wanted = {column.name for column in declared} or names
-    stored = {name: parse_column(name, whole) for name, whole, *_ in rows if name in wanted}
+    stored = {}
+    for catalog_column in found:
+        name = catalog_column.name
+        if name in key:
+            _check_key_type(where, catalog_column)
+        if name in wanted:
+            stored[name] = parse_column(name, catalog_column.full_type)
     for column in declared:
         _check_stored_type(where, column, stored[column.name])
         if column.kind is Kind.NESTED:  # the server knows only that it is JSON
             stored[column.name] = column
-    return list(stored.values()), {name: cast for name, _, cast, *_ in rows}
+    return StoredColumns(list(stored.values()), {column.name: column.type for column in found})
 
 
 def column_type(column: Column) -> str:

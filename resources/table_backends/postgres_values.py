@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.table_backends.columns import (
@@ -73,6 +73,7 @@ class StagingShape:
 
     @property
     def inserts(self) -> bool:
+        """Whether the batch creates missing records."""
         return self.puts or self.begins
 
 
@@ -127,6 +128,9 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
 
 
 def _stage(codec: RowCodec, operation: Operation[Any], entries: ArrowEntries) -> StagedBatch:
+    """Return the operation as a staged batch; raises _NotStaged if it must be written row by
+    row.
+    """
     keys = _keys(codec, entries)
     sets, adds = _parts(entries)
     _drop_key_columns(sets, keys)
@@ -144,12 +148,12 @@ def _stage(codec: RowCodec, operation: Operation[Any], entries: ArrowEntries) ->
         if _is_constant(cast[name]):
             constants[name] = cast.pop(name)[0].as_py()
     varying = [name for name in defaults if name not in constants]
-    table, same_key = _merge_by_key(cast, codec.key, sets, adds, varying)
-    if same_key is not None and operation.conditions:
+    merged = _merge_by_key(cast, codec.key, sets, adds, varying)
+    if merged.same_key is not None and operation.conditions:
         raise _NotStaged  # which of a key's entries are applied depends on the earlier ones
     puts = operation.kind is OperationKind.PUT
     shape = StagingShape(
-        columns=tuple(table.column_names),
+        columns=tuple(merged.rows.column_names),
         constants=tuple(constants),
         puts=puts,
         sets=tuple(sets),
@@ -157,12 +161,20 @@ def _stage(codec: RowCodec, operation: Operation[Any], entries: ArrowEntries) ->
         begins=not puts and entries.default_records is not None,
         conditions=operation.conditions,
     )
-    values = tuple(constants.values())
-    return StagedBatch(shape, values, _csv(table), table.num_rows, len(entries), same_key)
+    return StagedBatch(
+        shape,
+        tuple(constants.values()),
+        _csv(merged.rows),
+        rows=merged.rows.num_rows,
+        count=len(entries),
+        same_key=merged.same_key,
+    )
 
 
 def _keys(codec: RowCodec, entries: ArrowEntries) -> dict[str, Any]:
-    """The key columns by name, none of which has nulls."""
+    """The key columns by name; raises _NotStaged if they have nulls, or other names than the
+    table's.
+    """
     if sorted(entries.key_names) != sorted(codec.key):
         raise _NotStaged
     keys = dict(zip(entries.key_names, entries.key.flatten(), strict=True))
@@ -210,6 +222,7 @@ def _marks(
 
 
 def _without_nulls(column: Any) -> Any:
+    """The column; raises _NotStaged if it is missing or has nulls."""
     if column is None or column.null_count:
         raise _NotStaged
     return column
@@ -265,6 +278,7 @@ def _defaults(
 
 
 def _columns(records: Any) -> dict[str, Any]:
+    """The columns of an array of structs, by name."""
     names = [field.name for field in records.type]
     return dict(zip(names, records.flatten(), strict=True))
 
@@ -313,6 +327,9 @@ def _fits_exactly(column: Column, type_: Any, *, adding: bool) -> bool:
 
 
 def _cast_floats(column: Column, array: Any) -> Any:
+    """The floats as CSV gives them to the column exactly; raises _NotStaged for other columns, NaN
+    and infinity.
+    """
     if column.kind is not Kind.FLOAT or pc.all(pc.is_finite(array)).as_py() is False:
         raise _NotStaged
     if pa.types.is_float64(array.type) or column.type in ("real", "float4", "float"):
@@ -337,8 +354,16 @@ def _holds_decimals(column: Column, type_: Any) -> bool:
         return False
     digits = declared_digits(column)
     return digits is None or (
-        type_.scale <= digits[1] and type_.precision - type_.scale <= digits[0] - digits[1]
+        type_.scale <= digits.scale
+        and type_.precision - type_.scale <= digits.precision - digits.scale
     )
+
+
+class _MergedEntries(NamedTuple):
+    """A batch with one row per key, and `StagedBatch.same_key`."""
+
+    rows: pa.Table
+    same_key: Mapping[int, Sequence[int]] | None
 
 
 def _merge_by_key(
@@ -347,11 +372,9 @@ def _merge_by_key(
     sets: dict[str, Any],
     adds: dict[str, Any],
     defaults: Sequence[str],
-) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None]:
+) -> _MergedEntries:
     """Merge the entries of each key into one row: the last value set, the sum added, the first
-    default.
-
-    Return the rows, with `_PLACE` as first column, and `StagedBatch.same_key`.
+    default. The first column is `_PLACE`.
     """
     count = len(next(iter(columns.values())))
     table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
@@ -361,7 +384,7 @@ def _merge_by_key(
         raise _NotStaged  # Arrow would tell -0.0 from 0.0, which are one key
     groups = keyed.group_by(list(key), use_threads=False).aggregate(wanted)
     if groups.num_rows == count:
-        return table, None
+        return _MergedEntries(table, None)
     for name in adds:
         _check_sums(columns[name], count)
     last = groups.column(f"{_PLACE}_max").combine_chunks()
@@ -380,7 +403,7 @@ def _merge_by_key(
         merged[name] = groups.column(f"{name}_sum")
     listed = keyed.group_by(list(key), use_threads=False).aggregate([(_PLACE, "list")])
     places = listed.column(f"{_PLACE}_list").to_pylist()
-    return pa.table(merged), {max(same): same for same in places}
+    return _MergedEntries(pa.table(merged), {max(same): same for same in places})
 
 
 def _check_sums(column: Any, count: int) -> None:
@@ -394,6 +417,7 @@ def _check_sums(column: Any, count: int) -> None:
 
 
 def _csv(table: pa.Table) -> memoryview:
+    """The rows as CSV without a header, every value in quotes, nulls empty."""
     from pyarrow import csv
 
     sink = pa.BufferOutputStream()
@@ -445,21 +469,25 @@ def _change_finder(column: Column) -> Callable[[Any], str | None] | None:
 
 
 def _cut_name(text: str) -> str | None:
+    """Say that a text is too long for PostgreSQL's type name."""
     is_cut = len(text.encode()) > _LONGEST_NAME
     return f"too long, expected at most {_LONGEST_NAME} bytes" if is_cut else None
 
 
 def _cut_text(most: int, text: str) -> str | None:
+    """Say that a text is too long for the column."""
     return f"too long, expected at most {most} characters" if len(text) > most else None
 
 
 def _padded_text(size: int, text: str) -> str | None:
+    """Say that a text has not exactly the length of the column."""
     if len(text) >= size:
         return _cut_text(size, text)
     return f"expected exactly {size} characters: the column adds blanks to shorter texts"
 
 
 def _rounded_time(digits: int, moment: datetime) -> str | None:
+    """Say that a time has more digits of a second than the column."""
     if moment.microsecond % 10 ** (6 - digits) == 0:
         return None
     return f"the column would round it, expected at most {digits} digits of a second's fraction"
@@ -484,7 +512,7 @@ def _text_limit(column: Column) -> int | None:
         digits = declared_digits(column)
     if digits is None:
         return None
-    return digits[0]
+    return digits.precision
 
 
 def postgres_encoder(column: Column) -> Callable[[Any], Any] | None:
@@ -526,6 +554,7 @@ def format_array(values: Iterable[Any]) -> str:
 
 
 def _quoted(text: str) -> str:
+    """Return a text in double quotes, as in a printed array."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -614,25 +643,32 @@ def _tolerant_loader(plain: type[Loader]) -> type[Loader]:
     return Tolerant
 
 
-def find_unreadable(values: Iterable[Any]) -> tuple[int, Unreadable] | None:
-    """The place of the first value that is, or contains, an `Unreadable`, and that; None if
-    there is none.
-    """
+class FoundUnreadable(NamedTuple):
+    """An unreadable value, and the place in its row at which it was found."""
+
+    place: int
+    value: Unreadable
+
+
+def find_unreadable(values: Iterable[Any]) -> FoundUnreadable | None:
+    """The first of the values that is, or contains, an `Unreadable`; None if there is none."""
     for place, value in enumerate(values):
         items = value if isinstance(value, list) else [value]
         found = next((item for item in items if isinstance(item, Unreadable)), None)
         if found is not None:
-            return place, found
+            return FoundUnreadable(place, found)
     return None
 
 
 def _finite(number: Any) -> Any:
+    """Return the number; ValueError for NaN and infinity."""
     if not number.is_finite():
         raise ValueError("it is no finite number")
     return number
 
 
 def _utc(moment: Any) -> Any:
+    """Return the time in UTC; without a time zone it is one in UTC."""
     if moment.tzinfo is None:
         return moment.replace(tzinfo=UTC)
     return moment.astimezone(UTC)
@@ -654,14 +690,14 @@ def split_repeated_keys(
         yield None, operation
         return
 
-    times = _count_earlier(entries)
-    turn = 0
-    most = int(times.max())
-    while turn <= most:
-        chosen = np.flatnonzero(times == turn)
+    earlier = _count_earlier(entries)
+    turn = 0  # how many earlier entries of their keys the entries of the part have
+    last = int(earlier.max())
+    while turn <= last:
+        chosen = np.flatnonzero(earlier == turn)
         if len(chosen) < LEAST:
-            chosen = np.flatnonzero(times >= turn)
-            turn = most
+            chosen = np.flatnonzero(earlier >= turn)
+            turn = last
         if len(chosen) == len(entries):
             yield None, operation
         else:
@@ -672,17 +708,18 @@ def split_repeated_keys(
 
 def _count_earlier(entries: ArrowEntries) -> np.ndarray[Any, Any]:
     """For each entry, the number of earlier entries of its key."""
+    # A number for each distinct key, from 0.
     keys = np.zeros(len(entries), dtype=np.int64)
     for column in entries.key.flatten():
-        known = column.dictionary_encode()
-        keys = (
-            keys * (len(known.dictionary) + 1)
-            + known.indices.fill_null(len(known.dictionary)).to_numpy()
-        )
-        keys = np.unique(keys, return_inverse=True)[1]
+        encoded = column.dictionary_encode()
+        distinct = len(encoded.dictionary)  # also the number of null
+        numbers = encoded.indices.fill_null(distinct).to_numpy()
+        _, keys = np.unique(keys * (distinct + 1) + numbers, return_inverse=True)
+    # Sorted by key, and in their order within it, entries have the distance to their key's first.
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
-    first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    times = np.empty(len(entries), dtype=np.int64)
-    times[order] = np.arange(len(entries)) - np.repeat(first, np.diff(np.r_[first, len(entries)]))
-    return times
+    firsts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    counts = np.diff(np.r_[firsts, len(entries)])
+    earlier = np.empty(len(entries), dtype=np.int64)
+    earlier[order] = np.arange(len(entries)) - np.repeat(firsts, counts)
+    return earlier

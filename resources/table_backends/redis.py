@@ -129,6 +129,9 @@ def check_url(label: str, url: str | None, url_env: str | None) -> None:
 
 
 def _parts(label: str, what: str, url: str) -> Any:
+    """Return the parsed URL of a server; ConfigurationError, without the URL, for an invalid one.
+    `what` names its source.
+    """
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - which may be none
@@ -303,7 +306,7 @@ class RedisServer:
         await self.pool.disconnect()
 
 
-Packed = tuple[int, bytes]  # the number of arguments, and the arguments
+Packed = tuple[int, bytes]  # the number of arguments, and the arguments as they are sent
 
 
 def pack_argument(text: bytes) -> bytes:
@@ -342,14 +345,13 @@ class RedisCodec(RowCodec):
                 check_key_text(label, column)
         self._prefix = prefix.encode() + b":"
         self._decoders = [
-            (name, c.decode) for name, c in self._stored.items() if name not in self.key
+            (name, column.decode) for name, column in self._stored.items() if name not in self.key
         ]
         self._key_decoders = [(name, self._stored[name].decode) for name in self.key]
         asked = [name.encode() for name in (*self.key, *(name for name, _ in self._decoders))]
-        self._get = (
-            b"*%d\r\n$5\r\nHMGET\r\n" % (len(asked) + 3),
-            b"".join(map(pack_argument, [b"adjunct_deleted", *asked])),
-        )
+        # A get's command before and after the record's name.
+        self._get_head = b"*%d\r\n$5\r\nHMGET\r\n" % (len(asked) + 3)
+        self._get_tail = b"".join(map(pack_argument, [b"adjunct_deleted", *asked]))
 
     def name(self, key: Row) -> bytes:
         r"""The name of the record's hash. In keys of several columns, "\" and ":" are escaped
@@ -361,6 +363,9 @@ class RedisCodec(RowCodec):
         return self._prefix + b":".join(escaped)
 
     def _encoder_of(self, column: Column) -> Callable[[Any], bytes]:
+        """Return the function that checks a column's value and returns its text; ValueError if that
+        is too long.
+        """
         check = make_checker(column)
         stored = self._stored.get(column.name)
         if stored is None:  # a value inside a column
@@ -389,6 +394,9 @@ class RedisCodec(RowCodec):
         return encoded
 
     def check_added(self, name: str, value: Any) -> Any:
+        """The checked value to add to a column: a number as text, members of JSON as they were
+        given.
+        """
         text = super().check_added(name, value)
         if self.column(name).kind is Kind.JSON:
             return value
@@ -398,14 +406,14 @@ class RedisCodec(RowCodec):
 
     def get(self, key: Row) -> bytes:
         """The packed command that reads a record; `record` decodes its answer."""
-        head, tail = self._get
-        return head + pack_argument(self.name(key)) + tail
+        return self._get_head + pack_argument(self.name(key)) + self._get_tail
 
     def record(self, key: Row, answer: Sequence[bytes | None]) -> dict[str, Any] | None:
         """The record in the answer to `get`: the key's columns and the stored ones; None if
         there is no record.
         """
-        if answer[0] is not None or answer.count(None) == len(answer):
+        is_deleted = answer[0] is not None
+        if is_deleted or answer.count(None) == len(answer):
             return None
         keyed = zip(self._key_decoders, key, strict=True)
         record: dict[str, Any] = {name: decode(text) for (name, decode), text in keyed}
@@ -459,6 +467,7 @@ class RedisCodec(RowCodec):
         return count + 1 + len(conditions), b"".join(map(pack_argument, conditions)) + own
 
     def _conditions(self, operation: Operation[Any], entry: Entry) -> list[bytes]:
+        """The arguments for the conditions of an entry: time and tie, then source and position."""
         conditions = operation.conditions
         marks = operation.entries.marks
         assert marks is not None  # conditions require marks
@@ -490,38 +499,39 @@ class RedisCodec(RowCodec):
         return 2 * len(parts), b"".join(parts)
 
     def _update(self, operation: Operation[Any], entry: Entry, used: set[str]) -> Packed:
+        """The packed arguments of an update: its default, what it sets, and its other changes."""
         values = operation.entries.values or ()
         defaults = operation.entries.defaults
         update = values[entry.place]
-        begins = 0
-        begin = b""
+        default_count = 0
+        default_fields = b""
         default = defaults[entry.place] if defaults else None
         if default is not None:
             used.add("default")
-            begins, begin = self._pack_fields(self.whole(entry.key, default))
+            default_count, default_fields = self._pack_fields(self.whole(entry.key, default))
         sets = entry.value.set
-        others = 0
-        more = b""
+        other_count = 0
+        others = b""
         if isinstance(update, Changes):
             # The key's fields must exist, or removing all others would delete the hash.
             if update.remove:
                 sets = dict(zip(self.key, entry.key, strict=True)) | sets
                 for name in update.remove:
                     sets.pop(name, None)
-            others, more = self._change_arguments(entry.value, update.remove, used)
+            other_count, others = self._change_arguments(entry.value, update.remove, used)
         if self.has_inner:
-            inside, changed = self._inside_arguments(entry.value, used)
+            inside_count, inside = self._inside_arguments(entry.value, used)
+            other_count += inside_count
             others += inside
-            more += changed
-        fields, packed = self._pack_fields(sets)
+        set_count, set_fields = self._pack_fields(sets)
         head = b"$%d\r\n%d\r\n%b$%d\r\n%d\r\n" % (
-            len(str(begins)),
-            begins,
-            begin,
-            len(str(fields)),
-            fields,
+            len(str(default_count)),
+            default_count,
+            default_fields,
+            len(str(set_count)),
+            set_count,
         )
-        return 2 + begins + fields + others, b"%b%b%b" % (head, packed, more)
+        return (2 + default_count + set_count + other_count, b"%b%b%b" % (head, set_fields, others))
 
     def _change_arguments(
         self, changes: CheckedChanges, remove: Sequence[str], used: set[str]
@@ -568,13 +578,14 @@ class RedisCodec(RowCodec):
         return len(more), b"".join(map(pack_argument, more))
 
     def _inside(self, path: InnerName, how: bytes, values: Sequence[bytes]) -> list[bytes]:
+        """The arguments that change one value inside a column; `how` is "set", or how to add."""
         names = [write_json(name).encode() for name in path.names]
         largest = b"%d" % self._largest
         head = [b"inside", path.root.encode(), largest, how, b"%d" % len(names)]
         return [*head, *names, *values]
 
 
-_ADDED_AS = {Kind.INTEGER: b"n", Kind.FLOAT: b"f", Kind.DECIMAL: b"q"}
+_ADDED_AS = {Kind.INTEGER: b"n", Kind.FLOAT: b"f", Kind.DECIMAL: b"q"}  # inside JSON
 
 
 def _bounds_of(column: Column) -> tuple[bytes, bytes]:
@@ -582,8 +593,7 @@ def _bounds_of(column: Column) -> tuple[bytes, bytes]:
     bounds = number_bounds(column)
     if bounds is None:
         return b"", b""
-    least, most = bounds
-    return format(least, "f").encode(), format(most, "f").encode()
+    return format(bounds.least, "f").encode(), format(bounds.greatest, "f").encode()
 
 
 def pack_script_call(
@@ -609,11 +619,13 @@ def pack_script_call(
 
 
 def _join_packed(entries: Sequence[Packed]) -> Packed:
+    """Return the arguments of several entries as those of one command."""
     counts, parts = zip(*entries, strict=True)
     return sum(counts), b"".join(parts)
 
 
 def _fence_arguments(fence: Fence) -> tuple[str, str]:
+    """Return the arguments of a script that checks a run's epoch."""
     return epoch_name(fence), str(fence.epoch)
 
 
@@ -714,12 +726,10 @@ class RedisTable(StoreTable):
     async def check(self, use: TableUse) -> None:
         """Ask the server whether it can be reached and read, and takes writes."""
         await self.open()
-        nobody = f"{self.prefix}:{uuid4().hex}".encode()  # no record has this name
-        commands = [b"*3\r\n" + b"".join(map(pack_argument, (b"HMGET", nobody, b"adjunct_check")))]
+        nobody = f"{self.prefix}:{uuid4().hex}"  # no record has this name
+        commands = [pack_command("HMGET", nobody, "adjunct_check")]
         if use.writes:
-            commands.append(
-                b"*3\r\n" + b"".join(map(pack_argument, (b"HDEL", nobody, b"adjunct_check")))
-            )
+            commands.append(pack_command("HDEL", nobody, "adjunct_check"))
         for answer in await self._servers.here().ask(commands, reads=True):
             if isinstance(answer, Problem) and answer.error is not None:
                 raise answer.error
@@ -741,6 +751,9 @@ class RedisTable(StoreTable):
         return await self._write(operation)
 
     async def check_settings(self, conditions: Conditions, *, fenced: bool = False) -> list[str]:
+        """Raise if the server may evict what the conditions need; return a note if it may evict
+        records.
+        """
         await self.open()
         server = self._servers.here()
         policy = await self._eviction_policy()
@@ -777,6 +790,7 @@ class RedisTable(StoreTable):
                 _log.warning("%s", note)
 
     async def _answer(self, *words: str) -> Any:
+        """Return the server's answer to one command that changes nothing, or its Problem."""
         (answer,) = await self._servers.here().ask([pack_command(*words)], reads=True)
         return answer
 
@@ -818,9 +832,11 @@ class RedisTable(StoreTable):
 
     @property
     def _bookkeeping(self) -> str:
+        """The name of the hash with the book-keeping."""
         return f"{self.prefix}{BOOKKEEPING_SUFFIX}"
 
     def _presence(self, answer: list[bytes]) -> Presence:
+        """Return what the book-keeping, as names and values in turn, says about the table."""
         texts = [text.decode() for text in answer]
         known = dict(zip(texts[::2], texts[1::2], strict=True))
         if known:
@@ -838,6 +854,7 @@ class RedisTable(StoreTable):
         return answers
 
     async def _get(self, operation: Operation[Any]) -> Outcomes:
+        """Return the records of an operation's keys as its outcomes."""
         valid = validate_entries(self._codec, operation)
         codec = self._codec
         records: list[Any] = [None] * len(operation)
@@ -855,6 +872,7 @@ class RedisTable(StoreTable):
         return Outcomes(len(operation), records, problems)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
+        """Write an operation with one script call per key."""
         try:
             await self._check_eviction(operation)
         except errors.TransientError as error:
@@ -892,7 +910,7 @@ class RedisTable(StoreTable):
         """Call the script that writes the entries of a hash, for each hash; return the answers."""
         conditions = operation.conditions
         fence = operation.fence if operation.fenced else None
-        digest, text = redis_records.build_script(
+        script = redis_records.build_script(
             operation.kind,
             self._codec.compares(conditions.newest_by),
             conditions.idempotent,
@@ -905,8 +923,9 @@ class RedisTable(StoreTable):
         settings = self._codec.settings(conditions.newest_by)
         commands = []
         for name, own in by_name.items():
-            commands.append(pack_call(digest, settings, name, [packed for _, packed in own]))
-        answers = await self._call_script(commands, text)
+            entries = [packed for _, packed in own]
+            commands.append(pack_call(script.digest, settings, name, entries))
+        answers = await self._call_script(commands, script.text)
         if fence is not None:
             for answer in answers:
                 self._check_fenced(answer, fence)
@@ -945,6 +964,7 @@ class RedisTable(StoreTable):
         return answers
 
     def _server(self) -> RedisServer:
+        """Return the connections of an event loop, which are made when they are needed."""
         url = self.url if self.url_env is None else read_variable(self._label, self.url_env, "URL")
         password = None
         if self.password_env is not None:

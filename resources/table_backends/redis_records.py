@@ -58,7 +58,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.schemas.types import Type
 from dagster_adjunct.resources.table_backends.columns import (
@@ -114,6 +114,7 @@ def to_redis_column(column: Column) -> RedisColumn:
 
 
 def _nested_column(tree: Type) -> RedisColumn:
+    """Return how values of a nested type are stored: as JSON."""
     to_json = json_writer(tree)
     from_json = json_reader(tree)
     return RedisColumn(
@@ -152,6 +153,9 @@ def _list_column(element: Column) -> RedisColumn:
 
 
 def _decimal_column(column: Column) -> RedisColumn:
+    """Return how decimals are stored: with all digits of the column's scale, or those that they
+    have.
+    """
     write = decimal_writer(column)
     bounds = number_bounds(column)
     if bounds is None:
@@ -166,21 +170,31 @@ def _decimal_column(column: Column) -> RedisColumn:
             return format(number if number else number.copy_abs(), "f").encode()
 
         return RedisColumn(any_scale, _decimal_of, "n")
-    least, most = (write(bound).encode() for bound in bounds)
-    return RedisColumn(lambda number: write(number).encode(), _decimal_of, "n", least, most)
+    return RedisColumn(
+        lambda number: write(number).encode(),
+        _decimal_of,
+        "n",
+        least=write(bounds.least).encode(),
+        most=write(bounds.greatest).encode(),
+    )
 
 
 def _decimal_of(text: bytes) -> Decimal:
+    """Return the number in a stored text."""
     return Decimal(text.decode())
 
 
 def _escaped(text: bytes) -> bytes:
+    """Return a text that is not taken for null, by another byte 0 in front if it begins with
+    one.
+    """
     if text[:1] == NULL:
         return NULL + text
     return text
 
 
 def _unescaped(text: bytes) -> bytes:
+    """Return the text that `_escaped` was given."""
     if text[:1] == NULL:
         return text[1:]
     return text
@@ -189,10 +203,12 @@ def _unescaped(text: bytes) -> bytes:
 # with `newest_by` a time is encoded twice: for its column and for `adjunct_time`
 @lru_cache(maxsize=16)
 def _moment(moment: datetime) -> bytes:
+    """Return an instant in UTC as stored text."""
     return moment.isoformat("T", "microseconds")[:-6].encode() + b"Z"  # without the +00:00 of UTC
 
 
 def _dump_json(value: Any, default: Callable[[Any], str] | None = None) -> bytes:
+    """Return a value as JSON, without spaces."""
     return json.dumps(
         value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=default
     ).encode()
@@ -317,6 +333,13 @@ BEGUN = 4
 _PUTS = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
 
+class Script(NamedTuple):
+    """A script, and its SHA-1 digest in hexadecimal digits, by which it is called."""
+
+    digest: bytes
+    text: bytes
+
+
 @cache
 def build_script(
     kind: OperationKind,
@@ -325,8 +348,8 @@ def build_script(
     changes: frozenset[str],
     *,
     fenced: bool = False,
-) -> tuple[bytes, bytes]:
-    """Return the SHA-1 digest and the text of the script for an operation of this kind.
+) -> Script:
+    """Return the script for an operation of this kind.
 
     `compares` is how times are compared (`RedisColumn.compares`; "-" without `newest_by`). `marked`
     says that the entries have positions, `fenced` that the last arguments are the epoch of a run.
@@ -393,7 +416,7 @@ def build_script(
         ("  at = to + 1\nend\nreturn #answers == 1 and answers[1] or answers\n", True),
     ]
     text = "".join(part for part, needed in parts if needed).encode()
-    return hashlib.sha1(text, usedforsecurity=False).hexdigest().encode(), text
+    return Script(hashlib.sha1(text, usedforsecurity=False).hexdigest().encode(), text)
 
 
 FENCED = b"fenced"

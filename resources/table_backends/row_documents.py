@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.key_value.segment import ABSENT, ANYTHING, SegmentChange, StoredEntry
@@ -93,10 +93,12 @@ def json_decoder(column: Column) -> Callable[[Any], Any]:
 
 
 def _as_it_is(value: Any) -> Any:
+    """Return the value, which JSON holds unchanged."""
     return value
 
 
 def _require(kind: type, value: Any) -> Any:
+    """Return the value if it is of exactly this type; else raise TypeError."""
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}")
     return value
@@ -121,10 +123,10 @@ _READ: dict[Kind, Callable[[Any], Any]] = {
 }
 
 
-# A document with DELETED has only the marks of a deleted record.
-DELETED, AT, NEWEST, APPLIED = (
-    OWN_PREFIX + name for name in ("deleted", "at", "newest", "applied")
-)
+DELETED = f"{OWN_PREFIX}deleted"  # a document with it has only the marks of a deleted record
+AT = f"{OWN_PREFIX}at"
+NEWEST = f"{OWN_PREFIX}newest"
+APPLIED = f"{OWN_PREFIX}applied"
 
 
 Document = dict[str, Any]
@@ -152,9 +154,9 @@ class RowDocuments:
         """
         columns: Mapping[str, Any] = changes.set
         if self.codec.has_inner:
-            names, inside = write_plan.split_inner(changes.set)
-            columns = {name: changes.set[name] for name in names}
-            old = self._changed_inside(old, changes.set, inside)
+            split = write_plan.split_inner(changes.set)
+            columns = {name: changes.set[name] for name in split.columns}
+            old = self._changed_inside(old, changes.set, split.paths)
         new = {**old, **self.whole(columns)}
         for name, value in columns.items():
             if value is None:
@@ -221,8 +223,8 @@ class RowDocuments:
 
 def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, Any]) -> Applied:
     """Return what the marks of a document say about the updates that were applied to its record."""
-    newest = document.get(NEWEST) or (None, None, None)
-    applied = write_plan.applied_from_texts(codec, newest_by, (*newest, None))
+    newest_texts = document.get(NEWEST) or (None, None, None)
+    applied = write_plan.applied_from_texts(codec, newest_by, (*newest_texts, None))
     applied.positions = dict(document.get(APPLIED) or {})
     return applied
 
@@ -231,8 +233,10 @@ def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float
     """Return the marks to store for `applied`; `at`, in seconds since 1970, says when, for
     `forget`.
     """
-    *newest, _ = write_plan.applied_to_texts(codec, newest_by, applied)
-    marks: Document = {NEWEST: newest} if newest[0] is not None else {}
+    *newest_texts, _ = write_plan.applied_to_texts(codec, newest_by, applied)
+    marks: Document = {}
+    if newest_texts[0] is not None:
+        marks[NEWEST] = newest_texts
     if applied.positions:
         marks[APPLIED] = applied.positions
     return {**marks, AT: at}
@@ -277,9 +281,7 @@ def plan_documents(
     read = write_plan.columns_to_read(codec, operation, entries)
     rows = _read_rows(documents, read, stored_entries)
     newest_by = operation.conditions.newest_by
-    marked = rows.documents if operation.conditions else {}
-    applied = {key: applied_in(codec, newest_by, d) for key, d in marked.items()}
-    state = StoredState(rows.records, applied)
+    state = _stored_state(codec, operation, rows)
     plan = write_plan.plan_writes(codec, operation, rows.readable(entries), state)
     marks = {key: marks_of(codec, newest_by, new, at) for key, new in plan.applied.items()}
     if_missing = ABSENT if needs_stored_rows(operation) else ANYTHING
@@ -301,7 +303,17 @@ def plan_documents(
     return PlannedWrites(written, begun, problems | plan.problems)
 
 
+def _stored_state(codec: RowCodec, operation: Operation[Any], rows: _StoredRows) -> StoredState:
+    """Return the stored records, with what was applied to them if the operation has conditions."""
+    applied = {}
+    if operation.conditions:
+        for key, document in rows.documents.items():
+            applied[key] = applied_in(codec, operation.conditions.newest_by, document)
+    return StoredState(rows.records, applied)
+
+
 def _encode(document: Document | None, fitting: Callable[[bytes], bytes]) -> bytes | None:
+    """Return a document as bytes to store; None for the removal of an entry."""
     if document is None:
         return None
     return fitting(write_json(document).encode())
@@ -352,22 +364,24 @@ def _new_documents(
 ) -> Iterator[tuple[Row, Document | None]]:
     """Yield each key to write with its new document; None if the entry is removed."""
 
-    def kept(key: Row) -> Document:
+    def marks_after(key: Row) -> Document:
         return marks.get(key) or _select_marks(seen.get(key, {}))
 
     for key, record in {**plan.puts, **plan.begins}.items():
-        yield key, {**documents.whole(record), **kept(key)}
+        yield key, {**documents.whole(record), **marks_after(key)}
     for key in plan.deletes:
-        beside = kept(key)
-        yield key, {DELETED: True, **beside} if beside else None
+        kept = marks_after(key)
+        yield key, {DELETED: True, **kept} if kept else None
     for key, changes in plan.changes.items():
         if changes.set or changes.append or key in marks:
             yield key, {**documents.changed(seen[key], changes), **marks.get(key, {})}
-    for key in marks.keys() - {*plan.puts, *plan.begins, *plan.deletes, *plan.changes}:
+    only_marked = marks.keys() - {*plan.puts, *plan.begins, *plan.deletes, *plan.changes}
+    for key in only_marked:
         yield key, {**seen[key], **marks[key]}
 
 
 def _select_marks(document: Mapping[str, Any]) -> Document:
+    """Return the marks in a document."""
     return {name: document[name] for name in (NEWEST, APPLIED, AT) if name in document}
 
 
@@ -380,6 +394,13 @@ def _select_marks(document: Mapping[str, Any]) -> Document:
 # The text of a string is itself, that of another value its JSON without quotation marks. Families
 # are not empty: a record whose first column is an empty string has none, and its key selects the
 # partition.
+
+
+class RecordAddress(NamedTuple):
+    """The family (None: none) and the key under which a record is stored."""
+
+    family: str | None
+    key: str
 
 
 class RowKeys:
@@ -402,18 +423,17 @@ class RowKeys:
         self._family_text = _text_of(key[: len(family)])
         self._key_text = _text_of(key[len(family) :])
 
-    def address(self, key: Row) -> tuple[str | None, str]:
-        """Return the family (None if there is none) and the key under which the record of this
-        key is stored.
-        """
+    def address(self, key: Row) -> RecordAddress:
+        """Return where the record of this key is stored."""
         family = None
         if self._families:
             family = self._family_text(key[: self._families])
         # All other texts are families, so a key without one can't collide with another record's.
-        return family or None, self._key_text(key[self._families :])
+        return RecordAddress(family or None, self._key_text(key[self._families :]))
 
 
 def _text_of(columns: Sequence[Column]) -> Callable[[Row], str]:
+    """Return the function from the values of these columns to their text in a family or key."""
     writers = [json_encoder(column) for column in columns]
 
     def values(row: Row) -> list[Any]:

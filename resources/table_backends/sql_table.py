@@ -42,10 +42,12 @@ class SqlRequests(Protocol):
     has_idempotency_table: bool
 
     @property
-    def outdated(self) -> bool: ...
+    def outdated(self) -> bool:
+        """Whether writes over this connection would be lost, because the table was replaced."""
 
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether requests can no longer be sent over this connection."""
 
     def get(self, keys: Sequence[Row]) -> Any:
         """The record of each key, None for missing ones, an error for those that can't be read."""
@@ -148,6 +150,7 @@ class Pool(Generic[R]):
             self._idle.pop().finish()
 
     async def _drop(self) -> None:
+        """Close the idle connections."""
         while self._idle:
             await self._idle.pop().close()
 
@@ -178,6 +181,9 @@ class SqlTable(StoreTable, Generic[R]):
         """
 
     async def stored_types(self) -> dict[str, str] | None:
+        """Return the types of the table's columns; the declared ones for a table that is still to
+        be created.
+        """
         try:
             async with self._pools.here().connection() as requests:
                 return requests.codec.types
@@ -187,6 +193,7 @@ class SqlTable(StoreTable, Generic[R]):
             return self.column_types()
 
     async def inspect(self) -> Presence:
+        """Return whether the table exists, its id and its count of runs; creates nothing."""
         try:
             async with self._pools.here().connection() as requests:
                 presence: Presence = await self._run(requests, requests.inspect)
@@ -195,6 +202,9 @@ class SqlTable(StoreTable, Generic[R]):
             return NO_TABLE
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        """Create what is missing and may be created, count the run and pass the fence; return the
+        presence.
+        """
         async with self._pools.here().connection(create=create and self.create) as requests:
             if marks and not requests.has_idempotency_table:
                 await self._run(
@@ -210,6 +220,7 @@ class SqlTable(StoreTable, Generic[R]):
             await self.stored_types()
 
     async def check(self, use: TableUse) -> None:
+        """Raise if the table, or the place where it would be created, does not allow this use."""
         try:
             async with self._pools.here().connection() as requests:
                 await self._run(requests, requests.check, use)
@@ -224,7 +235,7 @@ class SqlTable(StoreTable, Generic[R]):
             async with self._pools.here().connection(create=self.create) as requests:
                 return write_plan.validate_entries(requests.codec, operation).problems
         except AdjunctError:
-            return {}  # the request will tell it
+            return {}  # the request reports it
 
     @abstractmethod
     async def _check_creation(self) -> None:
@@ -235,14 +246,18 @@ class SqlTable(StoreTable, Generic[R]):
         await self._pools.here().close()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Read or write by one connection; without a connection, its error is the problem of all
+        entries.
+        """
         reads = operation.kind is OperationKind.GET
+        send = self._get if reads else self._write
         count = len(operation)
-        creates = self.create and operation.may_create
+        creates = self.create and operation.may_create and not reads
         connected = False
         try:
-            async with self._pools.here().connection(create=creates and not reads) as requests:
+            async with self._pools.here().connection(create=creates) as requests:
                 connected = True
-                outcomes = await (self._get if reads else self._write)(requests, operation)
+                outcomes = await send(requests, operation)
                 if any(
                     problem.of_request and not problem.may_pass
                     for problem in outcomes.problems.values()
@@ -282,6 +297,7 @@ class SqlTable(StoreTable, Generic[R]):
         return Outcomes.all(count, replace(self.problem_of(error, sent=False), of_request=True))
 
     async def _get(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        """Return the records of an operation's keys as its outcomes."""
         valid = write_plan.validate_entries(requests.codec, operation)
         try:
             stored = await self._run(requests, requests.get, [entry.key for entry in valid.entries])
@@ -290,6 +306,7 @@ class SqlTable(StoreTable, Generic[R]):
         return valid.outcomes(len(operation), stored)
 
     async def _write(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        """Write an operation, after preparing the idempotency table if it has conditions."""
         if operation.conditions:
             try:
                 await self._prepare_conditions(
@@ -313,6 +330,9 @@ class SqlTable(StoreTable, Generic[R]):
             store.continue_purge(place, purged)
 
     async def _write_entries(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        """Write the valid entries; after a rejection, find out by bisecting which entries are
+        rejected, and write the others.
+        """
         bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
         while (part := bisect.next()) is not None:
             await operation.check_fence()

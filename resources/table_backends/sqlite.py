@@ -27,7 +27,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.fence import Fence
@@ -59,6 +59,7 @@ from dagster_adjunct.resources.table_backends.sqlite_bookkeeping import (
 )
 from dagster_adjunct.resources.table_backends.write_plan import (
     Applied,
+    ChangeGroup,
     RejectedKeysError,
     Row,
     RowCodec,
@@ -102,6 +103,16 @@ def create_sqlite_table(
     )
 
 
+class _StoredColumn(NamedTuple):
+    """A column as SQLite describes it; `key_place` counts from 1 in the primary key, 0 is
+    outside.
+    """
+
+    name: str
+    type: str
+    key_place: int
+
+
 def read_sqlite_columns(
     connection: sqlite3.Connection,
     label: str,
@@ -112,13 +123,13 @@ def read_sqlite_columns(
     """Return the table's columns. Raises SchemaMismatchError if a declared one is missing or
     `key` is not unique.
     """
-    info = connection.execute(
-        "SELECT name, type, pk FROM pragma_table_info(?)", (table,)
-    ).fetchall()
-    names = [name for name, _, _ in info]
-    types = {name: type_ for name, type_, _ in info}
+    query = "SELECT name, type, pk FROM pragma_table_info(?)"
+    stored = [_StoredColumn(*row) for row in connection.execute(query, (table,))]
+    types = {column.name: column.type for column in stored}
+    names = list(types)
     _check_generated(connection, label, table, names, declared)
-    check_columns_and_key(label, names, declared, key, _unique_column_sets(connection, table, info))
+    unique_sets = _unique_column_sets(connection, table, stored)
+    check_columns_and_key(label, names, declared, key, unique_sets)
     for name in key:
         if _compares_loosely(connection, table, name):
             raise loose_key_error(
@@ -138,7 +149,7 @@ def read_sqlite_columns(
             )
             step = f"Declare it as what the table has, or make it {_type_of(column)}."
             raise errors.SchemaMismatchError(problem, step, column=column.name)
-    return tuple(parse_column(name, type_) for name, type_, _ in info)
+    return tuple(parse_column(column.name, column.type) for column in stored)
 
 
 _REALS = ("REAL", "FLOA", "DOUB")
@@ -154,7 +165,8 @@ def _changed_by(declared: str, column: Column) -> str | None:
     if column.kind in (Kind.INTEGER, Kind.FLOAT, Kind.BOOLEAN) and _is_text(declared):
         return "a number becomes a text"
     upper = declared.upper()
-    if column.kind is Kind.INTEGER and "INT" not in upper and any(word in upper for word in _REALS):
+    is_real = "INT" not in upper and any(word in upper for word in _REALS)
+    if column.kind is Kind.INTEGER and is_real:
         return "an integer becomes a floating point number"
     if column.kind is Kind.DECIMAL and _is_number(declared):
         digits = int(column.size.strip("()").partition(",")[0] or 0)
@@ -170,6 +182,9 @@ def _check_generated(
     names: Sequence[str],
     declared: Sequence[Column],
 ) -> None:
+    """Raise SchemaMismatchError for a declared column that SQLite computes. `names` are the columns
+    that can be written.
+    """
     info = connection.execute("SELECT name FROM pragma_table_xinfo(?)", (table,))
     generated = {name for (name,) in info}.difference(names)
     for column in declared:
@@ -188,18 +203,16 @@ def _is_text(declared: str) -> bool:
 
 
 def _unique_column_sets(
-    connection: sqlite3.Connection, table: str, info: Sequence[tuple[str, str, int]]
+    connection: sqlite3.Connection, table: str, stored: Sequence[_StoredColumn]
 ) -> list[set[str]]:
     """The sets of columns of which no two rows have the same values, compared by their bytes.
 
     They are those of unique indexes without a collation, and a primary key of type INTEGER.
     """
     unique_sets = []
-    primary = [(name, type_) for name, type_, place in info if place]
-    if len(primary) == 1:
-        ((name, type_),) = primary
-        if type_.upper() == "INTEGER":
-            unique_sets.append({name})
+    primary = [column for column in stored if column.key_place]
+    if len(primary) == 1 and primary[0].type.upper() == "INTEGER":
+        unique_sets.append({primary[0].name})
     indexes = connection.execute(
         'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', (table,)
     ).fetchall()
@@ -241,10 +254,20 @@ def quote_sqlite_names(names: Iterable[str]) -> str:
 
 
 def _type_of(column: Column) -> str:
+    """Return the SQL type with which a declared column is created."""
     if column.kind is Kind.LIST:
         assert column.element is not None
         return f"TEXT ARRAY {_type_of(column.element)}"
     return _TYPES[column.kind] + (column.size if column.kind is Kind.DECIMAL else "")
+
+
+class _Statement(NamedTuple):
+    """A statement of a plan, its parameters for each row, the key of each, and what it does."""
+
+    sql: str
+    parameters: Sequence[Row]
+    keys: Sequence[Row]
+    does: str
 
 
 class SqliteRequests:
@@ -280,9 +303,11 @@ class SqliteRequests:
         return self._file != file_identity(self._declared.path)
 
     async def close(self) -> None:
+        """Close the connection, and wait until it is closed."""
         await asyncio.wrap_future(self.finish())
 
     def finish(self) -> Future[None]:
+        """Begin to close the connection; the future is done once it is closed."""
         self.closed = True
         closed = self.thread.submit(self.connection.close)
         self.thread.shutdown(wait=False)
@@ -315,6 +340,9 @@ class SqliteRequests:
         return plan
 
     def forget(self, older_than: float, most: int = -1) -> int:
+        """Purge what was last applied to keys more than `older_than` seconds ago, for at most
+        `most` keys (-1: all); return how many.
+        """
         with self._transaction("IMMEDIATE"):
             horizon = time.time() - older_than
             key = quote_sqlite_names(self.codec.key)
@@ -324,10 +352,9 @@ class SqliteRequests:
             ).rowcount
 
     def _record(self, names: Sequence[str], key: Sequence[Any]) -> dict[str, Any] | None:
-        query = (
-            f"SELECT {quote_sqlite_names(names) if names else 1} FROM {self._table} WHERE"
-            f" {self._is_key}"
-        )
+        """Return these columns of the record of an encoded key; None if there is none."""
+        columns = quote_sqlite_names(names) or "1"  # a query needs a column
+        query = f"SELECT {columns} FROM {self._table} WHERE {self._is_key}"
         row = self.connection.execute(query, key).fetchone()
         if row is None:
             return None
@@ -336,12 +363,16 @@ class SqliteRequests:
     def _readable_record(
         self, names: Sequence[str], key: Sequence[Any]
     ) -> dict[str, Any] | errors.SchemaMismatchError | None:
+        """Return the same as `_record`, or the error if the record can't be read."""
         try:
             return self._record(names, key)
         except errors.SchemaMismatchError as error:
             return error
 
     def _read_state(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
+        """Return what must be known of the entries' keys to plan the operation; RejectedKeysError
+        if some records can't be read.
+        """
         names = write_plan.columns_to_read(self.codec, operation, valid.entries)
         newest_by = operation.conditions.newest_by
         keys = valid.keys
@@ -367,18 +398,21 @@ class SqliteRequests:
         return StoredState(records, applied)
 
     def _write(self, plan: WritePlan, newest_by: str | None) -> None:
+        """Execute the statements of a plan, and store its marks. Raises RejectedKeysError for
+        records that were dropped.
+        """
         codec = self.codec
         may_drop = self._may_drop(self._declared.table)
         dropped: dict[Row, str] = {}
-        for statement, rows, keys, what in self._statements(plan):
+        for statement in self._statements(plan):
             if not may_drop:
-                self.connection.executemany(statement, rows)
+                self.connection.executemany(statement.sql, statement.parameters)
                 continue
-            for key, row in zip(keys, rows, strict=True):
-                written = self.connection.execute(statement, row).rowcount
+            for key, row in zip(statement.keys, statement.parameters, strict=True):
+                written = self.connection.execute(statement.sql, row).rowcount
                 # A record that is not there is not deleted either.
-                if not written and what != "delete the record":
-                    dropped[key] = what
+                if not written and statement.does != "delete the record":
+                    dropped[key] = statement.does
         if may_drop:
             dropped = self._find_dropped(plan) | dropped
         check_dropped(codec.table, dropped)
@@ -391,43 +425,41 @@ class SqliteRequests:
             upsert = self._upsert(self._idempotency, (*codec.key, *write_plan.COLUMNS, "at"))
             self.connection.executemany(upsert, marks)
 
-    def _statements(
-        self, plan: WritePlan
-    ) -> Iterator[tuple[str, Sequence[Row], Sequence[Row], str]]:
-        """Yield each statement of a plan with its rows of parameters, the keys of these rows, and
-        what it does.
-        """
+    def _statements(self, plan: WritePlan) -> Iterator[_Statement]:
+        """Yield the statements that write a plan's records, but not its marks."""
         codec = self.codec
         for records in (plan.puts, plan.begins):
             if records:
                 rows = [tuple(map(record.get, codec.names)) for record in records.values()]
                 upsert = self._upsert(self._table, codec.names)
-                yield upsert, self._rows(codec.names, rows), list(records), "put the record"
+                parameters = self._rows(codec.names, rows)
+                yield _Statement(upsert, parameters, list(records), "put the record")
         if plan.deletes:
             keys = list(plan.deletes)
             delete = f"DELETE FROM {self._table} WHERE {self._is_key}"
-            yield delete, self._encoded_keys(keys), keys, "delete the record"
-        for sets, append, changed in plan.groups():
-            update, parameters = self._update_statement(sets, append, changed)
-            keys = [row[-len(codec.key) :] for row in changed]
-            yield update, parameters, keys, "update the record"
+            yield _Statement(delete, self._encoded_keys(keys), keys, "delete the record")
+        yield from map(self._update_statement, plan.groups())
 
-    def _update_statement(
-        self, sets: Sequence[str], append: Sequence[str], changed: Sequence[Row]
-    ) -> tuple[str, Sequence[Row]]:
-        """Return the statement that makes changes of these columns, and its rows of parameters."""
-        columns, inside = write_plan.split_inner(sets)
-        changes = [f"{quote_sqlite_name(name)} = ?" for name in columns]
-        for name in map(quote_sqlite_name, inside):
+    def _update_statement(self, group: ChangeGroup) -> _Statement:
+        """Return the statement that makes the changes of a group."""
+        key = self.codec.key
+        split = write_plan.split_inner(group.sets)
+        changes = [f"{quote_sqlite_name(name)} = ?" for name in split.columns]
+        for name in map(quote_sqlite_name, split.paths):
             changes.append(f"{name} = adjunct_set_inside({name}, ?)")
-        for name in map(quote_sqlite_name, append):
+        for name in map(quote_sqlite_name, group.appends):
             changes.append(f"{name} = adjunct_appended({name}, ?)")
-        rows = self._rows((*sets, *append, *self.codec.key), changed)
-        if inside:
-            rows = [_with_inner_changes(sets, row, inside) for row in rows]
-        return f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}", rows
+        rows = self._rows((*group.sets, *group.appends, *key), group.rows)
+        if split.paths:
+            rows = [_with_inner_changes(group.sets, row, split.paths) for row in rows]
+        update = f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}"
+        keys = [row[-len(key) :] for row in group.rows]
+        return _Statement(update, rows, keys, "update the record")
 
     def check(self, use: TableUse) -> None:
+        """Raise if the file can't be written, or required columns or the idempotency table are
+        missing.
+        """
         if not use.writes:
             return
         busy = self.connection.execute("PRAGMA busy_timeout").fetchone()[0]
@@ -437,7 +469,7 @@ class SqliteRequests:
                 # Fails if the file can't be written.
                 self.connection.execute(f"DELETE FROM {self._table} WHERE 0")
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # another process writes
+            if primary_error_code(error) != sqlite3.SQLITE_BUSY:  # another process writes
                 raise
         finally:
             self.connection.execute(f"PRAGMA busy_timeout = {busy}")
@@ -460,8 +492,8 @@ class SqliteRequests:
         return bool(self.connection.execute(query, (table,)).fetchone()[0])
 
     def _find_dropped(self, plan: WritePlan) -> dict[Row, str]:
-        """What was not done for keys of the plan, whose records are there, or not, although they
-        should not, or should.
+        """What the plan should have done and did not, by key: a written record is missing, or a
+        deleted one is still there.
 
         A trigger can move a row that was written to another key, and a constraint can replace it by
         a later one.
@@ -473,11 +505,12 @@ class SqliteRequests:
         )
 
     def _select(self, keys: list[Row], *, present: bool) -> list[Row]:
-        """Those of the keys whose record is `present`, or not."""
+        """Those of the keys that have a record, or with `present=False` those that have none."""
         encoded = zip(keys, self._encoded_keys(keys), strict=True)
         return [key for key, stored in encoded if (self._record((), stored) is not None) is present]
 
     def _upsert(self, table: str, names: Sequence[str]) -> str:
+        """Return the statement that puts a row of these columns, whether the key has one or not."""
         # A statement that changes nothing would not count a record that is there.
         rest = [name for name in names if name not in self.codec.key] or self.codec.key[:1]
         changes = ", ".join(
@@ -490,9 +523,11 @@ class SqliteRequests:
         )
 
     def _rows(self, names: Sequence[str], rows: Sequence[Row]) -> list[Row]:
+        """Return rows of checked values of these columns as rows of SQLite's values."""
         return list(zip(*self.codec.encoded(names, rows), strict=True))
 
     def _encoded_keys(self, keys: Sequence[Row]) -> list[Row]:
+        """Return checked keys as rows of SQLite's values."""
         if keys:
             return self._rows(self.codec.key, keys)
         return []
@@ -502,6 +537,9 @@ class SqliteRequests:
             return self._bookkeeping.presence()
 
     def begin_run(self, fence: Fence | None) -> None:
+        """Count the run in the bookkeeping, created first if the table may be, and pass the
+        fence.
+        """
         with self._transaction("IMMEDIATE"):
             if self._declared.create:
                 self._bookkeeping.create()
@@ -510,6 +548,7 @@ class SqliteRequests:
             self._bookkeeping.count_run()
 
     def open_idempotency_table(self, *, create: bool) -> None:
+        """Check the table that stores marks, after creating it if asked to; then use it."""
         codec = self.codec
         key = [part.lower() for part in codec.key]  # as SQLite compares names
         name = write_plan.idempotency_table_name(self._declared.table, key)
@@ -523,6 +562,9 @@ class SqliteRequests:
         self.has_idempotency_table = True
 
     def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
+        """Raise TableAccessError if the idempotency table is missing, unless it may be, has other
+        columns, or could drop rows.
+        """
         codec = self.codec
         name = write_plan.idempotency_table_name(
             self._declared.table, [part.lower() for part in codec.key]
@@ -555,12 +597,17 @@ class SqliteRequests:
             try:
                 self.connection.execute("COMMIT")
             except sqlite3.OperationalError as error:
-                self.committing = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR
+                self.committing = primary_error_code(error) == sqlite3.SQLITE_IOERR
                 raise
         except BaseException:
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             raise
+
+
+def primary_error_code(error: sqlite3.Error) -> int:
+    """Return SQLite's code for the kind of an error, without its details; 0 if it has none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
@@ -623,6 +670,7 @@ def append_json_lists(old: str | None, new: str) -> str:
 
 
 def _moment(text: str) -> datetime:
+    """Return the time in a stored text, in UTC; without a time zone it is one in UTC."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         return moment.replace(tzinfo=UTC)
@@ -715,6 +763,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
         return f"SqliteTable({self.path!r}, {self.table!r}, key={self.key})"
 
     def storage_notes(self) -> list[str]:
+        """Return what users should know of stored decimals; nothing without decimal columns."""
         decimals = []
         for column in self._declared:
             if column.kind is Kind.DECIMAL:
@@ -736,11 +785,15 @@ class SqliteTable(SqlTable[SqliteRequests]):
             return bool(columns.fetchone()[0])
 
     async def _check_creation(self) -> None:
+        """Raise TableAccessError if the file, or the nearest folder that exists, can't be
+        written.
+        """
         path = Path(self.path)
-        there = next(place for place in (path, *path.parents) if place.exists())
-        if (there == path or there.is_dir()) and os.access(there, os.W_OK):
+        nearest = next(place for place in (path, *path.parents) if place.exists())
+        can_hold_table = nearest == path or nearest.is_dir()
+        if can_hold_table and os.access(nearest, os.W_OK):
             return
-        problem = f"{self._label} does not exist and can't be created: {there} is not writable."
+        problem = f"{self._label} does not exist and can't be created: {nearest} is not writable."
         raise errors.TableAccessError(problem, "Use a path that is writable.", table=self._label)
 
     async def _run(
@@ -755,6 +808,9 @@ class SqliteTable(SqlTable[SqliteRequests]):
         return isinstance(error, sqlite3.IntegrityError | sqlite3.DataError)
 
     async def _connected(self, create: bool) -> SqliteRequests:
+        """Return a new connection with a thread of its own; `create`: a missing file or table is
+        created.
+        """
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{self.table}")
         try:
             with self._translated():
@@ -776,6 +832,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
         )
 
     def _has_file(self) -> bool:
+        """Whether the file exists; TableAccessError if that can't be found out."""
         try:
             return Path(self.path).exists()
         except OSError as error:
@@ -785,6 +842,9 @@ class SqliteTable(SqlTable[SqliteRequests]):
             ) from error
 
     def _connect(self, thread: ThreadPoolExecutor, *, make: bool) -> SqliteRequests:
+        """Connect in the thread for requests, check the table's columns, and with `make` create a
+        missing file and table.
+        """
         path = Path(self.path)
         if make:
             try:
@@ -839,7 +899,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
         try:
             yield
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            code = primary_error_code(error)
             kind: type[errors.AdjunctError]
             kind = errors.TableError
             what = "rejected the request"
@@ -869,11 +929,12 @@ class SqliteTable(SqlTable[SqliteRequests]):
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Set the file to write-ahead mode, if it may be written."""
     try:
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # it can still be read
+        if primary_error_code(error) != sqlite3.SQLITE_READONLY:  # it can still be read
             raise
 
 
@@ -893,7 +954,7 @@ def sqlite_file_error(
     """Return the table's error if the file system keeps this process from writing the file at
     `path`: the disk is full, read-only or denied, or too many files are open. Else None.
     """
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = primary_error_code(error)
     if code not in _OF_FILE_SYSTEM:
         return None
     found = errors.find_file_error(path)

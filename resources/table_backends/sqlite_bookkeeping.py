@@ -131,6 +131,9 @@ class SqliteBookkeeping:
             self._set(kept, value)
 
     def _numbers(self) -> dict[str, int] | None:
+        """Return all numbers in the book-keeping, by their names; None if there is no
+        book-keeping.
+        """
         name = bookkeeping_table_name(self.table)
         if name is None or not self._has(name):
             return None
@@ -139,6 +142,7 @@ class SqliteBookkeeping:
         )
 
     def _set(self, name: str, value: int) -> None:
+        """Store a number, if the table can have book-keeping."""
         table = bookkeeping_table_name(self.table)
         if table is not None:
             self.connection.execute(
@@ -148,6 +152,7 @@ class SqliteBookkeeping:
             )
 
     def _has(self, table: str) -> bool:
+        """Whether the file has this table."""
         (columns,) = self.connection.execute(
             "SELECT count(*) FROM pragma_table_info(?)", (table,)
         ).fetchone()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Context, Decimal
@@ -82,6 +82,13 @@ class CheckedChanges(NamedTuple):
     append: dict[str, Any]
 
 
+class _InnerColumn(NamedTuple):
+    """A value inside a column of structs: where it is, and its type as if it were a column."""
+
+    path: InnerName
+    column: Column
+
+
 class RowCodec:
     """Checks, encodes and decodes the records of one table; errors name the table, the column and
     the value.
@@ -126,8 +133,8 @@ class RowCodec:
         self._check = {c.name: check(c) for c in columns}
         self._encode = {c.name: encode(c) for c in columns}
         self._decode = {c.name: decode(c) for c in columns}
-        # What updates have changed inside columns of structs, by their names for it.
-        self._inner: dict[str, tuple[InnerName, Column]] = {}
+        # What updates have changed inside columns of structs, by the path as text.
+        self._inner: dict[str, _InnerColumn] = {}
 
     @property
     def types(self) -> dict[str, str]:
@@ -163,8 +170,8 @@ class RowCodec:
         return row
 
     def whole(self, key: Row, record: Record) -> dict[str, Any]:
-        """The checked values of a whole record, including the key's columns. The record may omit
-        those.
+        """The checked values of a whole record, including the key's columns, which `record` may
+        omit.
         """
         fields = self._drop_key(key, self._fields(record), record)
         if self.has_inner:
@@ -214,22 +221,23 @@ class RowCodec:
         for name in (*changes.set, *changes.add, *changes.append):
             steps: str | tuple[str, ...] = name
             if name in inner:
-                path, _ = inner[name]
+                path = inner[name].path
                 steps = (path.root, *path.names)
             other = changed.setdefault(steps, name)
             if other != name:
                 raise self._double_error(other, name)
         for name in changed.values():
-            if name in inner and inner[name][0].root in changed:
-                raise self._double_error(inner[name][0].root, name)
-        named = {name: inner[name][0] for name in changed.values() if name in inner}
+            if name in inner and inner[name].path.root in changed:
+                raise self._double_error(inner[name].path.root, name)
+        paths = {name: inner[name].path for name in changed.values() if name in inner}
         return CheckedChanges(
-            {named.get(name, name): value for name, value in changes.set.items()},
-            {named.get(name, name): value for name, value in changes.add.items()},
+            {paths.get(name, name): value for name, value in changes.set.items()},
+            {paths.get(name, name): value for name, value in changes.add.items()},
             changes.append,
         )
 
     def _double_error(self, one: str, other: str) -> SchemaMismatchError:
+        """The error for an update that changes one value by two names."""
         problem = f"{self.table}: an update changes {one!r} and {other!r}, which overlap."
         return SchemaMismatchError(problem, "Name a value once.", column=other)
 
@@ -268,8 +276,8 @@ class RowCodec:
             return {**(old or {}), **number}
         if old is None:
             return number
-        exact = isinstance(old, Decimal)
-        return self.checked(name, _EXACT.add(old, number) if exact else old + number)
+        total = _EXACT.add(old, number) if isinstance(old, Decimal) else old + number
+        return self.checked(name, total)
 
     def column(self, name: str) -> Column:
         """The column of that name; SchemaMismatchError if the table has none."""
@@ -277,7 +285,7 @@ class RowCodec:
         if column is not None:
             return column
         if name in self._inner:
-            return self._inner[name][1]
+            return self._inner[name].column
         path = None
         if isinstance(name, str):
             path = parse_inner_name(name)
@@ -298,7 +306,7 @@ class RowCodec:
         to_json = json_writer(column.nested)
         self._check[path] = self._make_check(column)
         self._encode[path] = lambda value: write_json(to_json(value))
-        self._inner[path] = (path, column)
+        self._inner[path] = _InnerColumn(path, column)
         self.has_inner = True
         return column
 
@@ -361,7 +369,9 @@ class RowCodec:
         return columns
 
     def read(self, names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
-        """Return a row in the store's form, which has the columns `names`, as values by column."""
+        """Return a stored row as values by column; its values are in the store's form and in the
+        order of `names`.
+        """
         decode = self._decode
         try:
             return {
@@ -399,6 +409,9 @@ class RowCodec:
         return bool(value == part)
 
     def _drop_key(self, key: Row, fields: dict[str, Any], given: Record) -> dict[str, Any]:
+        """Return `fields` without the key's columns. Raises SchemaMismatchError if they differ from
+        the key; `given` has the values as the caller gave them.
+        """
         for name, part in zip(self.key, key, strict=True):
             if name in fields and not self.are_equal(fields.pop(name), part):
                 problem = (
@@ -409,6 +422,7 @@ class RowCodec:
         return fields
 
     def _fields(self, record: Record) -> dict[str, Any]:
+        """Return a record's values, checked and normalized."""
         if not isinstance(record, Mapping):
             problem = (
                 f"{self.table} got a {type(record).__name__}; expected a mapping of columns to"
@@ -537,17 +551,24 @@ def check_idempotency_columns(
         )
 
 
-@dataclass(slots=True)
-class Applied:
-    """What was applied to a key: the newest message's time and `Mark.tie`, and each source's
-    greatest position.
+class Newest(NamedTuple):
+    """The newest message of a key: its time for `newest_by`, and its `Mark.tie`. They order as
+    messages do.
     """
 
-    newest: tuple[Any, str] | None = None
+    time: Any
+    tie: str
+
+
+@dataclass(slots=True)
+class Applied:
+    """What was applied to a key: the newest message, and each source's greatest position."""
+
+    newest: Newest | None = None
     positions: dict[str, str] = field(default_factory=dict)
     # The first three of `COLUMNS` as read.
     stored_texts: tuple[str | None, ...] = (None, None, None)
-    of_record: tuple[Any, str] | None = None  # stands for `newest` if there is none; not stored
+    of_record: Newest | None = None  # stands for `newest` if there is none; not stored
 
     def was_applied(self, conditions: Conditions, mark: Mark) -> bool:
         """Whether the message, or a later one of its source, was applied before."""
@@ -556,20 +577,23 @@ class Applied:
     def is_late(self, conditions: Conditions, mark: Mark, time: Any) -> bool:
         """Whether the newest message applied to the key is newer than this one, by time and tie."""
         newest = self.newest or self.of_record
-        return conditions.newest_by is not None and newest is not None and (time, mark.tie) < newest
+        if conditions.newest_by is None or newest is None:
+            return False
+        return (time, mark.tie) < newest
 
     def remember(self, conditions: Conditions, mark: Mark, time: Any, *, late: bool) -> None:
         """Note that a message was applied; one that is `late` does not become the newest."""
         if conditions.idempotent:
             self.positions[mark.source] = mark.position
         if conditions.newest_by is not None and not late:
-            self.newest = (time, mark.tie)
+            self.newest = Newest(time, mark.tie)
 
 
 def applied_to_texts(
     codec: RowCodec, newest_by: str | None, applied: Applied
 ) -> tuple[str | None, ...]:
-    """Return the texts to store in `COLUMNS`.
+    """Return the texts to store in `COLUMNS`: the column `newest_by`, the newest message's time and
+    tie, and the positions.
 
     Without `newest_by`, the time and tie stay as they were read.
     """
@@ -586,16 +610,16 @@ def applied_to_texts(
 
 
 def applied_from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any, ...]) -> Applied:
-    """Return what the texts in `COLUMNS` say; a time of another column than `newest_by` is
-    ignored.
+    """Return which messages a record has, from the texts that `applied_to_texts` made; a newest
+    time of another column than `newest_by` is ignored.
     """
-    newest_of, newest, tie, applied = texts
-    positions = json.loads(applied) if applied else {}
-    if newest_by is None or newest_of != newest_by or newest is None:
-        return Applied(None, positions, (newest_of, newest, tie))
-    return Applied(
-        (_READ[codec.columns[newest_by].kind](newest), tie), positions, (newest_of, newest, tie)
-    )
+    column, time_text, tie, positions_text = texts
+    positions = json.loads(positions_text) if positions_text else {}
+    stored_texts = (column, time_text, tie)
+    if newest_by is None or column != newest_by or time_text is None:
+        return Applied(None, positions, stored_texts)
+    time = _READ[codec.columns[newest_by].kind](time_text)
+    return Applied(Newest(time, tie), positions, stored_texts)
 
 
 class Entry(NamedTuple):
@@ -647,6 +671,17 @@ class StoredState:
     applied: Mapping[Row, Applied] = field(default_factory=dict)
 
 
+class ChangeGroup(NamedTuple):
+    """Changes of keys that set the same columns and append to the same ones.
+
+    Each row has the values of `sets`, then those of `appends`, then the key.
+    """
+
+    sets: tuple[str, ...]
+    appends: tuple[str, ...]
+    rows: list[Row]
+
+
 @dataclass(slots=True)
 class WritePlan:
     """What to write for one operation. Each key is in at most one of `puts`, `begins`, `deletes`
@@ -666,21 +701,31 @@ class WritePlan:
     problems: dict[int, Problem] = field(default_factory=dict)
     defaults_put: int = 0
 
-    def groups(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], list[Row]]]:
-        """Yield groups of changes of the same columns: the columns to set, the columns to append
-        to, and rows.
+    def groups(self) -> Iterable[ChangeGroup]:
+        """Return `changes`, grouped by the columns that they change.
 
-        A row has the values of both, then the key. Additions are not in it: planning has made them
-        values to set.
+        Additions are not in them: planning has made them values to set.
         """
-        groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Row]] = {}
+        groups: dict[tuple[tuple[str, ...], tuple[str, ...]], ChangeGroup] = {}
         for key, (sets, _, append) in self.changes.items():
             if sets or append:
-                names = (tuple(sorted(sets)), tuple(sorted(append)))
-                row = (*map(sets.get, names[0]), *map(append.get, names[1]), *key)
-                groups.setdefault(names, []).append(row)
-        for names, rows in groups.items():
-            yield *names, rows
+                set_names = tuple(sorted(sets))
+                append_names = tuple(sorted(append))
+                group = groups.get((set_names, append_names))
+                if group is None:
+                    group = ChangeGroup(set_names, append_names, [])
+                    groups[set_names, append_names] = group
+                group.rows.append((*map(sets.get, set_names), *map(append.get, append_names), *key))
+        return groups.values()
+
+
+def _values_to_check(operation: Operation[Any], has_values: bool) -> Sequence[Any]:
+    """Return the values to check, one of each entry; None for entries without one."""
+    entries = operation.entries
+    given = None
+    if has_values:
+        given = entries.values
+    return given or [None] * len(entries)
 
 
 def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries:
@@ -693,30 +738,31 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
     to_key = codec.keys_by(
         entries.key_names if isinstance(entries, ArrowEntries) else operation.key
     )
-    value_of: Callable[[Row, Any], Any] = (
+    check_value: Callable[[Row, Any], Any] = (
         codec.changes if kind is OperationKind.UPDATE else codec.whole
     )
-    valued = kind not in (OperationKind.GET, OperationKind.DELETE)
-    values: Sequence[Any] = (entries.values if valued else None) or [None] * len(entries)
+    has_values = kind not in (OperationKind.GET, OperationKind.DELETE)
+    values = _values_to_check(operation, has_values)
     newest_by = operation.conditions.newest_by
     if newest_by is not None:
         codec.check_order(newest_by)
-    fit: list[Entry] = []
+    valid: list[Entry] = []
     problems: dict[int, Problem] = {}
     for place, (key, value) in enumerate(zip(entries.keys, values, strict=True)):
         try:
             row = to_key(key)
-            new = None
-            if valued:
-                new = value_of(row, value)
+            checked = None
+            if has_values:
+                checked = check_value(row, value)
             time = None
             if newest_by is not None:
                 time = codec.time(newest_by, operation, place)
-            fit.append(Entry(place, row, new, time))
+            valid.append(Entry(place, row, checked, time))
         except SchemaMismatchError as error:
-            if kind is not OperationKind.GET or not isinstance(error.__cause__, OutOfRangeError):
+            is_out_of_range = isinstance(error.__cause__, OutOfRangeError)
+            if not (kind is OperationKind.GET and is_out_of_range):
                 problems[place] = Problem(State.REFUSED, error)
-    return ValidEntries(fit, problems)
+    return ValidEntries(valid, problems)
 
 
 def columns_to_read(
@@ -728,11 +774,11 @@ def columns_to_read(
     for entry in entries if operation.kind is OperationKind.UPDATE else ():
         names.update(dict.fromkeys(entry.value.add))
         if codec.has_inner:  # a column that is changed inside must hold a struct
-            names.update(dict.fromkeys(split_inner(entry.value.set)[1]))
+            names.update(dict.fromkeys(split_inner(entry.value.set).paths))
     if not codec.has_inner:
         return tuple(names)
-    columns, inside = split_inner(names)
-    return tuple(dict.fromkeys([*columns, *inside]))
+    split = split_inner(names)
+    return tuple(dict.fromkeys([*split.columns, *split.paths]))
 
 
 def needs_read(operation: Operation[Any]) -> bool:
@@ -789,7 +835,8 @@ class _Planner:
             problem = self.write(entry)
         # A late entry without a record is noted too, so that a replay skips its additions as well.
         is_skipped = problem is not None and problem.state is State.SKIPPED
-        if problem is None or (is_skipped and late and any(entry.value)):
+        has_lost_additions = is_skipped and late and any(entry.value)
+        if problem is None or has_lost_additions:
             applied.remember(conditions, mark, entry.time, late=late)
             plan.applied[entry.key] = applied
         return problem
@@ -802,7 +849,7 @@ class _Planner:
         newest_by = self.operation.conditions.newest_by
         if newest_by is not None and applied.newest is None:
             time = self.stored.records.get(key, {}).get(newest_by)
-            applied.of_record = None if time is None else (time, "")
+            applied.of_record = None if time is None else Newest(time, "")
         return applied
 
     def write(self, entry: Entry) -> Problem | None:
@@ -856,9 +903,9 @@ class _Planner:
         (`Operation.applies_late_changes`).
         """
         numbers = {}
-        for name, n in entry.value.add.items():
-            if not isinstance(n, Mapping):
-                numbers[name] = n
+        for name, added in entry.value.add.items():
+            if not isinstance(added, Mapping):
+                numbers[name] = added
         return entry._replace(value=CheckedChanges({}, numbers, entry.value.append))
 
     def add_late(self, entry: Entry) -> Problem | None:
@@ -911,14 +958,16 @@ def _known_value(name: str, new: Mapping[str, Any], old: Mapping[str, Any]) -> A
 def assign(
     codec: RowCodec, values: Mapping[str, Any], new: dict[str, Any], *, is_record: bool
 ) -> None:
-    """Merge values into `new`: changes, or a record, which has no paths."""
+    """Merge the values that an update sets into `new`: a whole record, which has no paths, or
+    changes planned earlier.
+    """
     if not codec.has_inner:
         new.update(values)
         return
     for name, value in values.items():
         if not isinstance(name, InnerName):
             new[name] = value
-            for path in split_inner(new)[1].get(name, ()):
+            for path in split_inner(new).paths.get(name, ()):
                 del new[path]
         elif is_record or name.root in new:
             new[name.root] = with_inside(new.get(name.root), name.names, value)
@@ -926,16 +975,22 @@ def assign(
             new[name] = value
 
 
-def split_inner(names: Iterable[str]) -> tuple[list[str], dict[str, list[InnerName]]]:
-    """Split the names of an update into columns, and paths by their column."""
-    columns = []
-    inside: dict[str, list[InnerName]] = {}
+class SplitNames(NamedTuple):
+    """What an update changes: columns as a whole, and values inside columns, by their column."""
+
+    columns: list[str]
+    paths: dict[str, list[InnerName]]
+
+
+def split_inner(names: Iterable[str]) -> SplitNames:
+    """Return the names of an update, with paths and columns apart."""
+    split = SplitNames([], {})
     for name in names:
         if isinstance(name, InnerName):
-            inside.setdefault(name.root, []).append(name)
+            split.paths.setdefault(name.root, []).append(name)
         else:
-            columns.append(name)
-    return columns, inside
+            split.columns.append(name)
+    return split
 
 
 class RejectedKeysError(Exception):
@@ -951,10 +1006,10 @@ class RejectedKeysError(Exception):
 
 
 def check_dropped(table: str, dropped: Mapping[Row, str]) -> None:
-    """Raise RejectedKeysError for records that the store accepted without an error, but did not
-    write as they were sent.
+    """Raise RejectedKeysError if the store reported success, but did not write some records as they
+    were sent.
 
-    `dropped` has their keys, and what the store did not do.
+    `dropped` has for their keys what the store did not do, such as "delete the record".
     """
     found: dict[Row, AdjunctError] = {}
     for key, what in dropped.items():
@@ -1004,8 +1059,8 @@ class BisectRejected:
         """
         part = self._parts.pop(0)
         count = Counter(entry.key for entry in part)
-        rest = []
-        alone = []
+        rest: list[Entry] = []
+        alone: list[Sequence[Entry]] = []
         for entry in part:
             if entry.key not in errors:
                 rest.append(entry)

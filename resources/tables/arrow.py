@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
@@ -49,7 +49,9 @@ def to_python(column: Any) -> list[Any]:
     zone = getattr(column.type, "tz", None)
     if zone is not None:
         micros = column.cast(pa.timestamp("us", zone)).cast(pa.int64()).to_pylist()
-        return [v if v is None else _EPOCH + timedelta(microseconds=v) for v in micros]
+        return [
+            None if value is None else _EPOCH + timedelta(microseconds=value) for value in micros
+        ]
     if not pa.types.is_struct(column.type):
         return python_values(column)
     names = [field.name for field in column.type]
@@ -187,6 +189,7 @@ class ArrowEntries:
         return sum(int(column.nbytes) for column in columns if column is not None)
 
     def _map_columns(self, pick: Callable[[Any], Any]) -> ArrowEntries:
+        """Return the entries with `pick` applied to each of their columns."""
         columns = ("key", "records", "default_records", "sources", "positions", "times")
         picked: dict[str, Any] = {}
         for name in columns:
@@ -217,6 +220,7 @@ def _plain_column(batch: Any, place: int) -> Any:
 
 
 def _first_null(*columns: pa.Array) -> int | None:
+    """The first index at which one of the columns is null; None if none is."""
     places = []
     for column in columns:
         if column.null_count:
@@ -264,6 +268,21 @@ class Marking:
         return (*reversed(self.columns), self.offset)
 
 
+class MarkColumns(NamedTuple):
+    """The marks of a batch's records, as two Arrow arrays of text."""
+
+    sources: Any
+    positions: Any
+
+
+class _Message(NamedTuple):
+    """What identifies the message and the key that a record comes from."""
+
+    partition: Any
+    offset: int
+    key: tuple[Any, ...]
+
+
 class Marks:
     """Computes the marks of a task's batches, which must be passed in order: a message may
     continue in the next one.
@@ -273,13 +292,11 @@ class Marks:
         self._marking = marking
         self._key = tuple(key)
         self._what = what
-        self._last: tuple[Any, ...] | None = None
-        self._ordinal = 0
+        self._last: _Message | None = None  # that of the last record of the batches so far
+        self._ordinal = 0  # of that record
 
-    def of(self, batch: Any) -> tuple[Any, Any]:
-        """Return the sources and positions (`position_of`) of a batch's records, as Arrow arrays
-        of text.
-        """
+    def of(self, batch: Any) -> MarkColumns:
+        """Return the marks of a batch's records."""
         encoded = self._partition_names(batch).dictionary_encode()
         sources = [self._source(text) for text in encoded.dictionary.to_pylist()]
         names = pa.array([source.name for source in sources], pa.string())
@@ -291,40 +308,45 @@ class Marks:
             _pad_digits(ordinals, 6),
             ":",
         )
-        return names.take(encoded.indices), positions
+        return MarkColumns(names.take(encoded.indices), positions)
 
     def _partition_names(self, batch: Any) -> Any:
+        """Return the name of each record's source partition, or its end (`Marking.columns`)."""
         columns = [batch.column(name) for name in self._marking.columns]
         if len(columns) == 1:
             return columns[0]
         return pc.binary_join_element_wise(*[column.cast(pa.string()) for column in columns], ".")
 
     def _source(self, place: Any) -> MarkedSource:
+        """Return what marks contain for the partition that `_partition_names` calls `place`."""
         text = str(place)
         if self._marking.stream:
             text = f"{self._marking.stream}.{text}"
         return self._marking.sources.get(text) or MarkedSource(self._marking.prefix + text)
 
-    def _number_rows(self, batch: Any, places: Any) -> Any:
-        """Return each row's ordinal (see `Marking`), which is nearly always 0. `places` number
-        the rows' partitions.
+    def _number_rows(self, batch: Any, partitions: Any) -> Any:
+        """Return each row's ordinal (see `Marking`), which is nearly always 0. `partitions` are
+        numbers of the rows' partitions.
         """
         count = batch.num_rows
         offsets = batch.column(self._marking.offset).to_numpy(zero_copy_only=False)
-        where = places.to_numpy(zero_copy_only=False)
+        partitions = partitions.to_numpy(zero_copy_only=False)
         ordinals = np.zeros(count, dtype=np.int64)
         if not count:
             return pa.array(ordinals)
-        again = np.flatnonzero((offsets[1:] == offsets[:-1]) & (where[1:] == where[:-1])) + 1
+        has_same_offset = offsets[1:] == offsets[:-1]
+        has_same_partition = partitions[1:] == partitions[:-1]
+        repeated_rows = np.flatnonzero(has_same_offset & has_same_partition) + 1
         keys = [batch.column(name) for name in self._key]
 
-        def message(row: int) -> tuple[Any, ...]:
-            place = self._partition_names(batch.slice(row, 1))[0].as_py()
-            return (place, int(offsets[row]), *(column[row].as_py() for column in keys))
+        def message(row: int) -> _Message:
+            partition = self._partition_names(batch.slice(row, 1))[0].as_py()
+            key = tuple(column[row].as_py() for column in keys)
+            return _Message(partition, int(offsets[row]), key)
 
         if self._last is not None and message(0) == self._last:
             ordinals[0] = self._next_ordinal(self._ordinal, self._last)
-        for row in again.tolist():
+        for row in repeated_rows.tolist():
             here = message(row)
             if here == message(row - 1):
                 ordinals[row] = self._next_ordinal(int(ordinals[row - 1]), here)
@@ -332,13 +354,15 @@ class Marks:
         self._ordinal = int(ordinals[-1])
         return pa.array(ordinals)
 
-    def _next_ordinal(self, ordinal: int, message: tuple[Any, ...]) -> int:
+    def _next_ordinal(self, ordinal: int, message: _Message) -> int:
+        """Return the ordinal after this one; ConfigurationError if a repeated batch could give the
+        message's records others.
+        """
         if not self._marking.exact:
-            place, offset, *key = message
-            shown = key[0] if len(key) == 1 else tuple(key)
+            shown = message.key[0] if len(message.key) == 1 else message.key
             raise ConfigurationError(
-                f"{self._what}: the message at offset {offset} of {place} yields several records"
-                f" for the key {shown!r}, computed by expressions"
+                f"{self._what}: the message at offset {message.offset} of {message.partition}"
+                f" yields several records for the key {shown!r}, computed by expressions"
                 " that are not deterministic: if the batch is retried, the table can't tell which"
                 " of them it has already applied.",
                 "Remove rand(), uuid() and the like before this table, or emit one record per key"
@@ -349,6 +373,7 @@ class Marks:
 
 
 def _pad_digits(column: Any, width: int) -> Any:
+    """Return whole numbers as texts of this width, with zeros in front."""
     return pc.utf8_lpad(column.cast(pa.int64()).cast(pa.string()), width=width, padding="0")
 
 
@@ -423,17 +448,16 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
     )
     parts = []
     for is_deleted, rows in group_preserving_key_order(deleted, whole.keys):
-        operation = write
-        if is_deleted:
-            operation = delete
+        operation = delete if is_deleted else write
         parts.append(Part(operation.with_entries(operation.entries.take(list(rows))), batch, rows))
     return parts
 
 
 def _entries_from_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:
-    sources = positions = None
+    """Return all rows of a batch as entries, with the marks and times that its conditions need."""
+    marked = MarkColumns(None, None)
     if marks is not None:
-        sources, positions = marks.of(batch)
+        marked = marks.of(batch)
     columns = {}
     for name in batch.schema.names:
         if not name.startswith("__"):
@@ -450,11 +474,12 @@ def _entries_from_batch(batch: Any, shape: Shape, marks: Marks | None, what: str
     if shape.conditions.newest_by is not None:
         times = _read_times(batch, records, shape, what)
     return ArrowEntries(
-        key, records, to_python, defaults, sources, positions, times, shape.typed, shape.remove
+        key, records, to_python, defaults, *marked, times, shape.typed, shape.remove
     )
 
 
 def _column_as_struct(column: Any) -> Any:
+    """Return a column of structs; a boolean column stands for a struct without fields."""
     if pa.types.is_boolean(column.type):
         return to_struct_array({}, len(column))
     return column

@@ -152,6 +152,7 @@ class _Call:
                 self.records[member] = outcomes.records[place]
 
     def fail(self, error: BaseException) -> None:
+        """Note an error, which the caller gets unless there was one before."""
         self.error = self.error or error
 
     def count_answer(self) -> None:
@@ -255,14 +256,13 @@ def _spans_between(calls: Sequence[_Call], start: int, end: int) -> Iterator[_Sp
     """Yield the spans of a request with the entries `start` to before `end`, numbered through
     all calls in order.
     """
-    begin = 0
+    first = 0  # the number of the call's first entry
     for call in calls:
-        over = begin + len(call.operation)
-        if begin < end and over > start:
-            yield _Span(
-                call, max(begin - start, 0), range(max(start - begin, 0), min(end, over) - begin)
-            )
-        begin = over
+        after = first + len(call.operation)
+        if first < end and after > start:
+            places = range(max(start - first, 0), min(end, after) - first)
+            yield _Span(call, max(first - start, 0), places)
+        first = after
 
 
 def can_share_request(one: Operation[Any], other: Operation[Any]) -> bool:
@@ -278,6 +278,7 @@ def can_share_request(one: Operation[Any], other: Operation[Any]) -> bool:
 
 
 def _has_deletes(operation: Operation[Any]) -> bool:
+    """Whether some entries of an operation are puts of None, which delete."""
     return operation.kind is OperationKind.PUT and operation.entries.null_value() is not None
 
 
@@ -285,17 +286,20 @@ _OPTIONAL = ("values", "defaults", "marks", "newest")  # the columns of entries 
 
 
 def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
-    def column(name: str) -> list[Any] | None:
-        columns = [getattr(part, name) for part in parts]
-        if all(values is None for values in columns):
-            return None
-        given = (
-            [None] * len(part) if own is None else own
-            for part, own in zip(parts, columns, strict=True)
-        )
-        return [value for values in given for value in values]
+    """Return the entries of all parts, in order."""
+    columns = [_concatenate_column(parts, name) for name in _OPTIONAL]
+    return RowEntries([key for part in parts for key in part.keys], *columns)
 
-    return RowEntries([key for part in parts for key in part.keys], *map(column, _OPTIONAL))
+
+def _concatenate_column(parts: Sequence[Entries[Any]], name: str) -> list[Any] | None:
+    """Return a column of all parts, None for entries of parts that lack it; None if all do."""
+    columns = [getattr(part, name) for part in parts]
+    if all(values is None for values in columns):
+        return None
+    whole: list[Any] = []
+    for part, values in zip(parts, columns, strict=True):
+        whole += [None] * len(part) if values is None else values
+    return whole
 
 
 def _pick_entries(
@@ -308,11 +312,12 @@ def _pick_entries(
     values = picked.values
     if isinstance(picked, RowEntries):
         # A column may have values only of entries that were not picked.
-        columns = (getattr(picked, name) for name in _OPTIONAL)
-        picked = RowEntries(
-            picked.keys,
-            *(c if c and any(value is not None for value in c) else None for c in columns),
-        )
+        columns = []
+        for name in _OPTIONAL:
+            column = getattr(picked, name) or ()
+            has_values = any(value is not None for value in column)
+            columns.append(column if has_values else None)
+        picked = RowEntries(picked.keys, *columns)
     if kind is OperationKind.DELETE:
         return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
     if kind is OperationKind.PUT and picked.values is None:
@@ -405,9 +410,10 @@ class KeyLock:
         await last.acquire()
 
     def _finish(self, ticket: Ticket) -> None:
-        over = [ticket]
-        while over:
-            ticket = over.pop()
+        """Close a released ticket, and let those behind it proceed that wait for no other."""
+        finished = [ticket]
+        while finished:
+            ticket = finished.pop()
             self._open.discard(ticket)
             self._forget(ticket)
             for other in ticket.behind:
@@ -415,7 +421,7 @@ class KeyLock:
                 if other.ahead:
                     continue
                 if other.released:
-                    over.append(other)
+                    finished.append(other)
                 elif other.waiting is not None and not other.waiting.done():
                     other.waiting.set_result(None)
 
@@ -448,6 +454,7 @@ class Ticket:
 
     @property
     def keys(self) -> Sequence[Hashable]:
+        """The keys of the request."""
         return self._entries.keys
 
     def wait_for(self, others: set[Ticket]) -> None:
@@ -491,10 +498,9 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
         blocked = {**ticket.order.blocked, **ticket.blocked}
     held: dict[int, Problem] = {}
     if blocked:
-        places = enumerate(_keys_and_sources(operation))
-        for place, each in places:
-            if each in blocked:
-                held[place] = blocked[each].unsent
+        for place, key_and_source in enumerate(_keys_and_sources(operation)):
+            if key_and_source in blocked:
+                held[place] = blocked[key_and_source].unsent
     outcomes = await send_without_problems(operation, held, below.send)
     if outcomes.problems and (ticket.behind or operation.rerun):
         _block_followers(ticket, operation, outcomes)
@@ -502,8 +508,8 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
 
 
 def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
-    """Block the keys and sources of the entries that were given up, in all requests that wait for
-    this one, also those that wait for such a request; in a rerun, in all later requests too.
+    """Block the keys and sources of the entries that were given up in all requests that wait for
+    this one, directly or behind others; in a rerun, in all later requests too.
     """
     of_entries = _keys_and_sources(operation)
     given_up = {}
@@ -525,6 +531,7 @@ def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcom
 
 
 def _keys_and_sources(operation: Operation[Any]) -> Sequence[_KeyAndSource]:
+    """Return the key and the source of each entry's mark."""
     entries = operation.entries
     return [(key, mark.source) for key, mark in zip(entries.keys, entries.marks or (), strict=True)]
 
@@ -542,6 +549,7 @@ class _Batches:
         self._gathering: _Gathering | None = None
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Return an operation's outcomes; a small one waits for others to share its request."""
         if not operation.count:
             return Outcomes(0)
         provider = self._provider
@@ -621,6 +629,7 @@ class _Batches:
                 call.answer.set_exception(error)
 
     def _start(self, calls: Sequence[_Call]) -> list[asyncio.Task[None]]:
+        """Send the requests for these calls, each in a task, in the order of their keys."""
         requests = list(_split_into_requests(self._provider, calls))
         for request in requests:
             for call in request.members:
@@ -636,6 +645,9 @@ class _Batches:
         return tasks
 
     async def _answer_calls(self, request: _Request, ticket: Ticket) -> None:
+        """Send a request once it is its turn, and record its outcomes with the calls that share
+        it.
+        """
         await ticket.acquire()
         operation = request.operation
         members = request.members
@@ -643,21 +655,14 @@ class _Batches:
             try:
                 outcomes = await send_unblocked(ticket, operation, self._below)
             except Exception as error:  # noqa: BLE001 - the callers receive it
-                if (
-                    len(members) == 1
-                    or len(request.spans) == 1
-                    or may_have_effect(operation, error)
-                ):
-                    for call in members:
-                        call.fail(error)
-                else:
+                if len(members) > 1 and not may_have_effect(operation, error):
                     await self._send_per_call(request)
+                    return
+                for call in members:
+                    call.fail(error)
                 return
-            if (
-                len(request.spans) > 1
-                and outcomes.problems
-                and may_send_separately(operation, outcomes)
-            ):
+            has_parts = len(request.spans) > 1
+            if has_parts and outcomes.problems and may_send_separately(operation, outcomes):
                 await self._send_per_call(request)
                 return
         for call, start, places in request.spans:
@@ -680,6 +685,9 @@ class _Batches:
                 call.defaults_put += outcomes.defaults_put
 
     def _finish_request(self, request: _Request, ticket: Ticket, task: asyncio.Task[None]) -> None:
+        """Let later requests on its keys proceed, and complete the calls of which it was the last
+        one.
+        """
         ticket.release()
         for call in request.members:
             if task.cancelled():
@@ -689,6 +697,7 @@ class _Batches:
             call.count_answer()
 
     async def _send_alone(self, operation: Operation[Any]) -> Outcomes:
+        """Return the outcomes of an operation that shares no request with others."""
         if self._provider.is_one_request(operation):
             ticket = self._order.take(operation.entries)
             try:

@@ -175,6 +175,7 @@ class CachedRecords:
             self._kept.pop(at, None)
 
     def _remember_variants(self, places: Iterable[Hashable]) -> None:
+        """Note which variants of a key are kept, so that `forget` finds them."""
         for at in places:
             if type(at) is _Variant and at in self._kept:
                 self._variants.setdefault(at.key, set()).add(at)
@@ -190,10 +191,12 @@ class CachedRecords:
                     self._kept.pop(at, None)
 
     def clear(self) -> None:
+        """Evict all records."""
         self._kept.clear()
         self._variants.clear()
 
     def _drop(self, at: Hashable) -> None:
+        """Evict the record with this cache key."""
         self._kept.pop(at, None)
         if type(at) is _Variant and (variants := self._variants.get(at.key)) is not None:
             variants.discard(at)
@@ -236,9 +239,12 @@ class CacheLayer:
         return len(self._kept)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Read what is not kept, or write and adjust what is kept; reads with `args` that can't be
+        hashed pass by the cache.
+        """
         if operation.kind is not OperationKind.GET:
             return await self._write(operation)
-        if not _hashable(operation.args):
+        if not _are_hashable(operation.args):
             return await self._inner.send(operation)
         return await self._read(operation)
 
@@ -248,6 +254,7 @@ class CacheLayer:
         await self._inner.close()
 
     async def _read(self, operation: Operation[Any]) -> Outcomes:
+        """Answer a get from the cache, and ask the layer below for the other keys."""
         keys = operation.entries.keys
         args = operation.args
         now = self._clock.now()
@@ -319,8 +326,8 @@ class CacheLayer:
         """
         keys = operation.entries.keys
         with self._lock:
-            # Else nothing of the keys was kept since, and no get is under way that may keep it.
-            if self._reads or keep_calls != self._kept.keep_calls:
+            others_kept = keep_calls != self._kept.keep_calls
+            if others_kept or self._reads:  # a get under way may keep what it has read before
                 self._forget(keys)
             last = {key for key in keys if self._writing.get(key) is token}
             for key in last:
@@ -338,22 +345,27 @@ class CacheLayer:
         if self._cache.on_write != "through" or operation.conditions:
             return False
         is_whole = operation.kind in (OperationKind.PUT, OperationKind.DELETE)
-        return is_whole and _hashable(operation.args)
+        return is_whole and _are_hashable(operation.args)
 
     def _keep(
         self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...]
     ) -> None:
+        """Keep these records, and count those that are evicted for them."""
         if evicted := self._kept.keep(keys, records, args, self._clock.now()):
             self._meter.add("cache_evictions", evicted)
 
     def _forget(self, keys: Iterable[Hashable]) -> None:
+        """Evict the records of keys that a write begins or ends to change, and number this
+        event.
+        """
         self._number += 1
         if self._reads:
             self._numbers.update(dict.fromkeys(keys, self._number))
         self._kept.forget(keys)
 
 
-def _hashable(args: tuple[object, ...]) -> bool:
+def _are_hashable(args: tuple[object, ...]) -> bool:
+    """Whether these arguments can be part of a cache key."""
     try:
         hash(args)
     except TypeError:

@@ -47,6 +47,7 @@ class LeasedCredits:
         self._intervals: deque[_CreditInterval] = deque()
 
     def add(self, start: float, end: float, credits: float) -> None:
+        """Add leased credits that arrive evenly from `start` to `end`."""
         self._intervals.append(_CreditInterval(start, end, credits))
 
     def give_back(self, now: float, credits: float) -> None:
@@ -119,6 +120,7 @@ class Demands:
         return len(self._waiting)
 
     def add(self, credits: float) -> Demand:
+        """Add a demand at the end, for which nothing is paid yet."""
         demand = Demand(credits, credits)
         self._waiting.append(demand)
         return demand
@@ -152,7 +154,8 @@ class Demands:
         """
         since = now - self._requested_at
         waiting = sum(demand.missing for demand in self._waiting)
-        if since < PAUSE_SECONDS or (waiting <= 0 and self._spent <= _EPSILON):
+        is_idle = waiting <= 0 and self._spent <= _EPSILON
+        if is_idle or since < PAUSE_SECONDS:
             return None
         used = (self._spent + waiting) / (max(PAUSE_SECONDS, min(since, 1.0)) * self.rate)
         share = min(1.0, _HEADROOM * max(used, self._used_before))

@@ -41,6 +41,7 @@ class CreditAddress:
 
 
 async def send_message(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    """Send a message, and wait while the other side is slow to read."""
     writer.write(json.dumps(message).encode() + b"\n")
     await writer.drain()
 
@@ -95,11 +96,13 @@ async def authenticate_driver(
 
 
 def _proof(secret: bytes, whose: str, nonce: str) -> str:
+    """Return the text by which the driver or a task (`whose`) proves that it knows the secret."""
     return hmac.new(secret, f"{whose} {nonce}".encode(), "sha256").hexdigest()
 
 
 def _check_proof(proof: object, secret: bytes, whose: str, nonce: str) -> None:
-    if not isinstance(proof, str) or not hmac.compare_digest(
-        proof.encode(), _proof(secret, whose, nonce).encode()
-    ):
+    """Raise HandshakeError unless this is the proof of the driver or a task (`whose`)."""
+    expected = _proof(secret, whose, nonce)
+    is_right = isinstance(proof, str) and hmac.compare_digest(proof.encode(), expected.encode())
+    if not is_right:
         raise HandshakeError("a wrong proof")

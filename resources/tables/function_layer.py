@@ -41,11 +41,9 @@ def check_conditions(
     conditions = operation.conditions
     entries = operation.entries
     what = f"table {table}: a {operation.kind.value}"
-    for name, wanted in (
-        ("newest_by", conditions.newest_by is not None),
-        ("idempotent", conditions.idempotent),
-    ):
-        if wanted and not getattr(capabilities, name):
+    wanted = {"newest_by": conditions.newest_by is not None, "idempotent": conditions.idempotent}
+    for name, is_wanted in wanted.items():
+        if is_wanted and not getattr(capabilities, name):
             problem = f"{what} has the condition {name}, which {function} can't check."
             step = f"Remove the condition, or use a table whose store supports {name}."
             raise errors.ConfigurationError(problem, step, argument=name, table=table)
@@ -75,6 +73,9 @@ class FunctionLayer:
     may_create: bool = True
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Call the user's function under the run's fence; return its outcomes, and its error as
+        problems of the entries.
+        """
         count = len(operation)
         if not count:
             return Outcomes(0)
@@ -120,6 +121,9 @@ class FunctionLayer:
     def _invalid_outcomes(
         self, function: TableFunction, operation: Operation[Any], outcomes: object
     ) -> Outcomes:
+        """Return outcomes that reject all entries, because the function's own do not fit the
+        operation.
+        """
         answer = type(outcomes).__name__
         if isinstance(outcomes, Outcomes):
             records: object = outcomes.records
@@ -141,14 +145,18 @@ class FunctionLayer:
         return Outcomes.all(len(operation), Problem(State.REFUSED, error, of_request=True))
 
     def _function(self, operation: Operation[Any]) -> TableFunction:
+        """Return the function for an operation; ConfigurationError if there is none, or if it does
+        not support the operation's arguments or conditions.
+        """
+        function = self.write_function
+        asked = "asked to write"
+        missing = "write"
         if operation.kind is OperationKind.GET:
             function = self.read_function
-            verb, missing = ("asked for records", "read")
-        else:
-            function = self.write_function
-            verb, missing = ("asked to write", "write")
+            asked = "asked for records"
+            missing = "read"
         if function is None:
-            problem = f"table {self.table} was {verb} but has no {missing} function."
+            problem = f"table {self.table} was {asked} but has no {missing} function."
             raise errors.ConfigurationError(
                 problem, f"Declare it with {missing}_function=….", table=self.table
             )
@@ -168,15 +176,18 @@ def _fits(outcomes: object, operation: Operation[Any]) -> bool:
     if not isinstance(outcomes.problems, Mapping):
         return False
     for place, problem in outcomes.problems.items():
-        if not isinstance(place, int) or not 0 <= place < count or not _is_valid(problem):
+        is_index = isinstance(place, int) and 0 <= place < count
+        if not is_index or not _is_valid(problem):
             return False
     records = outcomes.records
-    if operation.kind.writes or (records is None and len(outcomes.problems) == count):
+    needs_no_records = records is None and len(outcomes.problems) == count
+    if operation.kind.writes or needs_no_records:
         return True
     return isinstance(records, Sequence) and len(records) == count
 
 
 def _is_valid(problem: object) -> bool:
+    """Whether a problem of a user's function is a `Problem` whose fields have the right types."""
     if not isinstance(problem, Problem) or not isinstance(problem.state, State):
         return False
     if not isinstance(problem.error, BaseException | None):

@@ -124,12 +124,21 @@ def record_not_found_error(
     return errors.RecordNotFoundError(problem, step, keys=tuple(keys))
 
 
+class _Methods(NamedTuple):
+    """The methods of a function that execute an operation: for one entry, and for several, if
+    there is one.
+    """
+
+    of_one: str
+    of_all: str | None
+
+
 _METHODS = {
-    OperationKind.GET: ("get", "get_all"),
-    OperationKind.PUT: ("put", "put_all"),
-    OperationKind.PUT_IF_ABSENT: ("put_if_absent", ""),
-    OperationKind.DELETE: ("delete", "delete_all"),
-    OperationKind.UPDATE: ("update", "update_all"),
+    OperationKind.GET: _Methods("get", "get_all"),
+    OperationKind.PUT: _Methods("put", "put_all"),
+    OperationKind.PUT_IF_ABSENT: _Methods("put_if_absent", None),
+    OperationKind.DELETE: _Methods("delete", "delete_all"),
+    OperationKind.UPDATE: _Methods("update", "update_all"),
 }
 
 K = TypeVar("K", bound=Hashable)
@@ -154,10 +163,12 @@ class TableUse:
 
     @property
     def reads(self) -> bool:
+        """Whether records are read."""
         return OperationKind.GET in self.kinds
 
     @property
     def writes(self) -> bool:
+        """Whether records are written."""
         return any(kind.writes for kind in self.kinds)
 
     def __or__(self, other: TableUse) -> TableUse:
@@ -287,14 +298,13 @@ class TableFunction:
         """
         if first_cause(error, errors.RecordNotFoundError) is not None:
             return Problem(State.MISSING, error)
-        decided = False
+        is_permanent = False
         for cause in causes(error):
-            decided = decided or isinstance(cause, errors.PermanentError)
-            passes = isinstance(cause, errors.TransientError) or self.is_retriable(cause)
-            if passes and not (decided and isinstance(cause, OSError)):
-                return Problem(
-                    State.UNKNOWN if sent else State.FAILED, error, _retry_after(error, cause)
-                )
+            is_permanent = is_permanent or isinstance(cause, errors.PermanentError)
+            may_pass = isinstance(cause, errors.TransientError) or self.is_retriable(cause)
+            if may_pass and not (is_permanent and isinstance(cause, OSError)):
+                state = State.UNKNOWN if sent else State.FAILED
+                return Problem(state, error, _retry_after(error, cause))
         return Problem(State.REFUSED, error)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
@@ -307,21 +317,21 @@ class TableFunction:
         entries = operation.entries
         args = operation.args
         kind = operation.kind
-        several = _METHODS[kind][1]
+        name = _METHODS[kind].of_all
         base: type = TableReadFunction
         if kind.writes:
             base = TableWriteFunction
-        if not several or getattr(type(self), several) is getattr(base, several):
+        if name is None or getattr(type(self), name) is getattr(base, name):
             return await self._send_entries(operation)
-        form = getattr(self, several)
+        method = getattr(self, name)
         try:
             if kind is OperationKind.GET:
-                records = await form(list(dict.fromkeys(entries.keys)), *args)
+                records = await method(list(dict.fromkeys(entries.keys)), *args)
                 return Outcomes(len(operation), [records.get(key) for key in entries.keys])
             sent: Iterable[Any] = entries.keys
             if kind is not OperationKind.DELETE:
                 sent = zip(entries.keys, entries.values or (), strict=True)
-            await form(list(sent), *args)
+            await method(list(sent), *args)
             return Outcomes(len(operation))
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             return outcomes_from_error(self, operation, error)
@@ -334,11 +344,11 @@ class TableFunction:
         """
         if operation.fence is None:
             operation = replace(operation, fence=RUN_FENCE.get())
-        one = getattr(self, _METHODS[operation.kind][0])
+        method = getattr(self, _METHODS[operation.kind].of_one)
         args = operation.args
         if operation.kind in (OperationKind.GET, OperationKind.DELETE):
-            return await _send_one_by_one(self, operation, lambda key, _: one(key, *args))
-        return await _send_one_by_one(self, operation, lambda key, value: one(key, value, *args))
+            return await _send_one_by_one(self, operation, lambda key, _: method(key, *args))
+        return await _send_one_by_one(self, operation, lambda key, value: method(key, value, *args))
 
     async def _request(self, operation: Operation[Any]) -> Outcomes:
         """Send an operation for a method of this function, such as `put_all`; return the outcomes,
@@ -550,6 +560,7 @@ def outcomes_from_error(
 
 
 def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
+    """Return pairs of key and value as entries."""
     return RowEntries([key for key, _ in entries], [value for _, value in entries])
 
 
@@ -747,6 +758,9 @@ def reduce_function(function: F, base: type[F], settings: dict[str, Any]) -> tup
 
 
 def rebuild_function(kind: type[F], base: type[F], settings: dict[str, Any]) -> F:
+    """Return a function of the class `kind` as pickled by `reduce_function`, before its other
+    attributes are set.
+    """
     function = kind.__new__(kind)
     base.__init__(function, **settings)
     return function
@@ -774,6 +788,7 @@ def is_retryable(problem: Problem) -> bool:
 
 
 def _is_data_error(error: BaseException | None) -> bool:
+    """Whether an error, or each member of a group, may be about the content of a record."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_data_error, error.exceptions))
     if isinstance(error, errors.ConfigurationError | errors.TableAccessError):

@@ -57,10 +57,12 @@ class Histogram:
             self.greatest = value
 
     def copy(self) -> Histogram:
+        """Return a histogram with the same values, which later ones don't change."""
         return Histogram(dict(self.buckets), self.total, self.greatest)
 
     @property
     def count(self) -> int:
+        """The number of values."""
         return sum(self.buckets.values())
 
     def __add__(self, other: Histogram) -> Histogram:
@@ -102,6 +104,7 @@ class _Sum:
         return self._combined(other, operator.sub)
 
     def _combined(self, other: Self, combine: Callable[[Any, Any], Any]) -> Self:
+        """Return the values that `combine` makes of both values of each field."""
         names = [member.name for member in fields(self)]  # type: ignore[arg-type]
         return type(self)(*(combine(getattr(self, name), getattr(other, name)) for name in names))
 
@@ -246,6 +249,9 @@ class Meter:
             )
 
     def _counted(self, kind: Callable[..., C], prefix: str = "") -> C:
+        """Return the current counts as a value of this class; `prefix` precedes its fields' names
+        in the totals.
+        """
         names = [member.name for member in fields(kind)]  # type: ignore[arg-type]
         return kind(**{name: self._totals[prefix + name] for name in names})
 

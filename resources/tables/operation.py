@@ -135,7 +135,9 @@ def first_cause(error: BaseException, kind: type[E]) -> E | None:
 
 
 def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of a table's key columns, in order."""
+    """The names of a table's key columns, in order. Raises ConfigurationError if they are no names,
+    or not distinct.
+    """
     names: tuple[Any, ...] = ()
     if isinstance(key, str):
         names = (key,)
@@ -235,6 +237,7 @@ class OperationKind(Enum):
 
     @property
     def writes(self) -> bool:
+        """Whether it changes records."""
         return self is not OperationKind.GET
 
 
@@ -353,6 +356,7 @@ class RowEntries(Generic[K_co]):
         return self._map_columns(lambda column: column[start:end])
 
     def _map_columns(self, pick: Callable[[Sequence[Any]], Sequence[Any]]) -> RowEntries[K_co]:
+        """Return the entries with `pick` applied to each of their columns."""
         others = (self.values, self.defaults, self.marks, self.newest)
         return RowEntries(
             pick(self.keys), *(None if column is None else pick(column) for column in others)
@@ -502,6 +506,7 @@ def are_same_args(one: Sequence[object], other: Sequence[object]) -> bool:
 
 
 def _is_same_arg(one: object, other: object) -> bool:
+    """Whether two arguments are the same object, or equal plain values of one type."""
     if one is other:
         return True
     if type(one) is not type(other) or not isinstance(one, str | bytes | int | float):
@@ -637,11 +642,15 @@ def concatenate_outcomes(parts: Iterable[Outcomes]) -> Outcomes:
 L = TypeVar("L", bound=Hashable)
 
 
-def group_preserving_key_order(
-    lanes: Sequence[L], keys: Sequence[Hashable]
-) -> list[tuple[L, Sequence[int]]]:
-    """Group entries into waves, which are to be sent one after the other; return each wave's lane
-    and entry indices.
+class Wave(NamedTuple, Generic[L]):
+    """Entries that can be sent together: the lane that all of them have, and their indices."""
+
+    lane: L
+    places: Sequence[int]
+
+
+def group_preserving_key_order(lanes: Sequence[L], keys: Sequence[Hashable]) -> list[Wave[L]]:
+    """Return the entries in waves, which are to be sent one after the other.
 
     `lanes` has a value for each entry: only entries with equal ones can be sent together. An entry
     is in the wave of its key's previous entry, after it, or in a later wave, so each key keeps its
@@ -652,24 +661,26 @@ def group_preserving_key_order(
         return []
     first = lanes[0]
     if all(lane == first for lane in lanes):
-        return [(first, range(len(keys)))]
-    waves: list[tuple[L, list[int]]] = []
-    of_lane: dict[L, list[int]] = {}
-    last: dict[Hashable, int] = {}
+        return [Wave(first, range(len(keys)))]
+    lane_of_wave: list[L] = []
+    places_of_wave: list[list[int]] = []
+    waves_of_lane: dict[L, list[int]] = {}
+    last_wave: dict[Hashable, int] = {}  # by key
     for place, (lane, key) in enumerate(zip(lanes, keys, strict=True)):
-        before = last.get(key, -1)
-        if before >= 0 and waves[before][0] == lane:
-            waves[before][1].append(place)
+        before = last_wave.get(key, -1)
+        if before >= 0 and lane_of_wave[before] == lane:
+            places_of_wave[before].append(place)
             continue
-        mine = of_lane.setdefault(lane, [])
-        later = bisect_right(mine, before)
-        if later == len(mine):
-            mine.append(len(waves))
-            waves.append((lane, []))
-        wave = mine[later]
-        waves[wave][1].append(place)
-        last[key] = wave
-    return list(waves)
+        own = waves_of_lane.setdefault(lane, [])
+        next_own = bisect_right(own, before)  # the lane's first wave after that of the key
+        if next_own == len(own):
+            own.append(len(lane_of_wave))
+            lane_of_wave.append(lane)
+            places_of_wave.append([])
+        wave = own[next_own]
+        places_of_wave[wave].append(place)
+        last_wave[key] = wave
+    return list(map(Wave, lane_of_wave, places_of_wave))
 
 
 @validated

@@ -122,11 +122,12 @@ class TokenBucket:
         if wait is None:
             return
         try:
-            left = wait.due - self._clock.now()
-            while left > 0:
-                behind = self._waits[0] is not wait
-                await self._clock.sleep(min(left, _CHECK_SECONDS) if behind else left)
-                left = wait.due - self._clock.now() if behind and left > _CHECK_SECONDS else 0.0
+            while (left := wait.due - self._clock.now()) > 0:
+                is_first = self._waits[0] is wait
+                if is_first or left <= _CHECK_SECONDS:
+                    await self._clock.sleep(left)
+                    break
+                await self._clock.sleep(_CHECK_SECONDS)
         except BaseException:
             self._give_back(wait)
             raise
@@ -155,6 +156,7 @@ class TokenBucket:
         return now
 
     def _give_back(self, wait: _Wait) -> None:
+        """Return a cancelled caller's credits: those behind it get them earlier."""
         with self._taking:
             now = self._earn()
             to_come = min(wait.credits, max(0.0, (wait.due - now) * self.rate))
@@ -218,12 +220,13 @@ def per_capacity_unit(operation: Operation[Any], answer: Outcomes | None) -> flo
     entries = operation.entries
     values = entries.values or [None] * len(entries)
     return sum(
-        max(1, ceil((estimate_bytes(k) + estimate_bytes(v)) / 1024))
-        for k, v in zip(entries.keys, values, strict=True)
+        max(1, ceil((estimate_bytes(key) + estimate_bytes(value)) / 1024))
+        for key, value in zip(entries.keys, values, strict=True)
     )
 
 
 def _found_records(answer: Outcomes) -> list[Any]:
+    """Return the records that a get has found."""
     return [record for record in answer.records or () if record is not None]
 
 
@@ -276,6 +279,7 @@ class LocalCredits:
         self._making = threading.Lock()
 
     async def acquire(self, budget: Budget, credits: float) -> None:
+        """Take credits of a budget of this process, and wait until there are enough."""
         bucket = self._buckets.get(budget)
         if bucket is None:
             with self._making:
@@ -285,6 +289,9 @@ class LocalCredits:
         await bucket.acquire(credits)
 
     def _new_bucket(self, budget: Budget) -> TokenBucket:
+        """Return the budget's bucket, one of the process if it is shared; ConfigurationError if
+        that has another rate.
+        """
         if not self._shared:
             return TokenBucket(budget.rate, self._clock)
         bucket = _SHARED.get((budget.name, budget.tag)) or TokenBucket(budget.rate, self._clock)
@@ -327,6 +334,7 @@ class RateLayer:
         )
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send when the budget allows it, and in parts if it never allows all at once."""
         budget = self._budgets.get(READ if operation.kind is OperationKind.GET else WRITE)
         if budget is None:
             return await self.inner.send(operation)
@@ -346,6 +354,9 @@ class RateLayer:
         await self.inner.close()
 
     async def _attempt(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
+        """Pay for a request, send it, and pay what a get costs in addition. An error of the credits
+        is its outcome.
+        """
         began = self.clock.now()
         try:
             await self._credits.acquire(budget, cost)
@@ -369,6 +380,7 @@ class RateLayer:
         return outcomes
 
     def _count_wait(self, began: float) -> float:
+        """Return how many seconds have been waited for credits since `began`, and count them."""
         waited = self.clock.now() - began
         if waited < _NO_WAIT:
             return 0.0
@@ -376,6 +388,9 @@ class RateLayer:
         return waited
 
     def _cost(self, operation: Operation[Any], answer: Outcomes | None = None) -> float:
+        """Return how many credits an operation costs before it is sent, or with its `answer` in
+        addition.
+        """
         credits = self.limit.credits
         if credits is per_record:
             if answer is None:
@@ -384,11 +399,8 @@ class RateLayer:
         wrong: Exception | None = None
         try:
             cost = credits(operation, answer)
-            if (
-                not isinstance(cost, bool)
-                and isinstance(cost, int | float)
-                and 0 <= cost <= _MAX_CREDITS
-            ):
+            is_number = isinstance(cost, int | float) and not isinstance(cost, bool)
+            if is_number and 0 <= cost <= _MAX_CREDITS:
                 return cost
             what = f"gave {cost!r:.60}"
         except Exception as error:  # noqa: BLE001 - it is the cause
@@ -404,6 +416,7 @@ class RateLayer:
     async def _send_in_parts(
         self, operation: Operation[Any], budget: Budget, cost: float
     ) -> Outcomes:
+        """Send an operation that costs too much at once in parts, one after the other."""
         sent: list[Outcomes] = []
         blocked: dict[Any, Problem] = {}  # by key
         # Costs are computed before any is sent.

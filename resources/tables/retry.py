@@ -61,6 +61,9 @@ class AttemptLayer:
     meter: Meter = field(default_factory=Meter)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send once, within the time limit; when that is over, each entry has a problem that says
+        so.
+        """
         began = perf_counter()
         if self.timeout is None:
             outcomes = await self.inner.send(operation)
@@ -89,6 +92,9 @@ class AttemptLayer:
         await self.inner.close()
 
     def _timeout_problem(self, operation: Operation[Any], count: int, key: Any) -> Problem:
+        """Return the problem of entries, the first with this key, that had no answer in time; count
+        it.
+        """
         self.meter.add("timeouts")
         entries = "of key"
         if count != 1:
@@ -199,7 +205,8 @@ class RetryPolicy:
                 problem, "Raise max_wait, or shorten first_wait.", argument="first_wait"
             )
         least = self.first_wait if self.backoff is None else self.backoff.first
-        if self.attempts > 1 and (self.max_total < least or self.max_total == 0):
+        has_no_time = self.max_total < least or self.max_total == 0
+        if self.attempts > 1 and has_no_time:
             found = (
                 f"max_total={self.max_total:g} is too short for a second attempt, which comes after"
                 f" {least:g} s."
@@ -257,6 +264,7 @@ class RetryLayer:
     clock: Clock = field(default_factory=SystemClock)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send, and then again what was not done, until it is or may not be retried any more."""
         began = self.clock.now()
         try:
             outcomes = await self.inner.send(operation)
@@ -276,6 +284,9 @@ class RetryLayer:
     async def _retry_until_done(
         self, operation: Operation[Any], outcomes: Outcomes, began: float
     ) -> Outcomes:
+        """Return the outcomes after all retries; `outcomes` are those of the first attempt, which
+        began at `began`.
+        """
         for attempts in count(1):
             # Some entries may be done: an error becomes the problem of the others only, so that
             # those aren't resent.
@@ -328,6 +339,7 @@ class RetryLayer:
         return True
 
     def _entries_to_retry(self, operation: Operation[Any], outcomes: Outcomes) -> list[int]:
+        """Return the indices of the entries that the policy retries."""
         left = sorted(
             place for place, problem in outcomes.problems.items() if self.policy.passes(problem)
         )
@@ -351,6 +363,7 @@ def _raise_lost_lease(outcomes: Outcomes) -> None:
 
 
 def _is_repeatable(operation: Operation[Any], place: int) -> bool:
+    """Whether a write that was applied can be sent again without another effect."""
     if operation.kind is not OperationKind.UPDATE or operation.conditions.idempotent:
         return True
     update = (operation.entries.values or ())[place]
@@ -367,25 +380,22 @@ def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[in
     earlier entry would let its value replace the later one's. Entries that would act twice are not
     added.
     """
-    if (
-        operation.conditions
-        or not operation.kind.writes
-        or operation.kind is OperationKind.PUT_IF_ABSENT
-    ):
+    kind = operation.kind
+    replaces = kind.writes and kind is not OperationKind.PUT_IF_ABSENT
+    if operation.conditions or not replaces:
         return left
     keys = operation.entries.keys
-    first: dict[Any, int] = {}
+    first_left: dict[Any, int] = {}  # by key
     for place in left:
-        first.setdefault(keys[place], place)
+        first_left.setdefault(keys[place], place)
     if len(outcomes.problems) == outcomes.count or left[0] == outcomes.count - 1:
         return left
-    overtakers = [
-        place
-        for place in range(left[0] + 1, outcomes.count)
-        if place not in outcomes.problems
-        and first.get(keys[place], place) < place
-        and _is_repeatable(operation, place)
-    ]
+    overtakers = []
+    for place in range(left[0] + 1, outcomes.count):
+        is_done = place not in outcomes.problems
+        has_overtaken = first_left.get(keys[place], place) < place
+        if is_done and has_overtaken and _is_repeatable(operation, place):
+            overtakers.append(place)
     if overtakers:
         return sorted([*left, *overtakers])
     return left

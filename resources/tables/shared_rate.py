@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pydantic import ValidationError
 
@@ -94,6 +94,7 @@ class CreditServer:
         self._thread.close(self._close)
 
     async def _add(self, budgets: Iterable[Budget]) -> CreditAddress:
+        """Start the server if need be, and serve these budgets too."""
         if self._server is None:
             self._server = await asyncio.start_server(self._handle_connection, self._bind, 0)
         for budget in budgets:
@@ -104,6 +105,7 @@ class CreditServer:
         return CreditAddress(self._host, self._server.sockets[0].getsockname()[1], self._secret)
 
     async def _close(self) -> None:
+        """End the server, its connections and what it leases."""
         server = self._server
         self._server = None
         if server is not None:
@@ -117,6 +119,7 @@ class CreditServer:
     async def _handle_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        """Serve one task until its connection is closed."""
         try:
             await authenticate_task(reader, writer, self._secret)
             while True:
@@ -154,16 +157,16 @@ class CreditServer:
             )
             await send_message(writer, {"error": error_to_json(unknown)})
             return
-        demand, granted = server.add(credits)
+        waiting = server.add(credits)
         # A waiting task sends nothing: if something can be read, the connection was closed.
         gone = asyncio.ensure_future(reader.read(1))
-        either: set[asyncio.Future[Any]] = {granted, gone}
+        either: set[asyncio.Future[Any]] = {waiting.answer, gone}
         try:
             while True:
                 done, _ = await asyncio.wait(
                     either, timeout=HEARTBEAT_SECONDS, return_when="FIRST_COMPLETED"
                 )
-                if granted in done:
+                if waiting.answer in done:
                     break
                 if gone in done:
                     raise EOFError
@@ -172,8 +175,15 @@ class CreditServer:
             gone.cancel()
             with suppress(asyncio.CancelledError, OSError):
                 await gone
-            server.forget(demand)
-        await send_message(writer, granted.result())
+            server.forget(waiting.demand)
+        await send_message(writer, waiting.answer.result())
+
+
+class _WaitingDemand(NamedTuple):
+    """A task's demand, and the future of the message that answers it."""
+
+    demand: Demand
+    answer: asyncio.Future[dict[str, Any]]
 
 
 class _BudgetServer:
@@ -188,11 +198,12 @@ class _BudgetServer:
         self._leased_at = time.monotonic()
         self._pump = asyncio.get_running_loop().create_task(self._pay_demands())
 
-    def add(self, credits: float) -> tuple[Demand, asyncio.Future[dict[str, Any]]]:
+    def add(self, credits: float) -> _WaitingDemand:
+        """Add a demand, which is answered when it is paid, or when nothing can be leased."""
         demand = self._demands.add(credits)
         answer = self._waiting[demand] = asyncio.get_running_loop().create_future()
         self._changed.set()
-        return demand, answer
+        return _WaitingDemand(demand, answer)
 
     def forget(self, demand: Demand) -> None:
         """Withdraw a demand whose task has ended; no effect after it was answered."""
@@ -201,6 +212,9 @@ class _BudgetServer:
             self._changed.set()
 
     async def _pay_demands(self) -> None:
+        """Pay demands as credits arrive, and begin to lease more when they are needed; never
+        ends.
+        """
         while True:
             now = time.monotonic()
             self._changed.clear()
@@ -214,6 +228,7 @@ class _BudgetServer:
                     await self._changed.wait()
 
     async def _lease(self, request: LeaseRequest) -> None:
+        """Lease credits for the waiting demands; an error that does not pass fails all of them."""
         began = time.monotonic()
         try:
             got = await asyncio.to_thread(self._leases.lease, request)
@@ -237,6 +252,7 @@ class _BudgetServer:
             self._changed.set()
 
     def _fail(self, error: Exception) -> None:
+        """Answer all waiting demands with this error."""
         if not isinstance(error, errors.AdjunctError):
             _log.error("credits: nothing could be leased", exc_info=error)
             error = errors.AdjunctError(
@@ -284,12 +300,10 @@ class BudgetLeases:
             after, got = lease_credits(timeline, self._run, here + self._ahead, request, self._rate)
             others = len(after.runs) > 1
             rates = {run.rate for run in after.runs.values()} - {self._rate}
-            document = (
-                after.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
-            )
-            return document, (
-                None if got is None else LeaseInterval(here + got.start, here + got.end)
-            )
+            if got is not None:
+                got = LeaseInterval(here + got.start, here + got.end)
+            unique = after.model_copy(update={"nonce": uuid.uuid4().hex})
+            return unique.model_dump_json().encode(), got
 
         got = self._value.transact(decide)
         if others:
@@ -307,6 +321,7 @@ class BudgetLeases:
         return got
 
     def _parse(self, data: bytes) -> SharedTimeline:
+        """Return the stored timeline; MalformedDocumentError if it can't be read."""
         try:
             return SharedTimeline.model_validate_json(data)
         except ValidationError as error:
@@ -344,6 +359,7 @@ class CreditClient:
         return CreditClient, (self._address,)
 
     async def acquire(self, budget: Budget, credits: float) -> None:
+        """Take credits from the server that all tasks share, and wait until there are enough."""
         if credits <= 0:
             return
         connections = self._connections.here()
@@ -357,6 +373,13 @@ class CreditClient:
             connection.close()
 
 
+class _Streams(NamedTuple):
+    """Both directions of a connection to the driver."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
 class _BudgetConnection:
     """A task's connection to the driver for one budget, with one demand at a time; other callers
     wait in order.
@@ -368,12 +391,12 @@ class _BudgetConnection:
         self._turn = asyncio.Lock()
         # The credits that each waiting caller needs, in order.
         self._waiting: dict[object, float] = {}
-        self._lost_at: float | None = (
-            None  # since when the driver can't be reached, if somebody waits
-        )
-        self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        # Since when the driver can't be reached, if somebody waits.
+        self._lost_at: float | None = None
+        self._open: _Streams | None = None
 
     async def acquire(self, credits: float) -> None:
+        """Wait until the driver has granted these credits."""
         mine = object()
         self._waiting[mine] = credits
         try:
@@ -404,8 +427,9 @@ class _BudgetConnection:
         return first
 
     def close(self) -> None:
+        """Close the connection; the next demand opens it again."""
         if self._open is not None:
-            self._open[1].close()
+            self._open.writer.close()
             self._open = None
 
     async def _demand(self, credits: float) -> bool:
@@ -418,13 +442,15 @@ class _BudgetConnection:
         answer: dict[str, object] = {"wait": True}
         try:
             if self._open is None:
-                self._open = await asyncio.open_connection(self._address.host, self._address.port)
+                self._open = _Streams(
+                    *await asyncio.open_connection(self._address.host, self._address.port)
+                )
                 await authenticate_driver(*self._open, self._address.secret)
-            reader, writer = self._open
-            await send_message(writer, message)
+            streams = self._open
+            await send_message(streams.writer, message)
             while "wait" in answer:
                 async with asyncio.timeout(_SILENT_SECONDS):
-                    answer = await receive_message(reader)
+                    answer = await receive_message(streams.reader)
                 self._lost_at = None
         except (OSError, EOFError, TimeoutError) as error:
             self.close()

@@ -11,8 +11,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
@@ -127,20 +126,24 @@ class BulkReader:
         return self._ask_in_tasks(gets, tasks)
 
     def close(self) -> None:
+        """Close this process's connection."""
         self._here.close()
 
     @property
     def _key(self) -> tuple[str, ...]:
+        """The names of a key of several columns, whose order keys have; () for one column."""
         if len(self._table.key) > 1:
             return self._table.key
         return ()
 
     def _metrics(self) -> TableMetrics:
+        """The metrics of all reads up to now, in this process and in tasks."""
         return self._table.metrics + self._meter.metrics() + self._in_tasks
 
     def _ask_in_tasks(self, gets: Operation[Any], tasks: int) -> Outcomes:
+        """Send the gets in so many Spark tasks; raises the first error."""
         keys = gets.entries.keys
-        size = -(-len(keys) // tasks)
+        size = -(-len(keys) // tasks)  # rounded up
         parts = [pickle.dumps(keys[at : at + size]) for at in range(0, len(keys), size)]
         numbered = list(enumerate(parts))
         frame = (
@@ -153,10 +156,10 @@ class BulkReader:
         metrics = TableMetrics()
         failed = None
         for row in frame.mapInArrow(ask, "answer binary").collect():
-            records, counted, error = pickle.loads(row.answer)
-            answered |= records
-            metrics += counted
-            failed = failed or error
+            answer: _TaskAnswer = pickle.loads(row.answer)
+            answered |= answer.records
+            metrics += answer.metrics
+            failed = failed or answer.error
         self._in_tasks += metrics
         metrics_hooks.report_metrics(self._table.name, metrics)
         if failed is not None:
@@ -177,12 +180,20 @@ class _UncachedTable:
         pass
 
 
+class _TaskAnswer(NamedTuple):
+    """What a task returns: the records of its keys, or an error, and what reading has cost."""
+
+    records: dict[Any, Any]
+    metrics: TableMetrics
+    error: errors.AdjunctError | None
+
+
 def _reading_task(
     table: RemoteTable[Any, Any, Any], args: tuple[object, ...], key: tuple[str, ...]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    async def ask(
-        keys: Sequence[Hashable],
-    ) -> tuple[dict[Any, Any], TableMetrics, errors.AdjunctError | None]:
+    """Return the function of a task, which reads the records of the keys in each row."""
+
+    async def ask(keys: Sequence[Hashable]) -> _TaskAnswer:
         # An error is returned, not raised: the table has retried already, and Spark would retry the
         # task.
         before = table.metrics
@@ -196,7 +207,7 @@ def _reading_task(
                 records = dict(zip(keys, outcomes.records or (), strict=True))
         except errors.AdjunctError as raised:
             error = raised
-        return records, table.metrics - before, _plain_error(error)
+        return _TaskAnswer(records, table.metrics - before, _plain_error(error))
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -235,6 +246,7 @@ class TaskReport:
     metrics: TableMetrics = field(default_factory=TableMetrics)
 
     def to_bytes(self) -> bytes:
+        """Return the report as the driver gets it."""
         return pickle.dumps(replace(self, error=_plain_error(self.error)))
 
     def add(self, part: Part, outcomes: Outcomes, at_most: int | None) -> None:
@@ -275,6 +287,7 @@ def _rejected_letter(part: Part, place: int, problem: Problem) -> dict[str, Any]
 
 
 def _error_from_problem(problem: Problem) -> errors.AdjunctError:
+    """Return the AdjunctError of an entry's problem: its own, or one that describes it."""
     if problem.error is not None:
         ours = first_cause(problem.error, errors.AdjunctError)
         if ours is not None:
@@ -454,10 +467,10 @@ def _sum_reports(reports: Sequence[TaskReport], write: TableWrite, what: str) ->
 def _too_many_letters_error(
     letters: Sequence[dict[str, Any]], write: TableWrite, what: str
 ) -> errors.TableError:
+    """Return the error for more dead letters than a batch may have."""
     # Each task keeps one more than the limit of its own first letters, so these are the first of
     # all tasks.
-    place = itemgetter("partition", "offset")
-    first = sorted(letters, key=lambda letter: place({"partition": 0, "offset": 0, **letter}))
+    first = sorted(letters, key=lambda each: (each.get("partition", 0), each.get("offset", 0)))
     del first[(write.dead_letters or 0) + 1 :]
     keys = list(dict.fromkeys(letter["key"] for letter in first))
     return errors.TableError(
@@ -570,6 +583,10 @@ def check_record_columns(
 
 
 def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return the function of a task, which sends the records of its batches and returns its
+    report.
+    """
+
     def send(batches: Iterator[Any]) -> Iterator[Any]:
         try:
             report = run_blocking(_Sending(write, what).send_all(batches))
@@ -611,6 +628,9 @@ class _Sending:
             return report
 
     def _parts(self, batch: Any) -> list[Part]:
+        """Return the operations to send for a batch; records that can't be sent are counted or
+        become dead letters.
+        """
         keyed, nulls = _drop_null_keys(batch, self._write, self._what)
         self._report.null_keys += nulls
         keyed = self._drop_unreadable(keyed)
@@ -689,8 +709,8 @@ def _dead_letter(row: Any, kind: str, key: Any, value: Any, problem: str) -> dic
 
 
 def _key_of(row: Any, write: TableWrite) -> Any:
-    """Return the key of a row as tables take it: a value, or a tuple for a key of several
-    columns.
+    """Return the key of a row, a batch of one record, as tables take it: a value, or a tuple for a
+    key of several columns.
     """
     key = tuple(readable_value(row.column(name)[0]) for name in write.table.key)
     if len(key) == 1:

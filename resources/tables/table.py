@@ -169,6 +169,7 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
 
 
 def _unhashable_key_error(table: str, error: TypeError) -> errors.TableError:
+    """Return the error for a key that no dictionary can have."""
     problem = f"table {table} got a key that is not hashable: {error}."
     step = "Use a plain value, or a tuple of plain values for a key of several columns."
     return errors.TableError(problem, step, table=table)
@@ -253,6 +254,7 @@ def _error_like(table: str, problem: Problem) -> errors.AdjunctError:
 
 
 def _distinct_keys(operation: Operation[Any], places: Sequence[int]) -> tuple[Any, ...]:
+    """Return the keys of the entries at `places`, each once."""
     return tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
 
 
@@ -292,6 +294,8 @@ _COUNTED_AS = {
 
 
 class _Layers(NamedTuple):
+    """The table's topmost layer, and the one that gathers requests, which `flush` sends."""
+
     top: Layer
     batch: BatchLayer
 
@@ -480,8 +484,8 @@ class RemoteTable(Generic[K, V, U]):
 
     @cached_property
     def _layers(self) -> _Layers:
-        """cache -> batch (with the order of each key) -> update contract -> retry -> rate ->
-        attempt -> function
+        """The layers, from above to below: cache, batch (with the order of each key), update
+        contract, retry, rate, attempt, function.
         """
         meter = self._meter
         reads = self.read_function
@@ -490,15 +494,15 @@ class RemoteTable(Generic[K, V, U]):
         attempt = AttemptLayer(self.name, function, self.retry.timeout, meter)
         rate = RateLayer(self.name, attempt, self.rate_limit, self.credit_source, meter, self.clock)
         retry = RetryLayer(rate, self.retry, meter, self.clock)
-        able = []
-        for each in (reads, writes):
-            if each is not None:
-                able.append(each.capabilities)
-        sizes = [self.batches.size, *(each.largest for each in able if each.largest is not None)]
+        capabilities = [each.capabilities for each in (reads, writes) if each is not None]
+        sizes = [self.batches.size]
+        for each in capabilities:
+            if each.largest is not None:
+                sizes.append(each.largest)
         contract = UpdateContractLayer(
             retry,
             table=self.name,
-            capabilities=able[-1],
+            capabilities=capabilities[-1],  # of the write function, if there is one
             defaults_may_overwrite=self.defaults_may_overwrite,
         )
         batch = BatchLayer(
@@ -594,6 +598,7 @@ class RemoteTable(Generic[K, V, U]):
         return await self._send(operation)
 
     async def _send(self, operation: Operation[K]) -> Outcomes:
+        """Execute the operation as `send`, which a subclass may override."""
         entries: object = operation.entries
         if not (hasattr(entries, "null_key") and hasattr(entries, "take")):
             problem = (
@@ -697,6 +702,7 @@ class RemoteTable(Generic[K, V, U]):
     def _entries_of(
         self, entries: Iterable[tuple[Any, Any]] | ArrowFrame, *, updates: bool = False
     ) -> Entries[Any]:
+        """Return pairs, or the rows of a frame, as entries."""
         if isinstance(entries, ArrowFrame):
             return ArrowEntries.of(entries, self.key, updates=updates)
         keys, values = split_pairs(self.name, entries)
@@ -723,17 +729,18 @@ class RemoteTable(Generic[K, V, U]):
                 raise errors.TableError(
                     problem, "Wrap the update: UpdateMessage(update, default).", table=self.name
                 )
-        defaults = [message.default for message in messages]
-        has_defaults = any(default is not None for default in defaults)
-        kept = None
-        if has_defaults:
-            kept = defaults
-        updates = RowEntries(keys, [message.update for message in messages], kept)
+        defaults: list[V | None] | None = [message.default for message in messages]
+        if all(message.default is None for message in messages):
+            defaults = None
+        updates = RowEntries(keys, [message.update for message in messages], defaults)
         await self._send_or_raise(Operation(UPDATE, updates, args, contract=contract))
 
     async def _send_or_raise(self, operation: Operation[Any]) -> Outcomes:
-        own = type(self).send is not RemoteTable.send  # a subclass's send
-        outcomes = await (self.send(operation) if own else self._send(operation))
+        """Send an operation, by a subclass's `send` if it has one; raise the error of its failed
+        entries.
+        """
+        is_overridden = type(self).send is not RemoteTable.send
+        outcomes = await (self.send(operation) if is_overridden else self._send(operation))
         if outcomes.problems:
             error = error_from_outcomes(self.name, operation, outcomes)
             if error is not None:
@@ -771,6 +778,7 @@ class RemoteTable(Generic[K, V, U]):
         return replace(operation, entries=entries, conditions=conditions)
 
     def _read_times(self, operation: Operation[Any], column: str) -> list[Any]:
+        """Return each entry's value of `newest_by`; TableError for one that has none."""
         values: Sequence[Any] = operation.entries.values or [None] * len(operation)
         times = [_read_time(value, column) for value in values]
         for place, time in enumerate(times):
@@ -789,6 +797,7 @@ class RemoteTable(Generic[K, V, U]):
         return times
 
     def _check_repeatable(self, entries: Entries[Any]) -> None:
+        """Raise TableError for an update that adds or appends, as a retry could do so twice."""
         if not isinstance(entries, RowEntries):
             return  # from a stream: its expressions are checked when the application is planned
         for place, value in enumerate(entries.values or ()):
@@ -802,6 +811,7 @@ class RemoteTable(Generic[K, V, U]):
                 )
 
     def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
+        """Count what an operation has done, by its outcomes."""
         count = self._meter.add
         records = outcomes.records
         present = 0
@@ -822,6 +832,7 @@ class RemoteTable(Generic[K, V, U]):
 
 
 def _read_time(value: Any, column: str) -> Any:
+    """Return the column's value in a record or an update, None if it has none."""
     if isinstance(value, Changes):
         return value.set.get(column)
     if isinstance(value, Mapping):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -39,6 +39,13 @@ from dagster_adjunct.resources.tables.operation import (
     may_send_separately,
 )
 from dagster_adjunct.resources.validation import validated
+
+
+class _Answer(NamedTuple):
+    """The outcomes of a request, and whether its entries may now be sent by themselves."""
+
+    outcomes: Outcomes
+    may_send_apart: bool
 
 
 @validated
@@ -66,20 +73,19 @@ class UpdateContractLayer:
         self._may_overwrite = defaults_may_overwrite
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send updates by their contract: defaults by the store if it can, else as puts of their
+        own.
+        """
         if operation.kind is not OperationKind.UPDATE:
             return await self._below.send(operation)
-        if (
-            operation.contract is UpdateContract.UPDATE_ONLY
-            and operation.entries.defaults is not None
-        ):
-            operation = operation.with_entries(operation.entries.without_defaults())
         defaults = operation.entries.defaults
-        # All can be None: updates without a default have shared a request with others.
-        if (
-            self._updates_with_defaults
-            or defaults is None
-            or all(default is None for default in defaults)
-        ):
+        if defaults is not None and operation.contract is UpdateContract.UPDATE_ONLY:
+            operation = operation.with_entries(operation.entries.without_defaults())
+            defaults = None
+        if defaults is None or self._updates_with_defaults:
+            return await self._send_update(operation)
+        if all(default is None for default in defaults):
+            # Updates without a default have shared a request with others.
             return await self._send_update(operation)
         if not (self._puts_if_absent or self._may_overwrite):
             problem = (
@@ -99,35 +105,34 @@ class UpdateContractLayer:
         await self._below.close()
 
     async def _send_in_three(self, operation: Operation[Any], defaults: Sequence[Any]) -> Outcomes:
+        """Send the updates, then the defaults of missing records, then the updates of these."""
         keys = operation.entries.keys
-        bare = operation.with_entries(operation.entries.without_defaults())
-        first = await self._send_update(bare)
-        begun, again = plan_defaults(keys, defaults, first.places(State.MISSING))
-        if not begun:
-            return first
+        updates = operation.with_entries(operation.entries.without_defaults())
+        outcomes = await self._send_update(updates)
+        plan = plan_defaults(keys, defaults, outcomes.places(State.MISSING))
+        if not plan.begun:
+            return outcomes
         kind = OperationKind.PUT
         if self._puts_if_absent:
             kind = OperationKind.PUT_IF_ABSENT
-        rows = RowEntries(list(begun), [defaults[place] for place in begun.values()])
+        created = list(plan.begun)
+        rows = RowEntries(created, [defaults[place] for place in plan.begun.values()])
         # Without conditions, because a default is no message: it must not count as the newest or
         # leave a mark.
         puts = await self._send_apart(
             replace(operation, kind=kind, entries=rows, conditions=Conditions())
         )
-        later = await self._send_apart(bare.with_entries(bare.entries.take(again)))
-        outcomes = first.with_retried(
-            again, replace(later, defaults_put=later.defaults_put + puts.done)
-        )
-        failed = {
-            key: puts.problems[place] for place, key in enumerate(begun) if place in puts.problems
-        }
+        repeated = await self._send_apart(updates.with_entries(updates.entries.take(plan.again)))
+        repeated = replace(repeated, defaults_put=repeated.defaults_put + puts.done)
+        outcomes = outcomes.with_retried(plan.again, repeated)
+        # A record that is still missing because its default could not be put has the put's problem.
+        failed = {created[place]: problem for place, problem in puts.problems.items()}
         problems = dict(outcomes.problems)
         for place in outcomes.places(State.MISSING):
             put = failed.get(keys[place])
             if put is not None and put.state is not State.SKIPPED:
-                problems[place] = replace(
-                    put, error=self._failed_default_error(keys[place], put, problems[place])
-                )
+                error = self._failed_default_error(keys[place], put, problems[place])
+                problems[place] = replace(put, error=error)
         return replace(outcomes, problems=problems)
 
     async def _send_apart(self, operation: Operation[Any]) -> Outcomes:
@@ -137,9 +142,9 @@ class UpdateContractLayer:
         Errors are returned as outcomes: a raised one would tell the layers above that nothing was
         sent, and they might repeat the first request.
         """
-        outcomes, apart = await self._send_part(operation)
-        if len(operation) == 1 or not apart:
-            return outcomes
+        answer = await self._send_part(operation)
+        if len(operation) == 1 or not answer.may_send_apart:
+            return answer.outcomes
         entries = operation.entries
         parts = list[Outcomes]()
         failed: dict[Hashable, Problem] = {}
@@ -147,18 +152,15 @@ class UpdateContractLayer:
             if key in failed:  # the earlier entry may still succeed, and must not be overtaken
                 part = Outcomes.all(1, failed[key].unsent)
             else:
-                part, _ = await self._send_part(
-                    operation.with_entries(entries.part(place, place + 1))
-                )
+                alone = operation.with_entries(entries.part(place, place + 1))
+                part = (await self._send_part(alone)).outcomes
                 if (problem := part.problems.get(0)) is not None and problem.may_pass:
                     failed[key] = problem
             parts.append(part)
         return concatenate_outcomes(parts)
 
-    async def _send_part(self, operation: Operation[Any]) -> tuple[Outcomes, bool]:
-        """Send one request; return its outcomes, and whether its entries may now be sent by
-        themselves.
-        """
+    async def _send_part(self, operation: Operation[Any]) -> _Answer:
+        """Send one request; an error is its outcomes."""
         try:
             outcomes = await self._send_update(operation)
         except RunLeaseLostError:
@@ -168,10 +170,12 @@ class UpdateContractLayer:
             if isinstance(error, TransientError):
                 state = State.FAILED
             problem = Problem(state, error, of_request=True)
-            return Outcomes.all(len(operation), problem), not may_have_effect(operation, error)
-        return outcomes, may_send_separately(operation, outcomes)
+            outcomes = Outcomes.all(len(operation), problem)
+            return _Answer(outcomes, not may_have_effect(operation, error))
+        return _Answer(outcomes, may_send_separately(operation, outcomes))
 
     async def _send_update(self, operation: Operation[Any]) -> Outcomes:
+        """Send one request; an error about missing records is the outcome of their entries."""
         try:
             return await self._below.send(operation)
         except Exception as error:
@@ -185,6 +189,7 @@ class UpdateContractLayer:
     def _failed_default_error(
         self, key: Any, put: Problem, missing: Problem
     ) -> RecordNotFoundError:
+        """The error for a record that is missing, because its default could not be put."""
         problem = (
             f"table {self._table} has no record to update for key {key!r}, and its default could"
             " not be put: "
@@ -195,11 +200,19 @@ class UpdateContractLayer:
         return error
 
 
+class DefaultsPlan(NamedTuple):
+    """The keys whose record to create, each with the index of its default, and the indices of the
+    entries to send again.
+    """
+
+    begun: dict[Hashable, int]
+    again: list[int]
+
+
 def plan_defaults(
     keys: Sequence[Hashable], defaults: Sequence[Any], missing: Sequence[int]
-) -> tuple[dict[Hashable, int], list[int]]:
-    """Return the keys whose record to create, each with the index of its default, and the indices
-    to send again.
+) -> DefaultsPlan:
+    """Return from which defaults to create records, and what to send again afterwards.
 
     `missing` are the indices of the entries whose record is missing, in order. A record is created
     from the default of its key's first missing entry that has one; that entry and later ones are
@@ -214,7 +227,7 @@ def plan_defaults(
                 continue
             begun[key] = place
         again.append(place)
-    return begun, again
+    return DefaultsPlan(begun, again)
 
 
 def explain_missing_records(table: str, operation: Operation[Any], outcomes: Outcomes) -> Outcomes:

@@ -6,6 +6,9 @@ import datetime as dt
 from math import nan
 
 from dagster_adjunct.assets.reading.version_reader import Validity, merge_equal_neighbours
+from dagster_adjunct.assets.versions.version import KeptHistory, SealedVersion
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.schemas.schema import Schema
 
 
 def test_equal_entries_without_a_number_are_one_interval_as_spark_has_it() -> None:
@@ -15,7 +18,19 @@ def test_equal_entries_without_a_number_are_one_interval_as_spark_has_it() -> No
         Validity(two, three, {"k": "a", "v": -nan}),
         Validity(three, None, {"k": "a", "v": None}),
     ]
-    assert [(part.valid_from, part.valid_to) for part in merge_equal_neighbours(parts)] == [
-        (one, three),
-        (three, None),
-    ]
+    sealed = SealedVersion(
+        id="v000001-test",
+        number=1,
+        name=None,
+        sealed_at=one,
+        columns=Schema.of(k="string", v="double"),
+        key=("k",),
+        partition_by=("k",),
+        partitions=1,
+        positioned=True,
+        generations=(Generation(1, "nothing", ()),),
+        offsets={},
+        history=KeptHistory(),
+    )
+    merged = merge_equal_neighbours(parts, sealed)
+    assert [(part.valid_from, part.valid_to) for part in merged] == [(one, three), (three, None)]

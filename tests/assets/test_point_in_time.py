@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -143,6 +144,8 @@ def test_entries_of_a_change_stream_have_their_own_age(tmp_path: Path, spark: Sp
         "seats", schema=Schema.of(k="string", at="timestamp", v="int"), key=["k"], partitions=1
     )
     rows = [{"k": "a", "at": START + hour * HOUR, "v": 1} for hour in (0, 5)]
+    text = f"{int(START.timestamp() * 1_000_000)}|{b'a'.hex()}"
+    identity = sha256(text.encode()).hexdigest()[:32]
     streams.append("seats", rows, producer="me", sequence=0)
     seats = unbounded_dataset(
         "seats", input="lake.seats", key="k", partitions=1, history="all", valid_from="at"
@@ -152,11 +155,13 @@ def test_entries_of_a_change_stream_have_their_own_age(tmp_path: Path, spark: Sp
     with open_dataset(lake, "seats") as served:
         for records in (times, frame_from_arrow(spark, times)):
             joined = served.point_in_time(
-                records, on="k", as_of="when", select=["v"], max_age=3 * HOUR
+                records, on="k", as_of="when", select=["v", "interval_id"], max_age=3 * HOUR
             )
             if not isinstance(joined, pa.Table):
                 joined = joined.orderBy("when").toArrow()
             assert joined.column("v").to_pylist() == [1, 1, None]
+            # The two equal entries are one interval.
+            assert joined.column("interval_id").to_pylist() == [identity, identity, None]
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

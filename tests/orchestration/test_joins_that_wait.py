@@ -21,12 +21,14 @@ from dagster_adjunct.orchestration.operators.lookups import Wait
 from dagster_adjunct.orchestration.operators.windows.aggregates import Count
 from dagster_adjunct.orchestration.operators.windows.kinds import Tumbling
 from dagster_adjunct.orchestration.planner.planner import plan_application
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.tables import MemoryTable, RemoteTable
 from tests.clocks import Clock, on_clock
@@ -156,6 +158,26 @@ def test_a_record_that_has_waited_as_long_as_allowed_is_marked(
     assert {row["n"]: row["is_early"] for row in out.to_pylist()} == {1: False, 2: True, 3: False}
 
 
+def test_what_was_read_before_anything_waited_is_not_early_when_it_is_read_again(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    world = World(tmp_path, spark, partitions=1, wait=None)  # type: ignore[arg-type]
+    world.send("prices", ("a", 0, 10))
+    world.send("facts", ("a", 1, 1), ("a", 3, 2))
+    world.run()
+    world.wait = Wait(10 * MINUTE)
+    Startpoints(world.application(), lake=world.lake).request(
+        "lake.facts",
+        StartpointOldest(),
+        until=StartpointSpecific(offset="2"),
+        versions="recorded",
+        by="ada",
+        reason="an audit",
+    )
+    again = world.run()
+    assert (again.counters["join-2-prices"]["rows"], early(again)) == (2, 0)
+
+
 def test_records_wait_by_the_times_of_their_input(tmp_path: Path, spark: SparkSession) -> None:
     wait = Wait(10 * MINUTE, by="event time")
     world = World(tmp_path, spark, partitions=1, watermark=Watermark(), wait=wait)
@@ -226,11 +248,14 @@ def test_changes_after_the_watermark_are_counted(tmp_path: Path, spark: SparkSes
     world = World(tmp_path, spark, partitions=1, watermark=Watermark(delay=2 * MINUTE))
     world.clock.forward(hours=1)
     world.send("prices", ("a", 0, 10), ("a", 10, 11))
+    world.send("facts", ("a", 1, 1))
     world.run()
     assert "late_changes" not in world.counters["prices"]
     world.send("prices", ("a", 7, 12), ("a", 8, 13), ("a", 9, 14))
-    world.run()
+    world.send("facts", ("a", 1, 2))
+    report = world.run()
     assert world.counters["prices"]["late_changes"] == 1
+    assert report.counters["join-2-prices"]["late_changes"] == 1
 
 
 def test_records_wait_for_the_version_of_their_day(tmp_path: Path, spark: SparkSession) -> None:

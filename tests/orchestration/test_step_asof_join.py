@@ -5,6 +5,7 @@ however cut.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,12 +25,18 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.planner.planner import plan_application
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, choose_versions
 from dagster_adjunct.orchestration.step.dry_run import analyze_batch
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.errors import OperatorFailedError, StreamNotFoundError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    OperatorFailedError,
+    StreamNotFoundError,
+)
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.startpoints import StartpointOldest, Startpoints
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.startpoints import StartpointOldest, Startpoints, StartpointUpcoming
 from tests.orchestration.step_world import StepWorld
 
 PRICES = unbounded_dataset(
@@ -343,3 +350,90 @@ def test_a_replay_appends_what_a_late_correction_changes_as_the_plan_says(world:
     )
     world.run(app)
     assert sorted(row["price"] for row in world.rows("app-out")) == [1, 9]
+
+
+def id_of(item: str, begin: dt.datetime) -> str:
+    """Return the id of an interval by its definition."""
+    text = f"{int(begin.timestamp() * 1_000_000)}|{item.encode().hex().upper()}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def test_records_get_the_id_of_the_interval_and_the_values_of_their_own_time(
+    world: StepWorld,
+) -> None:
+    world.stream("tariffs", "item", 2, item="string", price="int", note="string", since="timestamp")
+    tariffs = unbounded_dataset(
+        "tariffs",
+        input="lake.tariffs",
+        key="item",
+        partitions=2,
+        history=dt.timedelta(hours=5),
+        valid_from="since",
+        history_columns=["price"],
+    )
+    world.send("tariffs", *[("a", 5, note, moment(at)) for at, note in ((1, "x"), (2, "y"))])
+    advance(world, tariffs)
+    world.send("tariffs", ("a", 5, "z", moment(4)), ("a", 7, "z", moment(8)))
+    advance(world, tariffs)
+    sales = [(n, "a", moment(at)) for n, at in enumerate((0, 1, 2, 3, 4, 7, 8, 99))]
+    sales += [(8, "b", moment(5)), (9, "a", None)]
+    world.send("sales", *sales)
+    first, second = id_of("a", moment(1)), id_of("a", moment(8))
+    notes = {1: "x", 2: "y", 3: "y", 4: "z", 5: "z", 6: "z", 7: "z"}
+    for name in ("stored", "compacted"):
+        options = {"select": ["price", "note", "interval_id as price_id"]}
+        app = application(tariffs, name, **options)
+        world.run(app)
+        rows = {row["n"]: row for row in world.rows(f"{name}-out")}
+        # What ended before the edge, hour 3, is dropped by the compaction.
+        known = 1 if name == "stored" else 2
+        for n in range(10):
+            told = notes.get(n) if n >= known else None
+            assert rows[n]["note"] == told, (name, n)
+            identity = None if told is None else second if n in (6, 7) else first
+            assert rows[n]["price_id"] == identity, (name, n)
+        compact_dataset(world.lake, "tariffs", spark=IN_PROCESS, by="test", level="major")
+    world.run(application(tariffs, "oldest", **options, before_history="oldest"))
+    rows = {row["n"]: row for row in world.rows("oldest-out")}
+    assert [(rows[n]["note"], rows[n]["price_id"]) for n in (0, 1)] == [("y", first)] * 2
+
+
+@in_process_at_first
+def test_intervals_of_versions_have_ids_which_follow_discarded_versions(world: StepWorld) -> None:
+    days: dict[int, list[tuple[str, int]]] = {
+        10: [("a", 1), ("b", 1)],
+        12: [("a", 1)],
+        14: [("b", 1)],
+    }
+    for number, entries in days.items():
+        world.send("planes", *entries, version=f"2026-01-{number}")
+        advance(world, PLANES)
+    sales = [("a", 11), ("a", 13), ("a", 15), ("b", 11), ("b", 13), ("b", 15)]
+    world.send("sales", *[(n, item, day(at)) for n, (item, at) in enumerate(sales)])
+    options = {"select": ["price", "interval_id"]}
+    world.run(application(PLANES, **options))
+    ids = {row["n"]: row["interval_id"] for row in world.rows("app-out")}
+    begins = {0: 10, 1: 10, 2: None, 3: 10, 4: None, 5: 14}
+    assert ids == {
+        n: None if begin is None else id_of(sales[n][0], day(begin)) for n, begin in begins.items()
+    }
+    expire_versions(world.lake, "planes", DiscardPolicy(keep=2, grace=dt.timedelta(0)), by="test")
+    world.run(application(PLANES, "later", **options))
+    later = {row["n"]: row["interval_id"] for row in world.rows("later-out")}
+    assert (later[1], later[5]) == (id_of("a", day(12)), ids[5])
+
+
+def test_a_replay_with_current_entries_has_no_ids() -> None:
+    app = application(PRICES, select=["price", "interval_id"])
+    partition = SystemStreamPartition("lake", "sales", 0)
+    request = StartpointRequest(
+        ssp=partition,
+        startpoint=StartpointOldest(),
+        by="me",
+        reason="test",
+        until=StartpointUpcoming(),
+        versions="current",
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        choose_versions(app, request)
+    assert caught.value.argument == "versions"

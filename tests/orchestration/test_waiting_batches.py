@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -16,16 +16,22 @@ from dagster import DagsterInstance
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import Watermark
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.versions import watermark
 from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
 from dagster_adjunct.orchestration.operators.lookups import Wait
 from dagster_adjunct.orchestration.step import step as step_module
 from dagster_adjunct.orchestration.step.context import RunHooks
 from dagster_adjunct.orchestration.step.following import Following, Machine, Watched
+from dagster_adjunct.orchestration.step.late_changes import late_counters
+from dagster_adjunct.orchestration.step.waiting import find_held
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
 from dagster_adjunct.streams import Retention
@@ -310,3 +316,131 @@ def test_a_run_that_stays_goes_on_when_the_dataset_knows_more_and_when_the_wait_
     stay.begin()
     world.step(hooks=RunHooks(wait=stay.wait, go_on=stay.go_on))
     assert [round(read_at[number]) for number in (0, 1)] == [7, 25]
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("seed", range(rounds(1, 10)))
+def test_changes_are_late_for_an_application_that_had_passed_their_time(seed: int) -> None:
+    draw = Random(seed)
+    world = QuickWorld(watermark=Watermark(delay=MINUTE))
+    world.clock.forward(hours=10)
+    newest = passed = -100
+    since: list[int] = []
+    expected = []
+    for minute in range(0, 75, 3):
+        times = [minute - draw.choice([0, 0, 0, 1, 3, 10, 25]) for _ in range(draw.randint(1, 4))]
+        world.send("prices", *[("a", time, 1) for time in times])
+        world.advance()
+        newest = max(newest, *times)
+        since += times
+        if draw.random() < 0.4:
+            world.send("facts", ("a", -200, 1))
+            world.step()
+            late = sum(time < passed for time in since)
+            expected.append(late)
+            passed, since = newest - 1, []
+    counted = [late_counters(world.make(), read.intent) for read in world.work.inputs]
+    assert [found.get("join-2-prices", {}).get("late_changes", 0) for found in counted] == expected
+    assert sum(expected) > 3
+    last = CheckpointManager(world.lake, "app").read_last_checkpoint()
+    assert last is not None
+    assert last.late_changes == {"join-2-prices": sum(expected)}
+
+
+def test_what_is_late_is_bounded_after_more_watermarks_than_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watermark, "MAX_PASSED", 3)
+    world = QuickWorld()
+    world.clock.forward(hours=10)
+    world.send("prices", ("a", 2, 1))
+    world.send("facts", ("a", 0, 1))
+    world.run()
+    for minute in range(3, 8):
+        world.send("prices", ("a", minute, 1))
+        world.advance()
+    world.send("prices", ("a", 1, 1), ("a", 4, 1))  # both late, but one for the application
+    world.send("facts", ("a", 0, 1))
+    world.run()
+    assert world.work.inputs[-1].intent.joined.late == {"prices": 2}
+
+
+def test_a_replay_counts_no_late_changes_and_passes_nothing() -> None:
+    world = QuickWorld()
+    world.clock.forward(hours=10)
+    world.send("prices", ("a", 5, 1))
+    world.send("facts", ("a", 1, 1))
+    world.run()
+    world.send("prices", ("a", 2, 1))
+    until = StartpointSpecific(offset="1")
+    world.startpoints.request("lake.facts", StartpointOldest(), until=until, **WHO)
+    assert "join-2-prices" not in world.run().counters
+    world.send("facts", ("a", 1, 1))
+    assert world.run().counters["join-2-prices"]["late_changes"] == 1
+
+
+@contextmanager
+def only_spark_reading() -> Iterator[None]:
+    """Let nobody read event times without Spark: of Kafka's records, say."""
+
+    def need_spark(reader: Any, ranges: Any) -> Any:
+        raise NeedsSpark("the event time")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            "dagster_adjunct.orchestration.step.waiting._StreamTimes._read_stream", need_spark
+        )
+        yield
+
+
+@pytest.mark.lengthy
+def test_the_sensor_goes_by_what_the_last_run_found_where_it_can_read_nothing_itself(
+    tmp_path: Path,
+) -> None:
+    world = QuickWorld(lake=open_lake(tmp_path))
+    world.clock.forward(minutes=5)
+    world.send("prices", ("a", 3, 1))
+    world.send("facts", ("a", 1, 1), ("a", 4, 2), ("a", 9, 3))
+    world.run()
+    ticker = Ticker(world.lake, world.make(), DagsterInstance.ephemeral(), "app_new_records")
+    with only_spark_reading():
+        assert "waits at offset 1" in ticker.skipped()
+        world.send("prices", ("a", 4, 1))
+        world.advance()
+        assert "waits at offset 1" in ticker.skipped(), "complete up to its time, not beyond"
+        world.send("prices", ("a", 5, 1))
+        world.advance()
+        ticker.asked()
+    world.run()
+    assert world.read() == {F0: [0, 1]}
+    with only_spark_reading():
+        assert "waits at offset 2" in ticker.skipped()
+        world.clock.forward(hours=2)
+        ticker.asked()  # the wait is over
+
+
+def test_what_waits_by_event_time_is_known_while_its_stream_stays_the_same() -> None:
+    world = QuickWorld(wait=Wait(10 * MINUTE, by="event time"))
+    world.clock.forward(hours=1)
+    world.send("prices", ("a", 3, 1))
+    world.send("facts", ("a", 1, 1), ("a", 4, 2), ("a", 9, 3))
+    world.run()
+
+    def held() -> list[int]:
+        state = BatchLog(world.lake, "app").read().state
+        with only_spark_reading():
+            found = find_held(world.systems, world.lake, world.make(), state.checkpoint, state.held)
+        return [record.offset for record in found]
+
+    assert held() == [1]
+    world.send("facts", ("a", 13, 4))
+    assert held() == [], "unknown"
+    world.run()
+    assert held() == [1]
+    world.send("facts", ("a", 14, 5))
+    world.run()
+    assert world.read() == {F0: [0, 1]}
+    assert held() == [2]
+    world.send("facts", ("a", 61 + 11, 6))
+    world.run()
+    assert held() == [], "a time that is not believed yet may be believed later"

@@ -27,7 +27,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -62,6 +62,7 @@ class CommitTokens:
     tokens: tuple[bytes, ...]
 
     def to_bytes(self) -> bytes:
+        """Return the commit in the format in which tokens are stored."""
         return b"".join((_TOKEN_HEAD.pack(self.number, self.time, len(self.tokens)), *self.tokens))
 
 
@@ -160,6 +161,7 @@ class SegmentState:
 
     @property
     def levels(self) -> Levels:
+        """The runs, and the state of their upkeep."""
         return _read_levels(self.stored_levels)
 
     def following(self, now: int) -> SegmentState:
@@ -229,11 +231,8 @@ def read_pointer(
         raise damaged_object_error(where, first_validation_problem(error)) from None
     log = data[at + size :]
     state = SegmentState(Status(status), number, time, nonce, stored_levels, etag=etag)
-    if (
-        before is not None
-        and before.levels.flushed == levels.flushed
-        and log.startswith(before.log)
-    ):
+    continues = before is not None and before.levels.flushed == levels.flushed
+    if before is not None and continues and log.startswith(before.log):
         state = replace(state, log=before.log, recent=before.recent, tokens=before.tokens)
     return _with_log(state, log)
 
@@ -287,6 +286,7 @@ def columns_from_log(recent: Mapping[bytes, Versioned]) -> Columns:
 
 
 def _commit_bytes(commit: CommitTokens, writes: Mapping[bytes, Versioned]) -> bytes:
+    """Return a commit as the log stores it."""
     tokens = commit.to_bytes()
     parts = [tokens]
     for key, (version, value) in writes.items():
@@ -300,6 +300,7 @@ def _commit_bytes(commit: CommitTokens, writes: Mapping[bytes, Versioned]) -> by
 
 @lru_cache(maxsize=256)
 def _read_levels(data: bytes) -> Levels:
+    """Return levels from their JSON, which is decoded once. Raises pydantic's ValidationError."""
     return Levels.model_validate_json(data)
 
 
@@ -308,8 +309,11 @@ _FIRST_PAUSE = 0.05
 _TURNS = 50
 
 
-Swapped: TypeAlias = tuple[bool, SegmentState]
-"""Whether our swap took place, and the state after it: ours, or a later one."""
+class Swapped(NamedTuple):
+    """Whether our swap took place, and the state after it: ours, or a later one."""
+
+    is_done: bool
+    state: SegmentState
 
 
 class PointerObject:
@@ -321,15 +325,13 @@ class PointerObject:
     def __init__(self, store: ObjectStore, key: str) -> None:
         self.store = store
         self.key = key
-        self.last: SegmentState | None = (
-            None  # the last state that this process has read or written
-        )
+        # The last state that this process has read or written.
+        self.last: SegmentState | None = None
         self.swaps = 0  # how many this process has made
         self._sharing = threading.Lock()
         self._reading = threading.Lock()
-        self._next: Future[SegmentState | None] | None = (
-            None  # of the next shared GET: its state, None if it failed
-        )
+        # Of the next shared GET: its state, None if it failed.
+        self._next: Future[SegmentState | None] | None = None
 
     def read(self) -> SegmentState:
         """Return the current state, by one GET."""
@@ -382,10 +384,11 @@ class PointerObject:
         for _ in range(_TURNS):
             after = make(state)
             if after is None:
-                return False, state
-            won, state = self.swap(state, after, is_in=is_in)
-            if won:
-                return True, state
+                return Swapped(False, state)
+            swapped = self.swap(state, after, is_in=is_in)
+            if swapped.is_done:
+                return swapped
+            state = swapped.state
         return None
 
     def swap(
@@ -417,7 +420,7 @@ class PointerObject:
             else:
                 self.last = replace(after, etag=etag)
                 self.swaps += 1
-                return True, self.last
+                return Swapped(True, self.last)
             try:
                 found = self._find_outcome(before, after, is_in)
             except AdjunctError as error:
@@ -447,13 +450,14 @@ class PointerObject:
         """
         now = self.read()
         if now.nonce == after.nonce:
-            return True, now
+            return Swapped(True, now)
         if now.etag != before.etag:
             # Then requests of ours that are still in flight will be rejected.
-            return is_in(now), now
+            return Swapped(is_in(now), now)
         return None
 
     def _lost(self, error: Exception | None) -> ReplyLostError:
+        """Return the error for a swap whose outcome is unknown."""
         problem = f"whether {self.key!r} in {self.store.url} was replaced is unknown ({error})."
         return ReplyLostError(problem, "Repeat the request, with its token.")
 

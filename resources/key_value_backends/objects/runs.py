@@ -17,8 +17,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import mmh3
 from cachetools import LRUCache
@@ -162,6 +162,7 @@ _SEED = 1  # not that of partitions, because with that, the hashes in one partit
 _WORD = (1 << 64) - 1
 
 Hashed = tuple[int, int]
+"""Both hashes of a key, from which those of all probes follow."""
 
 
 def hash_key(key: bytes) -> Hashed:
@@ -296,11 +297,13 @@ class RunWriter:
         return {"size": self._offsets[-1] + len(footer), "footer": len(footer), "count": count}
 
     def _extend(self, entries: Columns, start: int, end: int) -> None:
+        """Add entries to the open block."""
         self._open.keys += entries.keys[start:end]
         self._open.versions += entries.versions[start:end]
         self._open.values += entries.values[start:end]
 
     def _close(self) -> None:
+        """Write the open block, and begin another one."""
         block = write_block(self._open)
         self._write(block)
         self._offsets.append(self._offsets[-1] + len(block))
@@ -358,26 +361,45 @@ _SPAN = 4 * 1024 * 1024  # adjacent blocks are read together, up to this size
 _WEIGHT = 3  # in memory an entry takes about three times its stored bytes
 
 
+class _Kept(NamedTuple):
+    """A footer or block in the cache, and about how many bytes of memory it takes."""
+
+    weight: int
+    content: RunIndex | Columns
+
+
+class WantedBlock(NamedTuple):
+    """A block to fetch: its run, the run's index, and its number."""
+
+    run: RunRef
+    run_index: RunIndex
+    number: int
+
+
 class BlockCache:
     """The most recently used footers and blocks, up to `size` bytes. They never change, so they
     are always valid.
     """
 
     def __init__(self, size: int) -> None:
-        self._kept: LRUCache[tuple[str, int], tuple[int, RunIndex | Columns]] = LRUCache(
-            size, getsizeof=itemgetter(0)
+        # By object key, and number of the block, -1 for the footer.
+        self._kept: LRUCache[tuple[str, int], _Kept] = LRUCache(
+            size, getsizeof=attrgetter("weight")
         )
         self._lock = threading.Lock()
 
     def get(self, key: tuple[str, int]) -> RunIndex | Columns | None:
+        """Return a footer or block; None if it is not kept."""
         with self._lock:
-            return self._kept.get(key, (0, None))[1]
+            kept = self._kept.get(key)
+        return None if kept is None else kept.content
 
     def put(self, key: tuple[str, int], content: RunIndex | Columns, size: int) -> None:
+        """Keep a footer or block of `size` stored bytes, unless it is too large."""
         weight = size * (_WEIGHT if isinstance(content, Columns) else 1)
         with self._lock:
             if weight <= self._kept.maxsize:
-                self._kept[key] = weight, content
+                self._kept[key] = _Kept(weight, content)
 
 
 class RunObjects:
@@ -437,16 +459,17 @@ class RunObjects:
             blocks_by_number.update(blocks)
         return [block for block in blocks_by_number.values() if isinstance(block, Columns)]
 
-    def fetch_at_once(self, wanted: Sequence[tuple[RunRef, RunIndex, int]]) -> list[Columns]:
-        """Return one block for each (run, index, number of the block), fetched concurrently."""
+    def fetch_at_once(self, wanted: Sequence[WantedBlock]) -> list[Columns]:
+        """Return these blocks, fetched concurrently."""
 
-        def fetch(block: tuple[RunRef, RunIndex, int]) -> Columns:
-            run, index, number = block
-            return self.blocks(run, index, number, number)[0]
+        def fetch(block: WantedBlock) -> Columns:
+            (fetched,) = self.blocks(block.run, block.run_index, block.number, block.number)
+            return fetched
 
         return _at_once(fetch, wanted)
 
     def _fetch(self, key: str, index: RunIndex, numbers: range) -> dict[int, Columns]:
+        """Return the blocks with these consecutive numbers, by number, from the store."""
         start = index.offsets[numbers[0]]
         end = index.offsets[numbers[-1] + 1]
         data = self.store.get_range(key, start, end - start)
@@ -471,6 +494,7 @@ class RunObjects:
         return blocks
 
     def _where(self, key: str) -> str:
+        """Return what errors call the object with this key."""
         return f"run {key!r} in {self.store.url}"
 
 
@@ -480,9 +504,11 @@ def _spans(numbers: Sequence[int], index: RunIndex) -> Iterator[range]:
     """
     start = 0
     for place in range(1, len(numbers) + 1):
-        whole = place < len(numbers) and numbers[place] == numbers[place - 1] + 1
-        if whole and index.offsets[numbers[place] + 1] - index.offsets[numbers[start]] <= _SPAN:
-            continue
+        is_adjacent = place < len(numbers) and numbers[place] == numbers[place - 1] + 1
+        if is_adjacent:
+            size = index.offsets[numbers[place] + 1] - index.offsets[numbers[start]]
+            if size <= _SPAN:
+                continue
         yield range(numbers[start], numbers[place - 1] + 1)
         start = place
 

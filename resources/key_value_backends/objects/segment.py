@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import NonNegativeInt
 
@@ -93,18 +93,24 @@ class QueuedWrite:
         return {change.key for change in self.changes if change.expected is not segment.ANYTHING}
 
 
+class RefusedWrite(NamedTuple):
+    """A request whose conditions fail, with the versions found."""
+
+    request: QueuedWrite
+    failing: Failing
+
+
 @dataclass(frozen=True, slots=True)
 class CommitDecision:
     """What a commit does with the requests of a group.
 
     They are `applied` by it, were applied by a commit `before` it, or are `refused` because their
-    conditions fail, given with the versions found. `writes` has each key once, as the last of the
-    applied requests leaves it.
+    conditions fail. `writes` has each key once, as the last of the applied requests leaves it.
     """
 
     applied: list[QueuedWrite] = field(default_factory=list)
     before: list[QueuedWrite] = field(default_factory=list)
-    refused: list[tuple[QueuedWrite, Failing]] = field(default_factory=list)
+    refused: list[RefusedWrite] = field(default_factory=list)
     writes: dict[bytes, Versioned] = field(default_factory=dict)
 
     @property
@@ -114,7 +120,7 @@ class CommitDecision:
         That is so even to reject a repeated request: until the pointer changes, its first attempt
         may still arrive and succeed.
         """
-        return bool(self.applied) or any(request.repeated for request, _ in self.refused)
+        return bool(self.applied) or any(refused.request.repeated for refused in self.refused)
 
 
 def decide_commit(
@@ -134,7 +140,7 @@ def decide_commit(
             decision.before.append(request)
             continue
         if failing := segment.failed_conditions(request.changes, current):
-            decision.refused.append((request, failing))
+            decision.refused.append(RefusedWrite(request, failing))
             continue
         decision.applied.append(request)
         for change in request.changes:
@@ -150,6 +156,13 @@ _PATIENCE = 30.0  # seconds for which a group competes with other writers
 _READS = 5
 
 
+class _SeenSwaps(NamedTuple):
+    """The number of our last commit (0: none), and how many swaps this process had made by then."""
+
+    number: int
+    by_us: int
+
+
 class GroupCommit:
     """Commits the writes to a segment that threads of this process submit."""
 
@@ -161,8 +174,7 @@ class GroupCommit:
         self._running = False
         self._lock = threading.Lock()
         self._backoff = SwapBackoff()
-        # The number of our last commit, and how many swaps this process had made by then.
-        self._seen = (0, 0)
+        self._seen = _SeenSwaps(0, 0)
 
     def submit(
         self, changes: Sequence[SegmentChange], token: bytes, repeated: bool
@@ -179,6 +191,7 @@ class GroupCommit:
         return request.answer
 
     def _run(self) -> None:
+        """Commit groups of waiting requests until there are none; runs in a thread."""
         while True:
             group = self._take([])
             if not group:
@@ -233,7 +246,7 @@ class GroupCommit:
                 decision = self._decide(state, group)
             except errors.ObjectNotFoundError as error:
                 # The run has been merged and deleted meanwhile.
-                reads = reads + 1
+                reads += 1
                 self._check_reads(reads, error)
                 state = None
                 continue
@@ -243,14 +256,14 @@ class GroupCommit:
                     return
                 state = None
                 continue
-            won, now = self._swap(state, decision)
-            if won:
-                self._won(now, began)
+            swapped = self._swap(state, decision)
+            if swapped.is_done:
+                self._record_win(swapped.state, began)
                 # Before the answer, so that a caller who then closes waits for it.
-                self.upkeep.after_commit(state, now)
+                self.upkeep.after_commit(state, swapped.state)
                 _answer(decision)
                 return
-            state = now
+            state = swapped.state
             fresh = True
         problem = f"other writers of {self.core.pointer.key!r} were faster for {_PATIENCE:.0f} s."
         step = "Try again, with more partitions or fewer writers."
@@ -288,41 +301,46 @@ class GroupCommit:
         group[:] = [request for request in group if request.token in before]
 
     def _swap(self, state: SegmentState, decision: CommitDecision) -> Swapped:
+        """Swap in the state that a decision leads to."""
         tokens = [request.token for request in decision.applied]
         after = state.with_commit(now_in_ms(), tokens, decision.writes)
         spilled = self.upkeep.spill_log(after)
-        won, now = self.core.pointer.swap(
-            state,
-            spilled,
-            is_in=lambda later: bool(
-                tokens and self.core.find_applied(later, tokens[:1], after.number)
-            ),
-            pause=self._lost,
-        )
-        if now.status is Status.DELETED:
+
+        def is_in(later: SegmentState) -> bool:
+            """Whether a state has the commit: all tokens of a commit come into it at once."""
+            return bool(tokens and self.core.find_applied(later, tokens[:1], after.number))
+
+        swapped = self.core.pointer.swap(state, spilled, is_in=is_in, pause=self._record_loss)
+        if swapped.state.status is Status.DELETED:
             # Delete our new run here: after a deletion nobody lists the runs again.
             for run in set(spilled.levels.runs) - set(state.levels.runs):
                 self.core.pointer.store.delete(self.core.objects.key(run.id))
-        return won, now
+        return swapped
 
-    def _won(self, state: SegmentState, began: float) -> None:
-        seen = self._seen
-        self._seen = (state.number, self.core.pointer.swaps)
-        others = 0
-        if seen[0]:
-            others = self._seen[0] - seen[0] - (self._seen[1] - seen[1])
-        self._backoff.record_win(others, time.monotonic() - began)
+    def _record_win(self, state: SegmentState, began: float) -> None:
+        """Tell the back-off of a swap of ours, whose try began at `began`, and how many swaps of
+        others came before it.
+        """
+        before = self._seen
+        now = self._seen = _SeenSwaps(state.number, self.core.pointer.swaps)
+        by_others = 0
+        if before.number:
+            by_others = now.number - before.number - (now.by_us - before.by_us)
+        self._backoff.record_win(by_others, time.monotonic() - began)
 
-    def _lost(self) -> None:
+    def _record_loss(self) -> None:
+        """Tell the back-off that somebody else was first, and wait."""
         self._backoff.record_loss()
         self._wait()
 
     def _wait(self) -> None:
+        """Wait as long as the back-off says."""
         if seconds := self._backoff.next_pause():
             time.sleep(seconds)
 
 
 def _answer(decision: CommitDecision) -> None:
+    """Answer the requests of a group as decided."""
     for request in (*decision.applied, *decision.before):
         request.answer.set_result(None)
     for request, failing in decision.refused:
@@ -359,6 +377,7 @@ class ObjectSegment:
             await segment.in_thread(_THREADS, self._made.upkeep.finish)
 
     def _commits(self) -> GroupCommit:
+        """Return what commits this process's writes; a forked process makes its own."""
         made = self._made
         if made is None or made.process != os.getpid():
             self._made = made = GroupCommit(self._make())
@@ -403,6 +422,7 @@ class ObjectSegments:
 
     @cached_property
     def _lake(self) -> Lake:
+        """The lake, opened on first use."""
         if isinstance(self._given, Lake):
             return self._given
         if self._given is not None and self._s3 is not None:
@@ -475,6 +495,7 @@ class ObjectSegments:
             pass
 
     def _core(self, table: TableId, partition: int) -> SegmentCore:
+        """Return what reads a segment in this process."""
         store = self._lake.store
         prefix = _prefix(table, partition)
         return SegmentCore(
@@ -509,8 +530,9 @@ def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> St
             f"other writers were always first to replace {pointer.key!r} in {pointer.store.url}."
         )
         raise errors.TableUnavailableError(problem, "Do it again.", table=str(table))
-    return swapped[1].status
+    return swapped.state.status
 
 
 def _prefix(table: TableId, partition: int) -> str:
+    """Return what the keys of a segment's objects begin with."""
     return f"key-values/{check_name('incarnation', table.incarnation)}/{partition}"

@@ -11,10 +11,9 @@ import time
 import uuid
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -42,6 +41,7 @@ from dagster_adjunct.resources.key_value_backends.objects.runs import (
     RunRef,
     RunWriter,
     Versioned,
+    WantedBlock,
     concat_columns,
     drop_removed,
     hash_key,
@@ -56,7 +56,6 @@ from dagster_adjunct.resources.threads import requested_once
 
 _FAN = 8
 _SMALLEST = 128 * 1024  # bytes; all runs up to this size are of class 0
-_MOST = 1000  # a class above all others, for claimed runs, which are not merged
 
 
 def size_class(run: RunRef) -> int:
@@ -66,8 +65,8 @@ def size_class(run: RunRef) -> int:
     number = 0
     bound = _SMALLEST
     while run.size > bound:
-        number = number + 1
-        bound = bound * _FAN
+        number += 1
+        bound *= _FAN
     return number
 
 
@@ -79,14 +78,26 @@ def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
     claimed = {run for claim in levels.claims if claim.until > now for run in claim.of}
     classes = {run.id: size_class(run) for run in levels.runs if run.id not in claimed}
     for largest in sorted({*classes.values()}):
-        for is_small, neighbours in groupby(
-            levels.runs,
-            lambda run: classes.get(run.id, _MOST) <= largest,  # noqa: B023 (used at once)
-        ):
-            group = tuple(neighbours)
-            if is_small and sum(classes[run.id] == largest for run in group) >= _FAN:
-                return group
+        for group in _adjacent_runs(levels.runs, classes, largest):
+            if sum(classes[run.id] == largest for run in group) >= _FAN:
+                return tuple(group)
     return ()
+
+
+def _adjacent_runs(
+    runs: Sequence[RunRef], classes: Mapping[str, int], largest: int
+) -> Iterator[list[RunRef]]:
+    """Yield the groups of adjacent runs that may be merged and are of at most the class
+    `largest`.
+    """
+    group: list[RunRef] = []
+    for run in runs:
+        if run.id in classes and classes[run.id] <= largest:
+            group.append(run)
+        else:
+            yield group
+            group = []
+    yield group
 
 
 _WINDOW = 2_000  # entries of one run that are merged with those of other runs at a time
@@ -112,8 +123,9 @@ class SegmentView:
             # concurrently.
             wanted = {}
             for search in sought:
-                run = runs[search.run]
-                wanted[search.run, search.block] = (run, self._indexes[search.run], search.block)
+                index = self._indexes[search.run]
+                block = WantedBlock(runs[search.run], index, search.block)
+                wanted[search.run, search.block] = block
             fetched = self._objects.fetch_at_once(list(wanted.values()))
             blocks = dict(zip(wanted, fetched, strict=True))
             for search in sought:
@@ -134,6 +146,7 @@ class SegmentView:
 
     @requested_once
     def _indexes(self) -> list[RunIndex]:
+        """The indexes of all runs, fetched on first use."""
         return self._objects.indexes(self.state.levels.runs)
 
     def _next_run(self, search: _Search) -> bool:
@@ -151,6 +164,7 @@ class SegmentView:
 
 
 def _is_removed(entry: Versioned | None) -> bool:
+    """Whether an entry says that its key was removed."""
     if entry is None:
         return False
     _, value = entry
@@ -159,6 +173,10 @@ def _is_removed(entry: Versioned | None) -> bool:
 
 @dataclass(slots=True)
 class _Search:
+    """The search for a key: by their numbers, the run that was searched last, at first one after
+    the newest, and the block in it that may have the key.
+    """
+
     key: bytes
     hashed: Hashed
     run: int
@@ -284,6 +302,7 @@ class SegmentCore:
     table: TableId
     pointer: PointerObject
     objects: RunObjects
+    # Where recent pages have ended, so where the next page of their readers begins.
     _ends: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def get(self, keys: Collection[bytes], *, values: bool) -> list[StoredEntry | None]:
@@ -305,10 +324,8 @@ class SegmentCore:
         """Return the first entries of a range, all of one moment; fewer than `limit` if they are
         large.
         """
-        follows = self._ends.pop(within.start, _NEW) is None
-        wanted = limit
-        if follows:
-            wanted = max(limit, _AHEAD)
+        continues_page = self._ends.pop(within.start, _UNKNOWN) is None
+        wanted = max(limit, _AHEAD) if continues_page else limit
         page = self.read_consistently(
             lambda state: self._page(self.require_existing(state), within, limit, wanted, values)
         )
@@ -356,12 +373,14 @@ class SegmentCore:
         return applied
 
     def deleted_error(self) -> errors.KeyValueTableNotFoundError:
+        """Return the error for a segment that was deleted."""
         where = f"{self.pointer.key!r} in {self.pointer.store.url}"
         return segment.deleted_table_error(self.table, f"key-value table {self.table} at {where}")
 
     def missing_run_error(
         self, error: errors.ObjectNotFoundError | None
     ) -> errors.MalformedDocumentError:
+        """Return the error for a run that is missing although the pointer names it."""
         key = self.pointer.key
         if error is not None:
             key = error.key or key
@@ -411,7 +430,7 @@ class SegmentCore:
         return StoredPage(keys, versions, stored, is_last=True)
 
 
-_NEW = object()
+_UNKNOWN = object()
 
 
 def now_in_ms() -> int:
@@ -485,6 +504,7 @@ class SegmentUpkeep:
             self._lock.wait_for(lambda: not self._alive)
 
     def _start(self) -> None:
+        """Start the thread, or let it go on if it is running."""
         with self._lock:
             self._asked = True
             if self._alive:
@@ -498,6 +518,7 @@ class SegmentUpkeep:
             self._warn(error)
 
     def _run(self) -> None:
+        """Do what is due until nothing more was requested; this is the thread."""
         try:
             while self._take_request():
                 self._do(self._flush_and_merge)
@@ -516,10 +537,12 @@ class SegmentUpkeep:
             return asked
 
     def _mark_stopped(self) -> None:
+        """Note that the thread ends, while `_lock` is held."""
         self._alive = False
         self._lock.notify_all()
 
     def _do(self, work: Callable[[], None]) -> None:
+        """Call `work` alone in this process; its error is only logged."""
         with self._work:
             try:
                 work()
@@ -527,16 +550,19 @@ class SegmentUpkeep:
                 self._warn(error)
 
     def _warn(self, error: Exception) -> None:
+        """Log an error of the upkeep."""
         # Other processes or later commits will do it; nothing refers to the unfinished work.
         _log.warning(
             "upkeep of %s failed: %s: %s", self._core.pointer.key, type(error).__name__, error
         )
 
     def _flush_and_merge(self) -> None:
+        """Flush the log if it is long enough, then merge runs while there are enough."""
         self._flush()
         self._merge_all()
 
     def _flush(self) -> None:
+        """Write the log as a run if it is long enough."""
         state = self._core.pointer.read()
         if len(state.log) < FLUSHED_BYTES or state.status is Status.DELETED:
             return
@@ -560,6 +586,7 @@ class SegmentUpkeep:
         )
 
     def _merge_all(self) -> None:
+        """Merge runs while there are enough."""
         while self._merge():
             pass
 
@@ -640,6 +667,9 @@ class SegmentUpkeep:
         size: int,
         facts: dict[str, int],
     ) -> RunRef:
+        """Write a run with the id `run`, and return it. One of more than _IN_MEMORY bytes (`size`
+        is an estimate) is written to a file first; `facts` are the other fields of its `RunRef`.
+        """
         store = self._core.pointer.store
         key = self._core.objects.key(run)
 
@@ -706,9 +736,9 @@ class SegmentUpkeep:
             return change(state)
 
         swapped = pointer.change(changed, is_in=lambda state: is_in(state.levels))
-        if swapped is None or not swapped[0]:
+        if swapped is None or not swapped.is_done:
             return None
-        return swapped[1]
+        return swapped.state
 
 
 def _referenced_runs(levels: Levels) -> set[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
@@ -32,6 +32,7 @@ from dagster_adjunct.resources.schemas.types import (
     Simple,
     Struct,
     Type,
+    decimal_digits,
     write_name,
 )
 from dagster_adjunct.resources.streams.kafka import formats, schema_registry
@@ -122,16 +123,21 @@ def _without_null(declared: Any) -> Any:
     return declared
 
 
-def _type_and_logical(declared: Any) -> tuple[str, str | None]:
-    """Return the name of a type, ignoring null, and its logical type; ("union", None) for a
-    union of several types.
-    """
+class _TypeName(NamedTuple):
+    """The name of an Avro type, "union" for several types, and its logical type."""
+
+    name: str
+    logical: str | None = None
+
+
+def _type_name(declared: Any) -> _TypeName:
+    """Return the name of a type, ignoring null."""
     kind = _without_null(declared)
     if isinstance(kind, dict):
-        return str(kind["type"]), kind.get("logicalType")
+        return _TypeName(str(kind["type"]), kind.get("logicalType"))
     if isinstance(kind, list):
-        return ("union", None)
-    return (str(kind), None)
+        return _TypeName("union")
+    return _TypeName(str(kind))
 
 
 def avro_type(declared: Any) -> Type:
@@ -140,7 +146,7 @@ def avro_type(declared: Any) -> Type:
     JSON text stands for what no column can hold: unions of several types, records without fields or
     with names that differ only in case, and a record within itself.
     """
-    name, logical = _type_and_logical(declared)
+    name, logical = _type_name(declared)
     kind = _without_null(declared)
     if logical == "decimal":
         return Simple(f"decimal({kind['precision']},{kind.get('scale', 0)})")
@@ -161,7 +167,7 @@ def _is_struct(names: Sequence[str]) -> bool:
 
 def is_json_text(declared: Any) -> bool:
     """Return whether values of an Avro type become JSON text."""
-    name, _ = _type_and_logical(declared)
+    name = _type_name(declared).name
     return name not in _COLUMN_TYPES and isinstance(avro_type(declared), Simple)
 
 
@@ -191,19 +197,20 @@ def avro_converter(declared: Any) -> Converter | None:
         return Rewrite(to_json_text)
     kind = str(avro_type(declared))
     if kind == "timestamp":
-        return partial(
-            _to_timestamp, 1000 if _type_and_logical(declared)[1] == "timestamp-millis" else 1
-        )
+        in_millis = _type_name(declared).logical == "timestamp-millis"
+        return partial(_to_timestamp, 1000 if in_millis else 1)
     if kind == "date":
         return _to_date
-    if kind.startswith("decimal"):
-        return partial(_to_decimal, int(kind.rstrip(")").split(",")[1]))
+    digits = decimal_digits(kind)
+    if digits is not None:
+        return partial(_to_decimal, digits.scale)
     if kind == "string":
         return _to_text
     return None
 
 
 def _to_timestamp(factor: int, value: Any) -> dt.datetime:
+    """Return a time; an integer is one in units of `factor` microseconds since 1970."""
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
         return value
     if type(value) is not int:
@@ -212,6 +219,7 @@ def _to_timestamp(factor: int, value: Any) -> dt.datetime:
 
 
 def _to_date(value: Any) -> dt.date:
+    """Return a date; an integer is one in days since 1970."""
     if type(value) is int:
         return dt.date(1970, 1, 1) + dt.timedelta(days=value)
     if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
@@ -220,6 +228,7 @@ def _to_date(value: Any) -> dt.date:
 
 
 def _to_decimal(scale: int, value: Any) -> Decimal:
+    """Return a decimal; bytes are its unscaled number."""
     if isinstance(value, bytes):
         return Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-scale)
     if not isinstance(value, Decimal):
@@ -228,6 +237,7 @@ def _to_decimal(scale: int, value: Any) -> Decimal:
 
 
 def _to_text(value: Any) -> str:
+    """Return a text, a time or a UUID as text."""
     if isinstance(value, dt.time | dt.datetime):
         return value.isoformat()
     if isinstance(value, str | UUID):
@@ -244,6 +254,7 @@ def to_json_text(value: Any) -> str:
 
 
 def _json_default(value: Any) -> Any:
+    """Return what JSON has in place of a value that it does not know."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dt.date | dt.time):
@@ -252,6 +263,7 @@ def _json_default(value: Any) -> Any:
 
 
 def _is_nullable(declared: Any) -> bool:
+    """Whether an Avro type is null, or a union with it."""
     return declared == "null" or (isinstance(declared, list) and "null" in declared)
 
 
@@ -281,9 +293,11 @@ class AvroValues:
     path: str
 
     def _within(self, step: str) -> AvroValues:
+        """Return the maker of parts of these values; `step` is what their path adds."""
         return replace(self, path=self.path + step)
 
     def _error(self, problem: str, step: str) -> SchemaMismatchError:
+        """Return the error of the column with this problem."""
         text = f"{self.what}: column {self.path!r} {problem}."
         return SchemaMismatchError(text, step, column=self.column)
 
@@ -309,6 +323,7 @@ class AvroValues:
         return with_nulls(made, values, None)
 
     def _convert_records(self, values: pa.Array, fields: Sequence[Any]) -> list[Any]:
+        """Return structs as dictionaries, None for null."""
         present = values.drop_null()
         parts = {}
         for each, part in zip(fields, present.flatten(), strict=True):
@@ -319,7 +334,8 @@ class AvroValues:
         return [next(made) if valid else None for valid in values.is_valid().to_pylist()]
 
     def _convert_simple(self, values: pa.Array, declared: Any) -> list[Any]:
-        name, logical = _type_and_logical(declared)
+        """Return values that are no struct, array or map, as fastavro writes them."""
+        name, logical = _type_name(declared)
         if logical == "timestamp-millis":  # fastavro would truncate
             try:
                 values = values.cast(pa.timestamp("ms", tz="UTC"), safe=True)
@@ -365,7 +381,7 @@ def _value_from_json(value: Any, declared: Any) -> Any:
     `to_json_text`, its inverse.
     """
     kind = _without_null(declared)
-    name, logical = _type_and_logical(kind)
+    name, logical = _type_name(kind)
     if isinstance(kind, list) or (value is None and _is_nullable(declared)):
         return value
     if logical in _PARSERS:
@@ -404,12 +420,11 @@ def _parse_time(logical: str, text: str) -> dt.time | dt.datetime:
     """
     kind, _, unit = logical.rpartition("-")
     value = dt.time.fromisoformat(text) if kind == "time" else dt.datetime.fromisoformat(text)
-    if (value.tzinfo is not None) != (kind == "timestamp"):
-        raise Unfit(
-            f": a {logical} needs a time zone"
-            if kind == "timestamp"
-            else f": a {logical} has no time zone"
-        )
+    has_zone = value.tzinfo is not None
+    if kind == "timestamp" and not has_zone:
+        raise Unfit(f": a {logical} needs a time zone")
+    if kind != "timestamp" and has_zone:
+        raise Unfit(f": a {logical} has no time zone")
     if unit == "millis" and value.microsecond % 1000:
         raise Unfit(f": a {logical} can't hold digits below a millisecond")
     return value
@@ -517,6 +532,9 @@ class Avro:
 
 
 def _record_reader(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]]:
+    """Return a function that reads records of the schema `writer`; `reader`, if it is not None, is
+    the one to which they are resolved. Raises Unfit.
+    """
     from fastavro import schemaless_reader
     from fastavro.read import SchemaResolutionError
 
@@ -557,6 +575,9 @@ def _check_record_cases(writer: Any, reader: Any) -> None:
 
 
 def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes], dict[str, Any]]:
+    """Return a function that reads messages by the schemas that they name, resolved to the declared
+    one.
+    """
     known: dict[int, Callable[[bytes], dict[str, Any]]] = {}
     reader = parse_avro_schema(declared)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from cachetools import TTLCache
 from pydantic import SkipValidation
@@ -56,7 +56,6 @@ _RESERVED_SETTINGS = {
 }
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LOGIN_CODES = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED")
-# Fmt: skip.
 _REFUSED_CODES = (*_LOGIN_CODES, "_SSL", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
 # A partition is changing its leader.
 _LEADER_CHANGE_CODES = {
@@ -204,6 +203,7 @@ class TopicFacts:
         return int(self.config.get("max.message.bytes", _DEFAULT_MAX_BYTES))
 
     def ssp(self, partition: int) -> SystemStreamPartition:
+        """Return the partition of this number."""
         return SystemStreamPartition(self.settings.name, self.stream, partition)
 
 
@@ -255,6 +255,7 @@ class BrokerRefusals:
         """Whether the client logs in by tokens, which expire and are asked for again."""
 
     def __call__(self, error: Any) -> None:
+        """Keep an error that librdkafka reports, if it is permanent, for `check`."""
         if error.name() in _REFUSED_CODES:
             self._refusal = error
 
@@ -338,9 +339,8 @@ def new_client(
     always = {**_DEFAULTS, "logger": ClientLog(settings.name)}
     try:
         resolved = _with_token(resolve_client_settings(settings), settings)
-        refusals.has_tokens = (
-            str(resolved.get("sasl.mechanism", resolved.get("sasl.mechanisms"))) == "OAUTHBEARER"
-        )
+        mechanism = resolved.get("sasl.mechanism", resolved.get("sasl.mechanisms"))
+        refusals.has_tokens = str(mechanism) == "OAUTHBEARER"
         return client({**always, **resolved, **own, "error_cb": refusals})
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
@@ -409,6 +409,7 @@ def _call_factory(place: str) -> Mapping[str, Any]:
 
 
 def is_env_reference(value: object) -> bool:
+    """Whether a setting is "env:NAME", which stands for the variable of this name."""
     return isinstance(value, str) and re.fullmatch(r"env:[A-Za-z_]\w*", value) is not None
 
 
@@ -418,6 +419,13 @@ _WARNINGS = 4
 _GREATEST = 2**63 - 1
 _LEADER_SECONDS = 0.2
 _PROPAGATION_SECONDS = 30.0
+
+
+class TopicDescription(NamedTuple):
+    """A topic's id, which changes when it is recreated, and its number of partitions."""
+
+    id: str
+    partitions: int
 
 
 class KafkaAdmin:
@@ -451,17 +459,15 @@ class KafkaAdmin:
                     raise translated from error
             part *= 2
 
-    def describe(self, topic: str) -> tuple[str, int] | None:
-        """Return the topic's id, which changes when it is recreated, and its partition count;
-        None if there is none.
-        """
+    def describe(self, topic: str) -> TopicDescription | None:
+        """Return the topic's id and number of partitions; None if there is no such topic."""
         from confluent_kafka import TopicCollection
 
         asked = self._connected().describe_topics(TopicCollection([topic]))
         description = self._answer(asked, f"topic {topic!r}", {"UNKNOWN_TOPIC_OR_PART"})
         if description is None:
             return None
-        return (str(description.topic_id), len(description.partitions))
+        return TopicDescription(str(description.topic_id), len(description.partitions))
 
     def config(self, topic: str) -> Mapping[str, str]:
         """Return the settings of a topic by Kafka's names; none if we are not authorized to read
@@ -518,6 +524,9 @@ class KafkaAdmin:
         return self._offsets(topic, partitions, spec)
 
     def _offsets(self, topic: str, partitions: Iterable[int], spec: Any) -> dict[int, int]:
+        """Return the offset of each partition that `spec` asks for, as readers of committed records
+        see it.
+        """
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 
         wanted = {TopicPartition(topic, partition): spec for partition in partitions}
@@ -540,6 +549,7 @@ class KafkaAdmin:
                 time.sleep(_LEADER_SECONDS)
 
     def _connected(self) -> AdminClient:
+        """Return the client, created on first use."""
         with self._lock:
             if self._client is None:
                 own = {}
@@ -585,10 +595,14 @@ class KafkaAdmin:
             self._refusals.check()
         except errors.AdjunctError:
             with self._lock:
-                self._client, self._refusals = None, BrokerRefusals(self.settings)
+                self._client = None
+                self._refusals = BrokerRefusals(self.settings)
             raise
 
     def _translate_error(self, error: KafkaError, what: str) -> errors.AdjunctError:
+        """Return the Adjunct error for an error of Kafka, or for the rejection by brokers that
+        caused it.
+        """
         self._connected().poll(0)
         try:
             self._check()
@@ -612,6 +626,7 @@ def response_timeout(settings: KafkaSettings) -> float:
 def no_answer_error(
     settings: KafkaSettings, what: str, reason: str
 ) -> errors.StreamUnavailableError:
+    """Return the error for a request that no broker answered in time."""
     step = "Check whether its brokers are up and can be reached from here, then retry."
     problem = f"{settings.where} did not return {what}: {reason}."
     return errors.StreamUnavailableError(problem, step, system=settings.name)

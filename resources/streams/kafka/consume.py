@@ -79,6 +79,7 @@ class TopicRange:
 
 
 PartitionMessages = tuple[TopicRange, list["Message"]]
+"""A range, and some of its messages."""
 
 
 def read_ranges(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iterator[PartitionMessages]:
@@ -112,6 +113,7 @@ class MarkerHeader(BaseModel):
     partitions: int | None = Field(default=None, ge=1)  # of the topic
 
     def encode(self) -> bytes:
+        """Return the value of the header."""
         return self.model_dump_json(exclude_none=True).encode()
 
 
@@ -193,10 +195,10 @@ def check_topic_identity(topic: TopicFacts, partition: int) -> None:
     that was read.
     """
     described = KafkaAdmin(topic.settings).describe(topic.topic)
-    if described is None or described[0] != topic.identity:
+    if described is None or described.id != topic.identity:
         now = "missing"
         if described is not None:
-            now = described[0]
+            now = described.id
         problem = (
             f"{topic.ssp(partition)}: topic {topic.topic!r} was deleted or recreated while it was"
             f" read: its id was {topic.identity}, now it is {now}."
@@ -231,6 +233,7 @@ class _RangeConsumer:
                 self._positions[wanted.partition] = wanted.start
 
     def messages(self) -> Iterator[PartitionMessages]:
+        """Yield the messages of the ranges, as `read_ranges` does."""
         from confluent_kafka import TopicPartition
 
         with closing(self._consumer):
@@ -321,6 +324,9 @@ class _RangeConsumer:
         return [message for message in got if message.error() is None], ended
 
     def _read_error(self, error: KafkaError, wanted: TopicRange | None) -> AdjunctError:
+        """Return the Adjunct error for an error of Kafka in this range; None if it is that of the
+        topic.
+        """
         from confluent_kafka import TopicPartition
 
         topic = self._topic

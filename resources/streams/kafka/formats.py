@@ -67,8 +67,11 @@ def _converter(
     return converted
 
 
-def _is_text(value: object, pattern: re.Pattern[str] | None = None) -> object:
-    return isinstance(value, str) and (pattern is None or pattern.fullmatch(value))
+def _is_text(value: object, pattern: re.Pattern[str] | None = None) -> bool:
+    """Whether a value is a text, and matches the pattern as a whole."""
+    if not isinstance(value, str):
+        return False
+    return pattern is None or pattern.fullmatch(value) is not None
 
 
 _TEXT_FORMS: Mapping[str, Converter] = {
@@ -97,6 +100,7 @@ def json_converters(field: Field, timestamps: str | None) -> Converters:
 
 
 def _json_converter(kind: str, timestamps: str | None) -> Converter:
+    """Return the converter from a parsed JSON value to a simple type."""
     if kind in ("float", "double"):
         return partial(_near_float, kind)
     if kind == "string":
@@ -129,6 +133,7 @@ def text_converter(kind: str) -> Converter:
 
 
 def _is_int(value: object) -> bool:
+    """Whether a value is an integer, and no boolean."""
     return type(value) is int
 
 
@@ -143,6 +148,9 @@ def _json_text(value: Any) -> str:
 
 
 def _near_float(kind: str, value: Any) -> float:
+    """Return the number of this type that is nearest to a JSON number. Raises Unfit if it is too
+    large.
+    """
     if type(value) not in (int, float, Decimal):
         raise Unfit("")
     with np.errstate(over="ignore"):
@@ -172,6 +180,7 @@ FAIL = "fail"
 
 
 def missing_package_error(kind: str, package: str, error: ImportError) -> ConfigurationError:
+    """Return the error for a format whose package is not installed."""
     problem = f"a Kafka stream is in {kind}, but {package} is not installed ({error})."
     step = 'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".'
     return ConfigurationError(problem, step, package=package)
@@ -318,6 +327,7 @@ class FastJsonReader:
 def _read_fast(
     data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]
 ) -> list[pa.Array] | None:
+    """Return the columns as Arrow's parser reads them, None if that is not certain to be right."""
     messages = [b"{}" if message is None else message for message in data]
     text = b"\n".join(messages)
     if not _is_one_object_a_line(text, messages):
@@ -463,6 +473,7 @@ class Json:
 
 
 def _reject_constant(text: str) -> Any:
+    """Reject NaN and Infinity, which Python's JSON decoder would accept."""
     raise ValueError(f"{text} is not a JSON number")
 
 
@@ -492,6 +503,7 @@ def _json_texts(
 def _struct_json_texts(
     column: pa.Array, type_: Struct, what: str, path: str, timestamps: str | None
 ) -> list[str]:
+    """Return structs as JSON objects."""
     members = []
     for member, values in zip(type_.members, column.flatten(), strict=True):
         head = _quote(member.name) + ":"
@@ -504,6 +516,9 @@ def _struct_json_texts(
 def _simple_json_texts(
     column: pa.Array, kind: str, what: str, path: str, timestamps: str | None
 ) -> list[str]:
+    """Return simple values as JSON texts. Raises SchemaMismatchError for numbers that JSON has no
+    form for.
+    """
     form: Callable[[Any], str] = str
     if kind in ("float", "double"):
         if pc.any(pc.invert(pc.is_finite(column))).as_py():
@@ -659,6 +674,7 @@ class KeyText:
 
 
 def _split_key(schema: Schema, data: bytes) -> dict[str, Any]:
+    """Return the texts of the key's columns. Raises Unfit."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

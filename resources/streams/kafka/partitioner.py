@@ -58,6 +58,7 @@ def _hash_together(keys: Any) -> Any:
 
 
 def _hash_one(key: bytes) -> int:
+    """Return the hash of one key."""
     whole = len(key) // 4 * 4
     hashed = (_SEED ^ len(key)) & _MASK
     for word in np.frombuffer(key[:whole], "<u4").tolist():
@@ -84,8 +85,8 @@ def check_key_partitions(topic: TopicFacts, partition: int, got: Sequence[Messag
     chosen = choose_partitions([key or b"" for key in keys], topic.partitions)
     unkeyed = [place for place, key in enumerate(keys) if key is None]
     columns = declared.value.columns().names
-    in_value = all(column_of(name, columns) in columns for name in declared.key_names)
-    chosen[unkeyed] = -1 if in_value else partition
+    has_key_in_value = all(column_of(name, columns) in columns for name in declared.key_names)
+    chosen[unkeyed] = -1 if has_key_in_value else partition  # -1: in no partition rightly
     wrong = np.nonzero(chosen != partition)[0]
     if not len(wrong):
         return

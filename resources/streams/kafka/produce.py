@@ -29,7 +29,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.documents import StoredDocument
@@ -122,6 +122,7 @@ def _unavailable_error(
     problem: str,
     next_step: str = "Check whether the brokers are up, then append again.",
 ) -> errors.StreamUnavailableError:
+    """Return the error for an append that may succeed later."""
     return errors.StreamUnavailableError(
         f"{target}: {problem}.", next_step, system=target.settings.name, stream=str(target)
     )
@@ -199,6 +200,15 @@ class SentSpan:
     first: int | None
     next: int | None
     rows: int
+
+
+class SendResult(NamedTuple):
+    """Where an append's records are, and whether they were appended before under the same sequence,
+    so that this time nothing was added.
+    """
+
+    spans: list[SentSpan]
+    duplicate: bool = False
 
 
 # librdkafka's two names for how long a record may be under way.
@@ -362,6 +372,9 @@ class Sender:
         return _unavailable_error(self._target, "the producer failed fatally", "Append again.")
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        """Note where a record was stored, or the first error; the client calls it for
+        each record.
+        """
         if error is not None:
             if self._failure is None:
                 self._failure = self.translate_error(error, message.key())
@@ -393,32 +406,36 @@ def records_from_batch(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[Ou
     )
 
 
-def _record_times(batch: pa.RecordBatch, what: TopicFacts) -> Iterable[int]:
+def _record_times(batch: pa.RecordBatch, topic: TopicFacts) -> Iterable[int]:
+    """Return the times of the records in ms since the epoch, 0 for the time of the append. Raises
+    SchemaMismatchError.
+    """
     if TIMESTAMP not in batch.schema.names:
         return repeat(0, batch.num_rows)
     stated = batch.column(TIMESTAMP)
     found = first_unreadable(batch, [TIMESTAMP])
     # Truncating to microseconds loses nothing: Kafka stores milliseconds.
-    which: object = None
+    rejected: object = None
     if found is not None:
-        which = found.text
+        rejected = found.text
     else:
         given = stated.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
         least = pc.min(given).as_py()
         if least is not None and least < 1000:
-            which = readable_value(pc.min(stated))
-    if which is not None:
+            rejected = readable_value(pc.min(stated))
+    if rejected is not None:
         problem = (
-            f"{what}: a record has the time {which}, but Kafka only stores times from 1970-01-01 to"
-            " 9999-12-31."
+            f"{topic}: a record has the time {rejected}, but Kafka only stores times from"
+            " 1970-01-01 to 9999-12-31."
         )
         step = "Leave its __timestamp null: the record then has the time of the append."
-        raise errors.SchemaMismatchError(problem, step, stream=str(what))
+        raise errors.SchemaMismatchError(problem, step, stream=str(topic))
     times: list[int] = pc.fill_null(pc.divide(given, 1000), 0).to_pylist()
     return times
 
 
 def _record_headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]:
+    """Return the headers of each record: its own, then `own` with the epoch and the source."""
     names = batch.schema.names
     ours: Iterable[list[Header]] = repeat(own, batch.num_rows)
     if EPOCH in names:
@@ -436,12 +453,14 @@ def _record_headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[H
 
 
 def _add_source(headers: list[Header], source: str | None, offset: int) -> list[Header]:
+    """Return the headers with the record's position in its input, if it is known."""
     if source is None:
         return headers
     return [*headers, (f"{RESERVED}source", f"{source}@{offset}".encode())]
 
 
 def _merge_headers(theirs: Sequence[Mapping[str, Any]] | None, ours: list[Header]) -> list[Header]:
+    """Return a record's own headers, without those reserved for Adjunct, then ours."""
     merged: list[Header] = []
     for header in theirs or ():
         if not header["name"].startswith(RESERVED):
@@ -458,8 +477,8 @@ _BITS = 128
 
 
 class TransactionMark(StoredDocument):
-    """The mark of one partition: `rows` records of the append `sequence`, whose digest is `digest`,
-    begin at `first`.
+    """What an append leaves in a partition: its sequence and digest, and that `rows` records of it
+    begin at the offset `first`.
 
     `topic` is the topic's id, so that the marks of a deleted topic of the same name are recognized.
     """
@@ -472,16 +491,19 @@ class TransactionMark(StoredDocument):
     rows: int = 0
 
 
-# By partition: the mark, and the offset after the records of the append. Every append leaves a mark
-# in partition 0.
-ProducerMarks = Mapping[int, tuple[TransactionMark, int]]
+class StoredMark(NamedTuple):
+    """The mark of a partition, and the offset after the records of its append."""
+
+    mark: TransactionMark
+    next: int
 
 
-def send_in_transaction(
-    append: TaskAppend, batches: Iterable[pa.RecordBatch]
-) -> tuple[list[SentSpan], bool]:
-    """Append the batches in one transaction; return their offsets, and whether the sequence was
-    appended before.
+# By partition; every append leaves a mark in partition 0.
+ProducerMarks = Mapping[int, StoredMark]
+
+
+def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
+    """Append the batches in one transaction, unless the sequence was appended before.
 
     Raises ProducerConflictError for other records under the last sequence and for an earlier
     sequence, CommitConflictError if another process took over the producer's name, and
@@ -493,9 +515,9 @@ def send_in_transaction(
     _retry_step(sender, sender.producer.init_transactions)
     marks = _read_marks(append.target, append.producer)
     last = None
-    offset_of_last = 0
+    after_last = 0
     if 0 in marks:
-        last, offset_of_last = marks[0]
+        last, after_last = marks[0]
     digest = _Digest()
     if last is not None and append.sequence < last.sequence:
         raise stale_sequence_error(
@@ -508,7 +530,7 @@ def send_in_transaction(
         name = str(append.target)
         now = digest.of(append)
         check_same_contents(name, append.producer, sequence, sequence, last.digest, now)
-        return spans_from_marks(marks, sequence), True
+        return SendResult(spans_from_marks(marks, sequence), duplicate=True)
     sender.producer.begin_transaction()
     try:
         for batch in batches:
@@ -518,14 +540,14 @@ def send_in_transaction(
         mark = TransactionMark(
             topic=append.target.identity, sequence=append.sequence, digest=digest.of(append)
         )
-        _commit_offsets(sender, append, spans, mark, before=offset_of_last)
+        _commit_offsets(sender, append, spans, mark, before=after_last)
         _retry_step(sender, sender.producer.commit_transaction)
     except BaseException:
         # If this fails too, the broker ends the transaction after its time-out.
         with suppress(Exception):
             sender.producer.abort_transaction(_ABORT_SECONDS)
         raise
-    return spans, False
+    return SendResult(spans)
 
 
 def read_marks(target: TopicFacts, producer: str) -> ProducerMarks:
@@ -548,8 +570,8 @@ def read_marks(target: TopicFacts, producer: str) -> ProducerMarks:
 def _read_marks(
     target: TopicFacts, producer: str, isolation: str = "read_committed", seconds: float = _SECONDS
 ) -> ProducerMarks:
-    """Return the marks; with `read_committed`, wait up to `seconds` until no transaction of the
-    producer is open.
+    """Return the producer's marks on the topic; with `read_committed`, wait up to `seconds` until
+    no transaction of it is open.
     """
     from confluent_kafka import KafkaException, TopicPartition
 
@@ -585,7 +607,7 @@ def _read_marks(
             continue
         mark = decode_document(TransactionMark, position.metadata.encode(), where, step)
         if mark.topic == target.identity:
-            marks[position.partition] = (mark, position.offset)
+            marks[position.partition] = StoredMark(mark, position.offset)
     return marks
 
 
@@ -594,9 +616,10 @@ def spans_from_marks(marks: ProducerMarks, sequence: int) -> list[SentSpan]:
     replaced the mark.
     """
     spans = []
-    for partition, (mark, after) in sorted(marks.items()):
+    for partition, stored in sorted(marks.items()):
+        mark = stored.mark
         if mark.sequence == sequence and mark.first is not None:
-            spans.append(SentSpan(partition, mark.first, after, mark.rows))
+            spans.append(SentSpan(partition, mark.first, stored.next, mark.rows))
     return spans
 
 
@@ -680,6 +703,7 @@ class _Digest:
 def _group_consumer(
     target: TopicFacts, group: str, refusals: BrokerRefusals, isolation: str
 ) -> Consumer:
+    """Return a consumer with which a group's committed offsets are read or written."""
     own = {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
     consumer: Consumer = new_client("consumer", target.settings, own, refusals)
     return consumer
@@ -691,19 +715,15 @@ _SPANS = Schema.of(
 )
 _ORDER = "__order_"
 
-SendResult = tuple[list[SentSpan], bool]
-
 
 def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
-    """Send the batches, then the markers, without a transaction; return their offsets, and False
-    (no duplicate).
-    """
+    """Send the batches, then the markers, without a transaction, so that no duplicate is found."""
     sender = Sender(append.target, fence=append.fence)
     try:
         for batch in batches:
             sender.send(records_from_batch(batch, append))
         sender.send_markers(append)
-        return sender.finish(), False
+        return SendResult(sender.finish())
     except BaseException:
         sender.producer.purge()
         sender.producer.flush(1)
@@ -740,10 +760,10 @@ def send_frame(frame: DataFrame, append: TaskAppend, order_by: Sequence[str]) ->
         # transaction.
         return _run_tasks(frame, append, send_in_transaction) or send_in_transaction(append, [])
     sent = _run_tasks(frame, replace(append, markers=()), send_without_transaction)
-    spans = [] if sent is None else sent[0]
+    spans = [] if sent is None else sent.spans
     if append.markers:
-        spans += send_without_transaction(append, [])[0]
-    return spans, False
+        spans += send_without_transaction(append, []).spans
+    return SendResult(spans)
 
 
 def _run_tasks(
@@ -751,17 +771,19 @@ def _run_tasks(
     append: TaskAppend,
     send: Callable[[TaskAppend, Iterable[pa.RecordBatch]], SendResult],
 ) -> SendResult | None:
-    """Call `send` in each task of the frame; return all spans, and whether one was a duplicate.
-    None without tasks.
+    """Call `send` in each task of the frame; return all spans, and whether one of the tasks found a
+    duplicate. None without tasks.
     """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         def results() -> Iterator[pa.RecordBatch]:
-            spans, duplicate = send(append, batches)
-            rows = [{**asdict(span), "duplicate": duplicate} for span in spans]
-            yield pa.RecordBatch.from_pylist(
-                rows or [{"rows": 0, "duplicate": duplicate}], schema=_SPANS.to_arrow()
-            )
+            sent = send(append, batches)
+            rows: list[dict[str, Any]] = []
+            for span in sent.spans:
+                rows.append({**asdict(span), "duplicate": sent.duplicate})
+            if not rows:
+                rows.append({"rows": 0, "duplicate": sent.duplicate})
+            yield pa.RecordBatch.from_pylist(rows, schema=_SPANS.to_arrow())
 
         yield from encode_task_errors(results())
 
@@ -771,9 +793,9 @@ def _run_tasks(
         return None
     spans = []
     for row in rows:
-        if row[0] is not None:
-            spans.append(SentSpan(row[0], row[1], row[2], row[3]))
-    return spans, any(row[4] for row in rows)
+        if row["partition"] is not None:
+            spans.append(SentSpan(row["partition"], row["first"], row["next"], row["rows"]))
+    return SendResult(spans, any(row["duplicate"] for row in rows))
 
 
 def _select_columns(frame: DataFrame, declared: KafkaTopic, order_by: Sequence[str]) -> DataFrame:
@@ -794,6 +816,7 @@ def _select_columns(frame: DataFrame, declared: KafkaTopic, order_by: Sequence[s
 
 
 def result_from_spans(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendResult:
+    """Return the result of an append to these offsets, which are all known."""
     first: dict[int, int] = {}
     after: dict[int, int] = {}
     for span in spans:
@@ -801,7 +824,6 @@ def result_from_spans(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendRe
         assert span.next is not None
         first[span.partition] = min(span.first, first.get(span.partition, span.first))
         after[span.partition] = max(span.next, after.get(span.partition, span.next))
-    starts, ends = (
-        {p: str(offset) for p, offset in sorted(offsets.items())} for offsets in (first, after)
-    )
+    starts = {partition: str(offset) for partition, offset in sorted(first.items())}
+    ends = {partition: str(offset) for partition, offset in sorted(after.items())}
     return AppendResult(starts, ends, sum(span.rows for span in spans), duplicate)

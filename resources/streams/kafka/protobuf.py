@@ -121,6 +121,7 @@ def _value_type(field: Any, within: frozenset[str]) -> Type:
 
 
 def _scalar_type(field: Any) -> str:
+    """Return the type of a field's values that are no messages."""
     kinds = {
         field.CPPTYPE_INT32: "int",
         field.CPPTYPE_INT64: "bigint",
@@ -131,7 +132,8 @@ def _scalar_type(field: Any) -> str:
         field.CPPTYPE_BOOL: "boolean",
         field.CPPTYPE_ENUM: "string",
     }
-    return kinds.get(field.cpp_type, "binary" if field.type == field.TYPE_BYTES else "string")
+    texts = "binary" if field.type == field.TYPE_BYTES else "string"
+    return kinds.get(field.cpp_type, texts)
 
 
 @lru_cache(maxsize=1024)
@@ -147,10 +149,12 @@ def _is_struct(message: Any, within: frozenset[str]) -> bool:
 
 
 def _is_map(field: Any) -> bool:
+    """Whether a field is a map."""
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
 def _is_repeated(field: Any) -> bool:
+    """Whether a field has several values; that of a map has its entries."""
     # `is_repeated` exists since Protobuf 6.31; later releases will drop `label`.
     return bool(
         field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
@@ -167,6 +171,7 @@ def message_getters(message: Any, within: frozenset[str] = frozenset()) -> dict[
 
 
 def _field_getter(field: Any, within: frozenset[str]) -> Getter:
+    """Return a function from a message to the value of a field, None if the field is not set."""
     name = field.name
     if _is_map(field):
         of_value = _value_getter(field.message_type.fields_by_name["value"], within)
@@ -216,6 +221,7 @@ def _key_text(key: Any) -> str:
 
 
 def _to_datetime(value: Any) -> dt.datetime:
+    """Return a Timestamp as a time, truncated to microseconds."""
     return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
 
 
@@ -263,9 +269,11 @@ class FieldWriter:
             self._try(_set_scalar, message, field, value)
 
     def _at(self, step: str) -> FieldWriter:
+        """Return the writer of parts of this value; `step` is what their path adds."""
         return replace(self, path=self.path + step)
 
     def _add_entries(self, entries: Any, field: Any, value: Any) -> None:
+        """Add the entries of a dictionary to the field of a map."""
         parts = field.message_type.fields_by_name
         for text, part in value.items():
             self._check_present(part)
@@ -276,6 +284,7 @@ class FieldWriter:
                 self._try(_set_entry, entries, key, parts["value"], part)
 
     def _add_elements(self, elements: Any, field: Any, value: Any) -> None:
+        """Add the elements of a list to a repeated field."""
         for part in value:
             self._check_present(part)
             if field.message_type is not None:
@@ -304,6 +313,7 @@ class FieldWriter:
             raise self._error(problem, "Set the others to null.")
 
     def _check_present(self, part: Any) -> None:
+        """Raise SchemaMismatchError for a null within an array or map."""
         if part is None:
             step = "Leave out null elements of arrays, and null values of maps."
             raise self._error("is null, which Protobuf can't represent there", step)
@@ -321,6 +331,7 @@ class FieldWriter:
             raise self._error(problem, step) from error
 
     def _error(self, problem: str, step: str) -> SchemaMismatchError:
+        """Return the error of the column with this problem."""
         text = f"{self.what}: column {self.path!r} {problem}."
         return SchemaMismatchError(text, step, column=self.column)
 
@@ -348,14 +359,17 @@ def _key_from_text(field: Any, text: str) -> Any:
 
 
 def _set_scalar(message: Any, field: Any, value: Any) -> None:
+    """Set a field to a simple value."""
     setattr(message, field.name, _scalar(field, value))
 
 
 def _set_entry(entries: Any, key: Any, field: Any, value: Any) -> None:
+    """Set the value of a key in a map to a simple value."""
     entries[key] = _scalar(field, value)
 
 
 def _append_scalar(elements: Any, field: Any, value: Any) -> None:
+    """Add a simple value to a repeated field."""
     elements.append(_scalar(field, value))
 
 
@@ -424,6 +438,7 @@ class Protobuf:
         return Schema(tuple(fields))
 
     def _message_class(self) -> Any:
+        """Return the Python class of the message type."""
         assert isinstance(self.descriptor_set, bytes)
         return message_class(self.descriptor_set, self.message)
 

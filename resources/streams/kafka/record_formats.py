@@ -27,7 +27,7 @@ from dagster_adjunct.resources.schemas.paths import (
     set_value,
     write_path,
 )
-from dagster_adjunct.resources.schemas.records import fit_to_schema
+from dagster_adjunct.resources.schemas.records import RowPlace, fit_to_schema
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, repeated_names
 from dagster_adjunct.resources.schemas.types import arrow_type, is_nested, types_from_spark
 from dagster_adjunct.resources.spark.tasks import encode_task_errors
@@ -124,6 +124,7 @@ class KafkaTopic:
             raise ConfigurationError(problem, step, argument="key_paths", column=twice[0])
 
     def _named_paths(self) -> list[NamedPath]:
+        """Return the parsed `key_paths`."""
         columns = self.value.columns()
         return [read_named_path(text, columns) for text in self.key_paths]
 
@@ -181,6 +182,9 @@ class KafkaTopic:
         return Schema(tuple(fields))
 
     def _columns_only_in_key(self, key: Format) -> list[Field]:
+        """Return the columns of the key that the value has not. Raises ConfigurationError for one
+        that both have, with different types.
+        """
         columns = self.value.columns()
         fields = []
         paths = {path.name for path in self._named_paths()}
@@ -244,17 +248,18 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         key = _SideReader("key", form, form.reader())
 
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns, problems = value.read(batch.column(VALUE).to_pylist())
-        sides = [(value, problems)]
+        columns, bad_values = value.read(batch.column(VALUE).to_pylist())
+        bad_keys: RowProblems = {}
         if key is not None:
-            sides.insert(0, (key, _read_keys(batch, key, columns, topic.key_steps)))
-        unreadable = problems.keys() | sides[0][1].keys()
+            bad_keys = _read_keys(batch, key, columns, topic.key_steps)
+        unreadable = bad_keys.keys() | bad_values.keys()
         if unreadable:
             is_read = np.ones(batch.num_rows, bool)
             is_read[[*unreadable]] = False
             columns = {name: pc.if_else(is_read, column, None) for name, column in columns.items()}
-        for side, bad in sides:
-            side.keep_malformed(batch, bad, columns, stream)
+        if key is not None:
+            key.keep_malformed(batch, bad_keys, columns, stream)
+        value.keep_malformed(batch, bad_values, columns, stream)
         if topic.headers is not None:
             columns[topic.headers] = _headers_json(batch.column(HEADERS))
         columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
@@ -301,6 +306,7 @@ class _SideReader:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The columns that this side has."""
         return self.form.columns().names
 
     def read(self, data: Sequence[bytes | None]) -> tuple[dict[str, pa.Array], RowProblems]:
@@ -387,9 +393,8 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     """
     written = topic.written_schema()
     around = [name for name in frame.schema.names if name.startswith("__")]
-    given = Schema.from_spark(
-        frame.select(*[named_column(n) for n in frame.columns if n not in around]).schema
-    )
+    own = [named_column(name) for name in frame.columns if name not in around]
+    given = Schema.from_spark(frame.select(*own).schema)
     _check_columns(given, written, stream)
     create_encoder(topic, stream)  # what fails here would fail in every task
     casts = [
@@ -425,7 +430,7 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     key = topic.key_format()
     written = topic.written_schema()
     about = {"stream": stream}
-    subject = topic.name_for(split_stream_name(stream)[1])
+    subject = topic.name_for(split_stream_name(stream).stream)
     value_names = topic.value.columns().names
     write_value = topic.value.writer(stream, f"{subject}-value")
     key_steps = topic.key_steps.values()
@@ -438,7 +443,10 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         around = {name: batch.column(name) for name in names if name.startswith("__")}
         table = pa.Table.from_batches([batch]).drop_columns([*around])
         records = fit_to_schema(
-            table, written, stream, lambda row: (describe_record(table, row, written), about)
+            table,
+            written,
+            stream,
+            lambda row: RowPlace(describe_record(table, row, written), about),
         )
         check_readable(records, written, stream, **about)
         flat = pa.RecordBatch.from_arrays(
@@ -462,6 +470,9 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
 
 
 def _check_columns(given: Schema, written: Schema, stream: str) -> None:
+    """Raise SchemaMismatchError unless records with the columns `given` can be written as
+    `written`.
+    """
     fits = set(given.names) == set(written.names)
     if fits:
         fits = all(is_widening(given.field(each.name).type, each.type) for each in written.fields)

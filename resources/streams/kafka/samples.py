@@ -48,13 +48,14 @@ def registered_schema(registry: SchemaRegistry, topic: str) -> InferredSchema:
 
 
 def _records(settings: KafkaSettings, topic: str, rows: int) -> Iterator[dict[str, Any]]:
+    """Yield the values of a topic's newest records, at most about `rows`."""
     admin = KafkaAdmin(settings)
     described = admin.describe(topic)
     if described is None:
         problem = f"{settings.where} has no topic {topic!r}."
         raise StreamNotFoundError(problem, "Check the name of the topic.", stream=topic)
-    identity, count = described
-    facts = TopicFacts(settings, topic, topic, identity, count)
+    count = described.partitions
+    facts = TopicFacts(settings, topic, topic, described.id, count)
     share = -(-rows // count)
     oldest = admin.oldest(topic, range(count))
     upcoming = admin.upcoming(topic, range(count))
@@ -71,6 +72,7 @@ def _records(settings: KafkaSettings, topic: str, rows: int) -> Iterator[dict[st
 
 
 def _parse(value: bytes, place: str, topic: str) -> dict[str, Any]:
+    """Return a value as a JSON object. Raises SchemaMismatchError, which names the `place`."""
     try:
         record = json.loads(value, object_pairs_hook=unique_members)
     except RepeatedMemberError as error:

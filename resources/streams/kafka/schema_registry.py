@@ -52,6 +52,9 @@ def parse_message_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number in Protobuf's encoding that begins at byte `at`, and the position after it.
+    Raises Unfit.
+    """
     value = shift = 0
     while at < len(data) and shift < 35:
         value |= (data[at] & 0x7F) << shift
@@ -169,6 +172,9 @@ class SchemaRegistry:
         return int(body["id"])
 
     def _with_references(self, number: int, body: Mapping[str, Any]) -> RegisteredSchema:
+        """Return the schema in a registry's answer, with the schemas that it refers to, which are
+        requested.
+        """
         texts: list[str] = []
         for reference in body.get("references") or ():
             subject = reference["subject"]
@@ -204,9 +210,9 @@ class SchemaRegistry:
         login = resolve_secret(self.login, f"login of {what}")
         token = resolve_secret(self.token, f"token of {what}")
         user, _, password = (login or "").partition(":")
-        headers = {"Accept": _TYPE, "Content-Type": _TYPE} | (
-            {"Authorization": f"Bearer {token}"} if token else {}
-        )
+        headers = {"Accept": _TYPE, "Content-Type": _TYPE}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
         problem = ""
         for pause in (*_PAUSES, 0):
             try:
@@ -236,6 +242,9 @@ class SchemaRegistry:
         raise StreamUnavailableError(problem, "Check whether it is up, then retry.", url=self.url)
 
     def _parse_response(self, answer: Any, path: str) -> Any:
+        """Return the JSON of an answer, None for a missing schema or subject. Raises for a
+        rejection.
+        """
         what = f"schema registry {self.url}"
         status = answer.status_code
         try:
@@ -264,6 +273,7 @@ class SchemaRegistry:
 
 
 def _versions_path(subject: str, version: object) -> str:
+    """Return the registry's path of a version of a subject."""
     return f"/subjects/{quote(subject, safe='')}/versions/{version}"
 
 

@@ -41,7 +41,7 @@ MAX_TASK_OFFSETS = 250_000
 MIN_TASK_OFFSETS = 10_000
 EPOCH_HEADER = f"{RESERVED}epoch"
 _registered: WeakSet[SparkSession] = WeakSet()
-_GREATEST_MS = MICROS[1] // 1000  # of the year 9999
+_GREATEST_MS = MICROS.last // 1000  # of the year 9999
 
 
 @dataclass
@@ -85,6 +85,7 @@ class KafkaSource(DataSource):
         return _TopicReader(*self._plan())
 
     def _plan(self) -> tuple[TopicFacts, Sequence[TopicRange]]:
+        """Return the topic and the ranges to read."""
         plan: tuple[TopicFacts, Sequence[TopicRange]] = pickle.loads(
             base64.b64decode(self.options["plan"])
         )
@@ -196,6 +197,7 @@ def _batch_from_messages(
 
 
 def _name_parts(headers: list[tuple[str, bytes | None]] | None) -> list[dict[str, Any]]:
+    """Return a message's headers as Arrow takes them."""
     return [{"name": name, "value": value} for name, value in headers or ()]
 
 
@@ -213,6 +215,7 @@ def _timestamps(ms: list[int]) -> pa.Array:
 
 
 def _epoch_of(headers: list[tuple[str, bytes | None]] | None) -> int:
+    """Return the epoch in a message's headers, 0 without one."""
     value = next((value for name, value in headers or () if name == EPOCH_HEADER), None)
     if value is not None and value.isdigit() and len(value) < 10:
         return int(value)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import check_choice
@@ -68,10 +68,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _VISIBLE_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
-OffsetBounds = tuple[dict[int, int], dict[int, int]]
 _LAST = " (the last stable offset)"
 _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
 _NAMESPACE = "kafka-streams"
+
+
+class OffsetBounds(NamedTuple):
+    """The oldest and the upcoming offsets of a topic's partitions, by partition."""
+
+    oldest: dict[int, int]
+    upcoming: dict[int, int]
 
 
 class _CreatedStream(StoredDocument):
@@ -82,6 +88,7 @@ class _CreatedStream(StoredDocument):
     declaration: StreamDeclaration
 
     def known(self) -> KafkaTopic:
+        """Return the topic's declaration, as the settings would have it."""
         schema = self.declaration.columns
         if not self.declaration.key:
             return KafkaTopic(self.topic, Json(schema))
@@ -171,14 +178,19 @@ class DeclaredTopics:
     def _declared(
         self, stream: str, schema: Schema, key: Sequence[str], partitions: int
     ) -> StreamDeclaration:
+        """Return the declaration of a stream with these columns, key and partitions, checked."""
         return system.build_declaration(
             StreamDeclaration, self._qualified(stream), schema, tuple(key), partitions
         )
 
     def _qualified(self, stream: str) -> str:
+        """Return the stream's full name, "kafka.flights"."""
         return f"{self._settings.name}.{stream}"
 
     def _build_created(self, stream: str, declaration: StreamDeclaration) -> _CreatedStream:
+        """Return what is stored of a stream that is to be created. Raises ConfigurationError if its
+        topic is another stream.
+        """
         topic = check_topic_name(self._settings.prefix + stream)
         for other, known in self._settings.topics.items():
             if known.name_for(other) == topic:
@@ -193,6 +205,7 @@ class DeclaredTopics:
         return _CreatedStream(topic=topic, declaration=declaration)
 
     def _find_created(self, snapshot: NamespaceSnapshot, stream: str) -> _CreatedStream | None:
+        """Return what is stored of a created stream, None if it was not created here."""
         stored = snapshot.get(stream)
         if stored is None:
             return None
@@ -200,6 +213,7 @@ class DeclaredTopics:
         return self._created.setdefault(stream, self._parse_created(stream, stored))
 
     def _parse_created(self, stream: str, stored: Any) -> _CreatedStream:
+        """Return what is stored of a stream. Raises MalformedDocumentError."""
         step = (
             "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's"
             " metadata."
@@ -283,6 +297,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         self._validate_creation(name, schema, key, partitions)
 
     def _refuse_changes(self, changes: ColumnChanges) -> None:
+        """Raise ConfigurationError for renames and removals, which a topic can't follow."""
         if changes:
             step = "Leave renamed= and drop= out, or send to a stream of the lake."
             raise self._unable("rename or drop columns of a topic", step)
@@ -323,10 +338,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         ]
 
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
-        return self._select_offsets(ssps, lambda bounds: bounds[0])
+        return self._select_offsets(ssps, lambda bounds: bounds.oldest)
 
     def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
-        return self._select_offsets(ssps, lambda bounds: bounds[1])
+        return self._select_offsets(ssps, lambda bounds: bounds.upcoming)
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         """Return the offset of the first record, in offset order, that readers see and is at or
@@ -368,9 +383,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         if epochs == "latest":
             problem = (
                 f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store'
-                " which ranges "
+                " which ranges were read again, so replaced records can't be found."
             )
-            problem += "were read again, so replaced records can't be found."
             step = (
                 "Send the results to a stream of the lake too, or compare headers (adjunct-source,"
                 " adjunct-epoch)."
@@ -426,7 +440,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
                 version=end_of_dataset, partitions=facts.partitions, valid_from=valid_from
             )
             markers = dict.fromkeys(range(facts.partitions), header.encode())
-        what = replace(
+        append = replace(
             self._task_append(facts, producer, sequence, markers, options.consumed or {}),
             fence=options.fence,
         )
@@ -434,13 +448,16 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         name = str(facts)
         if hasattr(data, "mapInArrow"):
             return self._await_result(
-                what, produce.send_frame(cast("DataFrame", data), what, options.order_by), before
+                append,
+                produce.send_frame(cast("DataFrame", data), append, options.order_by),
+                before,
             )
         system.check_table_options(name, options)
         declared = facts.declared
         table = to_arrow_table(data, name, declared.schema(), declared.key_names)
         table = encode_table(table, declared, name)
-        return self._await_result(what, produce.produce_batches(what, table.to_batches()), before)
+        sent = produce.produce_batches(append, table.to_batches())
+        return self._await_result(append, sent, before)
 
     def append_markers(
         self,
@@ -472,9 +489,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         }
         counts: Mapping[int, int] = rows or {}
         markers = {p: MarkerHeader(**same, rows=counts.get(p)).encode() for p in chosen}
-        what = self._task_append(facts, producer, sequence, markers, {})
+        append = self._task_append(facts, producer, sequence, markers, {})
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
-        return self._await_result(what, produce.produce_batches(what, []), before)
+        return self._await_result(append, produce.produce_batches(append, []), before)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
         """Return the result of an earlier append, or None; always None for a topic without
@@ -490,7 +507,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         marks = produce.read_marks(facts, producer)
         if 0 not in marks:
             return None
-        last, _ = marks[0]
+        last = marks[0].mark
         if last.sequence < sequence:
             return None
         if last.sequence > sequence:
@@ -530,6 +547,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         markers: Mapping[int, bytes],
         consumed: Mapping[SystemStreamPartition, str],
     ) -> TaskAppend:
+        """Return what tasks need to know of an append. Raises ConfigurationError for markers in a
+        compacted topic.
+        """
         if markers and "compact" in facts.config.get("cleanup.policy", ""):
             problem = (
                 f"{facts} can't have end-of-dataset markers: topic {facts.topic!r} is compacted"
@@ -560,8 +580,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         `before` are the partitions' ends before the append, used where a broker did not return
         offsets. Partitions that were added since are not in it, and may have records already.
         """
-        spans, duplicate = sent
-        if duplicate:
+        spans = sent.spans
+        if sent.duplicate:
             return produce.result_from_spans(spans, duplicate=True)
         target = append.target
         deadline = time.monotonic() + _VISIBLE_SECONDS
@@ -574,14 +594,13 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             after = self.admin.upcoming(target.topic, ends)
-        known = [
-            (
-                replace(span, first=before.get(span.partition, 0), next=after[span.partition])
-                if None in (span.first, span.next)
-                else span
-            )
-            for span in spans
-        ]
+        known = []
+        for span in spans:
+            if span.first is None or span.next is None:
+                first = before.get(span.partition, 0)
+                known.append(replace(span, first=first, next=after[span.partition]))
+            else:
+                known.append(span)
         result = produce.result_from_spans(known, duplicate=False)
         empty = {}
         for p, offset in after.items():
@@ -604,6 +623,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     def _view(
         self, *, answers: dict[object, object] | None, keys_checked_for: str = ""
     ) -> KafkaStreams:
+        """Return the same streams with other options; `answers`, unless None, collects those of a
+        snapshot.
+        """
         view = KafkaStreams(self.lake, self.settings)
         view.admin = self.admin
         view._answers = answers
@@ -628,10 +650,11 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         check_name("stream", name)
         topic = self._declarations.check(name, schema, key, partitions).name_for(name)
         described = self.admin.describe(topic)
-        if described is not None and described[1] != partitions:
+        if described is not None and described.partitions != partitions:
             problem = (
                 f"stream {name!r} exists with another declaration: topic {topic!r} of"
-                f" {self.settings.where} has {described[1]} partitions, expected {partitions}."
+                f" {self.settings.where} has {described.partitions} partitions, expected"
+                f" {partitions}."
             )
             step = "Declare the partitions that it has, or use another name."
             raise errors.StreamExistsError(problem, step, stream=f"{self.name}.{name}")
@@ -652,7 +675,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
                 settings,
                 stream,
                 topic,
-                *described,
+                described.id,
+                described.partitions,
                 declared,
                 keys_checked_for=self._keys_checked_for,
             )
@@ -660,6 +684,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return self._ask_once(stream, ask)
 
     def _not_found(self, stream: str, topic: str) -> errors.StreamNotFoundError:
+        """Return the error for a stream that has no topic."""
         there = self.list_streams()
         some = ", ".join(there[:20]) or "there are none"
         if len(there) > 20:
@@ -683,6 +708,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         ssps: Iterable[SystemStreamPartition],
         select: Callable[[OffsetBounds], dict[int, int]],
     ) -> dict[SystemStreamPartition, str]:
+        """Return the oldest or upcoming offsets of these partitions, of any streams; `select`
+        chooses which.
+        """
         result: dict[SystemStreamPartition, str] = {}
         for _, of_stream in groupby(sorted(ssps), lambda ssp: ssp.qualified_stream):
             wanted = list(of_stream)
@@ -693,29 +721,32 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return result
 
     def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> OffsetBounds:
-        """Return the oldest offsets and the upcoming offsets by partition, requested in this
-        order.
+        """Return the offsets of these partitions, in a snapshot of all; the oldest are requested
+        first.
         """
         wanted = partitions
         if self._answers is not None:
             wanted = range(facts.partitions)
-        oldest = self.admin.oldest
-        upcoming = self.admin.upcoming
-        return self._ask_once(
-            (facts.stream, "offsets"),
-            lambda: (oldest(facts.topic, wanted), upcoming(facts.topic, wanted)),
-        )
+
+        def ask() -> OffsetBounds:
+            oldest = self.admin.oldest(facts.topic, wanted)
+            return OffsetBounds(oldest, self.admin.upcoming(facts.topic, wanted))
+
+        return self._ask_once((facts.stream, "offsets"), ask)
 
     def _offsets_at_time(
         self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int
     ) -> dict[int, int]:
+        """Return the offset of each partition's first record at or after a time (ms since the
+        epoch), in a snapshot for all partitions.
+        """
         wanted = partitions
         if self._answers is not None:
             wanted = range(facts.partitions)
 
         def ask() -> dict[int, int]:
             # The ends first, so that a record that arrives meanwhile is not skipped.
-            ends = self._offsets(facts, wanted)[1]
+            ends = self._offsets(facts, wanted).upcoming
             since = self.admin.since(facts.topic, wanted, timestamp_ms)
             starts = {}
             for p, offset in since.items():
@@ -731,14 +762,13 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     ) -> tuple[TopicFacts, list[TopicRange]]:
         """Return the ranges of one stream, validated against the topic's current offsets."""
         facts = self._describe_topic_of(ranges)
-        oldest, upcoming = self._offsets(facts, [ssp.partition for ssp in ranges])
+        bounds = self._offsets(facts, [ssp.partition for ssp in ranges])
         wanted = []
         for ssp, given in ranges.items():
             start = system.parse_offset(given.start, str(ssp))
             end = system.parse_offset(given.end, str(ssp))
-            system.check_range(
-                ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition], last=_LAST
-            )
+            oldest = bounds.oldest[ssp.partition]
+            system.check_range(ssp, start, end, oldest, bounds.upcoming[ssp.partition], last=_LAST)
             wanted.append(TopicRange(ssp.partition, start, end))
         return facts, wanted
 
@@ -765,6 +795,7 @@ def _find_markers(facts: TopicFacts, ranges: Sequence[TopicRange]) -> list[Marke
 
 
 def _is_stream_name(topic: str) -> bool:
+    """Whether a topic's name can be that of a stream."""
     try:
         check_name("stream", topic)
     except errors.InvalidNameError:
@@ -772,6 +803,7 @@ def _is_stream_name(topic: str) -> bool:
     return True
 
 
+# By system: its settings, and the function that was registered for it.
 _openers: dict[str, tuple[KafkaSettings, Callable[[Lake], KafkaStreams]]] = {}
 
 
@@ -800,6 +832,6 @@ def kafka_system(
     known, opener = _openers.get(name, (None, None))
     if opener is None or known != settings:
         opener = partial(KafkaStreams, settings=settings)
-    system.register_system(name, opener)
+    system.register_system(name, opener)  # rejects another function than the registered one
     _openers[name] = settings, opener
     return settings

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import accumulate, takewhile
@@ -36,9 +36,10 @@ from dagster_adjunct.resources.bucketing.writer import (
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.store import delete_holds, holder_prefix
+from dagster_adjunct.resources.objects.store import ObjectInfo, delete_holds, holder_prefix
 from dagster_adjunct.resources.schemas.types import arrow_type
-from dagster_adjunct.resources.streams.lake import manifest
+from dagster_adjunct.resources.streams.lake import key_index, manifest
+from dagster_adjunct.resources.streams.lake.key_index import StoredKey
 from dagster_adjunct.resources.streams.lake.manifest import (
     CompactionPolicy,
     DroppedKey,
@@ -340,7 +341,8 @@ class MaintenanceResult:
     """The result of a maintenance.
 
     Retention dropped `dropped_…`, compaction merged `merged_segments` segments into `merged_into`;
-    `deleted_…` are the unreachable objects that were deleted.
+    `deleted_…` are the unreachable objects that were deleted. `indexes` were written, one for each
+    segment and key of `find_by` without one.
     """
 
     dropped_segments: int = 0
@@ -350,6 +352,7 @@ class MaintenanceResult:
     merged_into: int = 0
     deleted_objects: int = 0
     deleted_bytes: int = 0
+    indexes: int = 0
 
 
 class _Merge(NamedTuple):
@@ -368,9 +371,39 @@ class _Plan(NamedTuple):
 
 
 def maintain(streams: StreamStates, stream: str, now: datetime) -> MaintenanceResult:
-    """Apply the stream's policies, and delete objects that have been unreachable for the grace
-    period.
+    """Apply the stream's policies, delete objects that have been unreachable for the grace period,
+    and write the indexes that are missing.
     """
+    result = _apply_policies(streams, stream, now)
+    return replace(result, indexes=_write_indexes(streams, stream))
+
+
+def _write_indexes(streams: StreamStates, stream: str) -> int:
+    """Write an index for each segment of many records, and key of `find_by`, that has none; return
+    how many.
+    """
+    _, state = streams.state(stream)
+    files = streams.files_of(stream)
+    keys = _keys_to_find(state.declaration)
+    if not keys:
+        return 0
+    there = {item.key for item in streams.lake.store.list(f"{files.prefix}/data/")}
+    written = 0
+    for segment in manifest.list_segments(state, files):
+        for key in keys:
+            is_large = segment.rows >= key_index.FEWEST_RECORDS
+            if is_large and key_index.index_key(files, segment, key) not in there:
+                key_index.write_index(files, segment, key)
+                written += 1
+    return written
+
+
+def _keys_to_find(declaration: LakeStreamDeclaration) -> list[StoredKey]:
+    """Return the keys by which records are indexed."""
+    return [StoredKey.of(names, declaration, "the stream") for names in declaration.find_by or ()]
+
+
+def _apply_policies(streams: StreamStates, stream: str, now: datetime) -> MaintenanceResult:
     now_ms = int(now.timestamp() * 1000)
     horizon = now_ms - int(_GRACE.total_seconds() * 1000)
     pages = streams.files_of(stream)
@@ -380,6 +413,7 @@ def maintain(streams: StreamStates, stream: str, now: datetime) -> MaintenanceRe
     def commit_plan() -> tuple[_Plan, Commit, StreamState] | None:
         commit, state = streams.state(stream)
         plan = _plan_maintenance(state, pages, merges, now_ms, horizon)
+        plan = _drop_indexes(plan, state, pages, now_ms)
         garbage = bool(_find_unreachable(streams, stream, plan.state or state, pages, horizon))
         if plan.state is None and not garbage:
             return None
@@ -455,6 +489,29 @@ def _plan_maintenance(
     return _Plan(after, tuple(segments[:drop]), tuple(used))
 
 
+def _drop_indexes(plan: _Plan, state: StreamState, pages: StreamFiles, now_ms: int) -> _Plan:
+    """Return the plan with the indexes that `find_by` no longer needs among what has left the
+    index of segments: they stay for their readers as long.
+    """
+    after = plan.state or state
+    known = {entry.key for entry in (*state.index.dropped, *after.index.dropped)}
+    unneeded = []
+    for item in pages.store.list(f"{pages.prefix}/data/"):
+        if _is_unneeded_index(item.key, state.declaration) and item.key not in known:
+            unneeded.append(DroppedKey(item.key, now_ms))
+    if not unneeded:
+        return plan
+    return plan._replace(state=after.with_index(dropped=(*after.index.dropped, *unneeded)))
+
+
+def _is_unneeded_index(key: str, declaration: LakeStreamDeclaration) -> bool:
+    """Return whether an object is an index by a key that `find_by` does not have."""
+    name = key.rpartition("/")[2]
+    if not name.startswith(key_index.INDEX_NAME):
+        return False
+    return all(name != each.file_name for each in _keys_to_find(declaration))
+
+
 def _find_usable_merges(
     merges: Iterable[_Merge], segments: Sequence[Segment], horizon: int
 ) -> list[_Merge]:
@@ -504,19 +561,31 @@ def _find_unreachable(
     for attempts in list_retained_attempts(streams.lake, stream).values():
         reached |= {manifest.data_folder(prefix, attempt) for attempt in attempts}
 
-    unreached = []
-    for item in store.list(f"{prefix}/data/"):
-        attempt = item.key.removeprefix(f"{prefix}/data/").split("/")[0]
-        started = attempt[:13]
-        is_old = started.isdecimal() and int(started) < horizon
-        if is_old and manifest.data_folder(prefix, attempt) not in reached:
-            unreached.append(item)
+    unreached = _find_unreached_data(pages, state.declaration, reached, horizon)
     for item in store.list(f"{prefix}/pages/"):
         if item.key not in reached and item.modified.timestamp() * 1000 < horizon:
             unreached.append(item)
     unreached += streams.log(stream).list_old_manifests(time_from_micros(horizon * 1000))
     objects = [(item.key, item.size) for item in unreached]
     return objects + _find_old_reader_manifests(streams.lake, stream)
+
+
+def _find_unreached_data(
+    pages: StreamFiles, declaration: LakeStreamDeclaration, reached: Collection[str], horizon: int
+) -> list[ObjectInfo]:
+    """Return the data files in old folders that are not reached, and indexes that are not needed,
+    unless they are reached themselves.
+    """
+    unreached = []
+    for item in pages.store.list(f"{pages.prefix}/data/"):
+        attempt = item.key.removeprefix(f"{pages.prefix}/data/").split("/")[0]
+        started = attempt[:13]
+        is_left = manifest.data_folder(pages.prefix, attempt) not in reached
+        is_old = started.isdecimal() and int(started) < horizon
+        is_unneeded = _is_unneeded_index(item.key, declaration) and item.key not in reached
+        if is_unneeded or (is_left and is_old):
+            unreached.append(item)
+    return unreached
 
 
 def _find_old_reader_manifests(lake: Lake, stream: str) -> list[tuple[str, int]]:

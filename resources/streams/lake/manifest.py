@@ -215,12 +215,13 @@ class CompactionPolicy(StoredDocument):
 
 class LakeStreamDeclaration(StreamDeclaration):
     """The declaration of a lake stream, as given to `create`, and the stored names of its
-    columns.
+    columns. `find_by` are the keys by which maintenance indexes records (`key_index`).
     """
 
     timestamp: str | None = None
     retention: Retention | None = None
     compaction: CompactionPolicy | None = None
+    find_by: tuple[tuple[str, ...], ...] | None = None
     names: StoredNamesField = AS_NAMED
 
     @property

@@ -64,7 +64,10 @@ from dagster_adjunct.resources.times import to_microseconds
 from dagster_adjunct.resources.validation import validated_methods
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    Rows = npt.NDArray[np.int64]
 
 
 def read_tables(
@@ -86,17 +89,13 @@ def read_tables(
     in memory, and files are read concurrently. `segments` must include all that overlap the spans.
     `finish` is applied to each part.
     """
-    schema = with_meta_columns(columns.to_arrow(), positions=positions)
-    stored = with_meta_columns(names.store(columns).to_arrow(), positions=positions)
+    form = RecordForm.of(columns, names, positions=positions)
 
-    def read(part: tuple[Segment, FileEntry, Span]) -> Iterator[pa.Table]:
-        for table in _read_file(files, *part, stored.names):
-            records = cast_table(table, stored)
-            if names.names:
-                records = rename_columns(records, schema)
-            yield finish(records)
+    def read(part: FilePart) -> Iterator[pa.Table]:
+        for table in _read_file(files, part, form):
+            yield finish(table)
 
-    parts = _find_parts(segments, spans)
+    parts = find_parts(segments, spans)
     if whole:
         yield from chain.from_iterable(map_in_threads(lambda part: list(read(part)), parts))
     else:
@@ -104,18 +103,68 @@ def read_tables(
             yield from read(part)
 
 
-def _find_parts(
-    segments: Sequence[Segment], spans: Mapping[int, Span]
-) -> list[tuple[Segment, FileEntry, Span]]:
+@dataclass(frozen=True, slots=True)
+class RecordForm:
+    """The columns of the records that a read returns, as users see them (`schema`) and as files
+    have them (`stored`), with those of RECORD_META, and maybe POSITION.
+    """
+
+    schema: pa.Schema
+    stored: pa.Schema
+
+    @classmethod
+    def of(cls, columns: Schema, names: StoredNames, *, positions: bool) -> RecordForm:
+        schema = with_meta_columns(columns.to_arrow(), positions=positions)
+        stored = schema
+        if names.names:
+            stored = with_meta_columns(names.store(columns).to_arrow(), positions=positions)
+        return cls(schema, stored)
+
+    def read(self, parquet: pq.ParquetFile, group: int) -> tuple[Rows, pa.Table]:
+        """Return the rows of a row group, as `read_rows` does, with the columns that the file has
+        of these.
+        """
+        # Columns added after the file was written are missing here, and read as null.
+        return read_rows(parquet, group, self.stored.names)
+
+    def finish(self, rows: Rows, table: pa.Table, segment: Segment, partition: int) -> pa.Table:
+        """Return rows that were read as records."""
+        when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
+        missing = pa.nulls(len(rows))
+        there = dict(zip(table.column_names, table.columns, strict=True))
+        there |= {
+            PARTITION: pa.array(np.full(len(rows), partition, np.int32)),
+            OFFSET: pa.array(rows + segment.base[partition]),
+            TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
+            EPOCH: pc.fill_null(there.get(EPOCH, missing.cast("int32")), 0),
+        }
+        found = pa.table({name: there.get(name, missing) for name in self.stored.names})
+        records = cast_table(found, self.stored)
+        if self.stored is self.schema:
+            return records
+        return rename_columns(records, self.schema)
+
+
+class FilePart(NamedTuple):
+    """The rows [low, high) of a file of a segment."""
+
+    segment: Segment
+    file: FileEntry
+    low: int
+    high: int
+
+
+def find_parts(segments: Sequence[Segment], spans: Mapping[int, Span]) -> list[FilePart]:
     """Return the files that may have records of the spans, by partition and offset."""
     parts = []
     for partition, span in sorted(spans.items()):
         for segment in segments:
             if not manifest.overlaps_spans(segment, {partition: span}):
                 continue
+            base = segment.base[partition]
             for file in segment.files:
                 if file.partition == partition:
-                    parts.append((segment, file, span))
+                    parts.append(FilePart(segment, file, span[0] - base, span[1] - base))
     return parts
 
 
@@ -129,9 +178,14 @@ def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schem
     return pa.schema([*schema, *(pa.field(name, arrow_type(more[name])) for name in more)])
 
 
-def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> pq.ParquetFile:
+def open_segment_file(
+    files: StreamFiles, segment: Segment, file: FileEntry, *, for_few: bool = False
+) -> pq.ParquetFile:
     """Return the open file of a segment. Raises ManifestMismatchError if it is missing or
     damaged.
+
+    If it is read `for_few` of its rows, texts stay in the dictionaries in which they are stored,
+    which takes a third of the time.
     """
     prefix = files.prefix
     key = segment.key_of(files.prefix, file)
@@ -139,7 +193,15 @@ def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> 
         "Restore the object from a backup or an older object version; other ranges stay readable."
     )
     try:
-        parquet = pq.ParquetFile(open_object(files.store, key, file.size), pre_buffer=True)
+        source = open_object(files.store, key, file.size)
+        parquet = pq.ParquetFile(source, pre_buffer=True)
+        if for_few:
+            parquet = pq.ParquetFile(
+                source,
+                pre_buffer=True,
+                metadata=parquet.metadata,
+                read_dictionary=_columns_in_dictionaries(parquet),
+            )
     except (ObjectNotFoundError, pa.ArrowInvalid) as error:
         problem = (
             f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read"
@@ -155,6 +217,18 @@ def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> 
     return parquet
 
 
+def _columns_in_dictionaries(parquet: pq.ParquetFile) -> list[str]:
+    """Return the columns of texts that a file has in dictionaries."""
+    names = []
+    if parquet.metadata.num_row_groups:
+        facts = parquet.metadata.row_group(0)
+        for column in map(facts.column, range(facts.num_columns)):
+            is_text = column.physical_type == "BYTE_ARRAY" and "." not in column.path_in_schema
+            if is_text and column.has_dictionary_page:
+                names.append(column.path_in_schema)
+    return names
+
+
 def iter_row_groups(
     parquet: pq.ParquetFile, column: str
 ) -> Iterator[tuple[int, object, object, int]]:
@@ -163,8 +237,7 @@ def iter_row_groups(
     Without statistics the minimum and maximum are None, and the number of nulls is that of the
     rows.
     """
-    names = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-    index = names.index(column)
+    index = _column_index(parquet, column)
     for group in range(parquet.metadata.num_row_groups):
         stats = parquet.metadata.row_group(group).column(index).statistics
         if stats is not None and stats.has_min_max:
@@ -173,36 +246,45 @@ def iter_row_groups(
             yield group, None, None, parquet.metadata.row_group(group).num_rows
 
 
-def _read_file(
-    files: StreamFiles, segment: Segment, file: FileEntry, span: Span, columns: Sequence[str]
-) -> Iterator[pa.Table]:
-    """Yield the records of a file that are in the span of its partition, by row group, with
-    these columns.
+def _column_index(parquet: pq.ParquetFile, column: str) -> int:
+    names = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+    return names.index(column)
+
+
+def read_rows(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> tuple[Rows, pa.Table]:
+    """Return the `__row` of each row of a row group, and a table with the columns that the file has
+    of these.
+
+    Rows without a gap, as most are, need not be read: their statistics tell them.
     """
-    base = segment.base[file.partition]
-    low = span[0] - base
-    high = span[1] - base
-    parquet = open_segment_file(files, segment, file)
+    facts = parquet.metadata.row_group(group)
+    stats = facts.column(_column_index(parquet, ROW)).statistics
+    if stats is not None and stats.has_min_max and stats.max - stats.min + 1 == facts.num_rows:
+        table = parquet.read_row_group(group, columns=columns)
+        return np.arange(stats.min, stats.max + 1, dtype=np.int64), table
+    table = parquet.read_row_group(group, columns=[*columns, ROW])
+    return table.column(ROW).to_numpy(), table
+
+
+def iter_groups_between(parquet: pq.ParquetFile, low: int, high: int) -> Iterator[int]:
+    """Yield the row groups that may have one of the rows [low, high)."""
     for group, least, greatest, _ in iter_row_groups(parquet, ROW):
         if isinstance(greatest, int) and greatest < low:
             continue
         if isinstance(least, int) and least >= high:
             break  # rows are in order
-        # Columns added after the file was written are missing here, and read as null.
-        table = parquet.read_row_group(group, columns=[*columns, ROW])
-        rows = table.column(ROW).to_numpy()
+        yield group
+
+
+def _read_file(files: StreamFiles, part: FilePart, form: RecordForm) -> Iterator[pa.Table]:
+    """Yield the records of a part of a file, by row group."""
+    segment, file, low, high = part
+    parquet = open_segment_file(files, segment, file)
+    for group in iter_groups_between(parquet, low, high):
+        rows, table = form.read(parquet, group)
         first, last = np.searchsorted(rows, [low, high])
-        table = table.slice(first, last - first)
-        when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
-        missing = pa.nulls(table.num_rows)
-        there = dict(zip(table.column_names, table.columns, strict=True))
-        there |= {
-            PARTITION: pa.array(np.full(table.num_rows, file.partition, np.int32)),
-            OFFSET: pc.add(table.column(ROW), base),
-            TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
-            EPOCH: pc.fill_null(there.get(EPOCH, missing.cast("int32")), 0),
-        }
-        yield pa.table({name: there.get(name, missing) for name in columns})
+        some = table.slice(first, last - first)
+        yield form.finish(rows[first:last], some, segment, file.partition)
 
 
 def find_offset_at_time(

@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.bucketing.hashing import parse_records_checksum
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -37,12 +38,18 @@ from dagster_adjunct.resources.schemas.column_changes import (
     describe_former,
     evolve,
 )
-from dagster_adjunct.resources.schemas.paths import find_path
-from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, schema_struct
+from dagster_adjunct.resources.schemas.paths import find_path, normal_path
+from dagster_adjunct.resources.schemas.schema import (
+    AS_NAMED,
+    Schema,
+    check_key_types,
+    schema_struct,
+)
 from dagster_adjunct.resources.schemas.types import Array, Map, Struct, Type
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake import manifest
 from dagster_adjunct.resources.streams.lake.append import LakeAppends
+from dagster_adjunct.resources.streams.lake.find import LakeFinds
 from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult, maintain
 from dagster_adjunct.resources.streams.lake.manifest import (
     NAMES_PREFIX,
@@ -51,7 +58,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     Retention,
     StreamState,
 )
-from dagster_adjunct.resources.streams.lake.read import LakeReads, find_offset_at_time
+from dagster_adjunct.resources.streams.lake.read import find_offset_at_time
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
     LAKE,
@@ -68,13 +75,47 @@ from dagster_adjunct.resources.validation import validated, validated_methods
 NEW_STREAMS = NewStreams("spark-murmur3", needs_key=True, typed=True)
 
 
+FindBy = Sequence[str | Sequence[str]]
+"""Keys by which records are found: a column each, or several that are a key together."""
+Keys = tuple[tuple[str, ...], ...]
+
+
+class Policies(TypedDict, total=False):
+    """What `LakeStreams.maintain` does with a stream; None, the default, is nothing.
+
+    `find_by` are keys, each a column or several: records are indexed by them, so that
+    `find_records` finds them quickly.
+    """
+
+    retention: Retention | None
+    compaction: CompactionPolicy | None
+    find_by: FindBy | None
+
+
+def declare_keys(name: str, schema: Schema, find_by: FindBy | None) -> Keys | None:
+    """Return the keys by which the records of a stream are found, None if there are none. Raises
+    ConfigurationError or SchemaMismatchError.
+    """
+    what = f"stream {name!r}: find_by"
+    keys = []
+    for given in find_by or ():
+        names = (given,) if isinstance(given, str) else tuple(given)
+        key = tuple(sorted(each if each in schema else normal_path(each) for each in names))
+        check_key_types(schema, key, what)
+        if not key or len(set(key)) < len(key) or key in keys:
+            expected = "different keys, each with one column or several different ones"
+            raise argument_error(f"{what} is {find_by!r}", expected, argument="find_by")
+        keys.append(key)
+    return tuple(sorted(keys)) or None
+
+
 def declare_stream(
     name: str,
     schema: Schema,
     key: Sequence[str],
     partitions: int,
     timestamp: str | None = None,
-    **policies: Any,
+    **policies: Unpack[Policies],
 ) -> LakeStreamDeclaration:
     """Return the validated declaration of a lake stream. Raises ConfigurationError or
     SchemaMismatchError.
@@ -86,7 +127,9 @@ def declare_stream(
         tuple(key),
         partitions,
         timestamp=timestamp,
-        **policies,
+        retention=policies.get("retention"),
+        compaction=policies.get("compaction"),
+        find_by=declare_keys(name, schema, policies.get("find_by")),
     )
     what = f"stream {name!r}"
     if timestamp is not None and timestamp not in schema and find_path(timestamp, schema.types):
@@ -105,6 +148,19 @@ def declare_stream(
     return declaration
 
 
+def _follow_keys(stored: LakeStreamDeclaration, now: Schema, changes: ColumnChanges) -> Keys | None:
+    """Return the keys of `find_by` after the columns have changed, without those that have no
+    columns any more by which records can be found.
+    """
+    keys = []
+    for key in stored.find_by or ():
+        names = sorted(changes.follow(name, stored.columns) for name in key)
+        with suppress(SchemaMismatchError):
+            check_key_types(now, names, "the stream")
+            keys.append(tuple(names))
+    return tuple(sorted(keys)) or None
+
+
 def evolve_declaration(
     name: str,
     stored: LakeStreamDeclaration,
@@ -120,6 +176,7 @@ def evolve_declaration(
     evolution = evolve(
         stored.columns, stored.names, wanted.columns, changes, _fixed_columns(stored)
     )
+    stored = _with_columns(stored, evolution, changes)
     # Callers don't declare the columns' names in files, so these are no difference.
     comparable = wanted.model_copy(update={"names": stored.names})
     system.check_same_declaration(
@@ -132,7 +189,7 @@ def evolve_declaration(
         f" with configure, and partitions with adjunct stream repartition {name} --partitions N"
         " --reason ….",
     )
-    return _with_columns(stored, evolution), evolution
+    return stored, evolution
 
 
 def _fixed_columns(stored: LakeStreamDeclaration) -> FixedColumns:
@@ -157,11 +214,18 @@ def _keeps_places(before: Type, after: Type) -> bool:
     return True
 
 
-def _with_columns(stored: LakeStreamDeclaration, evolution: Evolution) -> LakeStreamDeclaration:
+def _with_columns(
+    stored: LakeStreamDeclaration, evolution: Evolution, changes: ColumnChanges
+) -> LakeStreamDeclaration:
     same = evolution.schema.to_json() == stored.columns.to_json()
     if same and evolution.names == stored.names:
         return stored
-    return stored.model_copy(update={"columns": evolution.schema, "names": evolution.names})
+    update = {
+        "columns": evolution.schema,
+        "names": evolution.names,
+        "find_by": _follow_keys(stored, evolution.schema, changes),
+    }
+    return stored.model_copy(update=update)
 
 
 def _describe_stream(name: str, state: StreamState) -> StreamInfo:
@@ -185,11 +249,12 @@ def _describe_stream(name: str, state: StreamState) -> StreamInfo:
         repartitioned=repartitioned,
         former=former,
         names=declared.names,
+        find_by=declared.find_by or (),
     )
 
 
 @validated_methods
-class LakeStreams(LakeReads, LakeAppends, StreamWriter):
+class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
     """The streams of one lake, as the system `lake`. Safe to use from several threads and
     processes.
     """
@@ -214,9 +279,8 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         key: Sequence[str] = (),
         partitions: int,
         timestamp: str | None = None,
-        retention: Retention | None = None,
-        compaction: CompactionPolicy | None = None,
         changes: ColumnChanges = NO_CHANGES,
+        **policies: Unpack[Policies],
     ) -> StreamInfo:
         """Create a stream, or change the columns of an existing one.
 
@@ -226,13 +290,12 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         `changes`, which may stay declared once that has happened (see `change_columns`).
         `key` determines a record's partition (Spark's hash of it modulo `partitions`, also for a
         null key); a stream without key has one partition. `timestamp` is the column with the
-        record's time; without it, and where it is null, the time of the append is used. Raises
-        StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
+        record's time; without it, and where it is null, the time of the append is used. `policies`
+        are what `maintain` does. Raises StreamExistsError with the differences, and
+        ConfigurationError or SchemaMismatchError.
         """
         self.lake.stream_prefix(name)  # checks the name
-        declaration = declare_stream(
-            name, schema, key, partitions, timestamp, retention=retention, compaction=compaction
-        )
+        declaration = declare_stream(name, schema, key, partitions, timestamp, **policies)
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             if commit is None or commit_log.is_deletion_commit(commit):
@@ -308,7 +371,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
                 raise SchemaMismatchError(problem, step, stream=f"lake.{stream}")
             self._check_markers(stream, state, evolution)
             done[:] = evolution.changes
-            now = _with_columns(stored, evolution)
+            now = _with_columns(stored, evolution, changes)
             if now is stored or dry_run:
                 return None
             return state.with_declaration(now).body()
@@ -372,6 +435,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
             "changed_at": commit.created_at,
             "retention": declared.retention and declared.retention.model_dump(mode="json"),
             "compaction": declared.compaction and declared.compaction.model_dump(mode="json"),
+            "find_by": declared.find_by and [list(key) for key in declared.find_by],
             "schema": declared.columns.to_json(),
         }
 
@@ -395,13 +459,22 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         )
 
     def configure(
-        self, stream: str, *, retention: Retention | None, compaction: CompactionPolicy | None
+        self,
+        stream: str,
+        *,
+        retention: Retention | None,
+        compaction: CompactionPolicy | None,
+        find_by: FindBy | None = None,
     ) -> None:
-        """Set both policies of a stream (None: no policy), for its next `maintain`."""
-        update = {"retention": retention, "compaction": compaction}
+        """Set both policies of a stream (None: no policy), and the keys by which records are found
+        (None: leave them), for its next `maintain`.
+        """
+        update: dict[str, Any] = {"retention": retention, "compaction": compaction}
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             state = self._parse(self._require_commit(stream, commit))
+            if find_by is not None:
+                update["find_by"] = declare_keys(stream, state.declaration.columns, find_by)
             now = state.declaration.model_copy(update=update)
             if now == state.declaration:
                 return None
@@ -410,8 +483,8 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         self._transact(stream, decide, "configure")
 
     def maintain(self, stream: str, now: datetime | None = None) -> MaintenanceResult:
-        """Apply the stream's retention and compaction, and delete what has been unreachable for an
-        hour.
+        """Apply the stream's retention and compaction, delete what has been unreachable for an
+        hour, and index the records of segments that have no index yet by the keys of `find_by`.
 
         Retention drops whole segments from the front and moves `oldest`; compaction changes no
         offset. An append that began more than an hour ago can no longer commit.

@@ -23,6 +23,7 @@ from dagster_adjunct.assets.versions.version import datetime_from_micros, has_ro
 from dagster_adjunct.resources.bucketing.files import Timeline, TimelineOptions
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.schemas.paths import Path
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.over_time import (
@@ -129,7 +130,7 @@ def walk(
 
 
 ROWS = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.integers(0, LAST), st.booleans()),
+    st.tuples(st.sampled_from(KEYS), st.integers(0, LAST), st.booleans(), st.integers(0, 1)),
     unique_by=lambda row: row[:2],
     max_size=20,
 )
@@ -143,23 +144,24 @@ ROWS = st.lists(
 )
 @settings(max_examples=150)
 def test_a_base_says_where_each_row_ends_and_keeps_what_was_valid_at_the_edge(
-    rows: list[tuple[str, int, bool]], cuts: list[int], edge: int | None, data: st.DataObject
+    rows: list[tuple[str, int, bool, int]], cuts: list[int], edge: int | None, data: st.DataObject
 ) -> None:
     forget = None if edge is None else data.draw(st.none() | st.integers(0, edge))
     rows = sorted(rows)
     table = pa.table(
         {
-            "k": pa.array([key for key, _, _ in rows], pa.string()),
-            "__valid_from": pa.array(
-                [at(second) for _, second, _ in rows], pa.timestamp("us", tz="UTC")
-            ),
-            "__tombstone": pa.array([mark for _, _, mark in rows], pa.bool_()),
+            "k": pa.array([row[0] for row in rows], pa.string()),
+            "__valid_from": pa.array([at(row[1]) for row in rows], pa.timestamp("us", tz="UTC")),
+            "__tombstone": pa.array([row[2] for row in rows], pa.bool_()),
+            "n": pa.array([row[3] for row in rows], pa.int32()),
         }
     )
     micros = [
         None if second is None else int(at(second).timestamp() * 1e6) for second in (edge, forget)
     ]
-    over = Timeline(("k",), TimelineOptions(fills_ends=True, edge=micros[0], forget=micros[1]))
+    compared = (Path(("n",), "int"),)
+    options = TimelineOptions(True, edge=micros[0], forget=micros[1], compared=compared)
+    over = Timeline(("k",), options)
     written: list[dict[str, Any]] = []
     start = 0
     for cut in [*cuts, len(rows)]:
@@ -171,18 +173,28 @@ def test_a_base_says_where_each_row_ends_and_keeps_what_was_valid_at_the_edge(
     written += [] if rest is None else rest.to_pylist()
     expected = []
     for key in KEYS:
-        mine = [(second, mark) for own, second, mark in rows if own == key]
-        ends = [second for second, _ in mine[1:]]
-        left = [
-            (s, e, m)
-            for (s, m), e in itertools.zip_longest(mine, ends)
-            if edge is None or e is None or e > edge
-        ]
-        if forget is not None and len(left) == 1 and left[0][2] and left[0][0] <= forget:
+        mine = [row[1:] for row in rows if row[0] == key]
+        ends = [second for second, _, _ in mine[1:]]
+        spans = list(itertools.zip_longest(mine, ends))
+        left = [span for span in spans if edge is None or span[1] is None or span[1] > edge]
+        if forget is not None and len(left) == 1 and left[0][0][1] and left[0][0][0] <= forget:
             left = []
+        begin = len(spans) - len(left)
+        while (
+            left and begin and not spans[begin][0][1] and spans[begin][0][1:] == mine[begin - 1][1:]
+        ):
+            begin -= 1
+        if left and begin < len(spans) - len(left):  # the interval begins in an older row
+            expected.append((key, at(mine[begin][0]), at(left[0][0][0]), False, True))
         expected += [
-            (key, at(s), None if e is None else at(e), m, i == 0)
-            for i, (s, e, m) in enumerate(left)
+            (
+                key,
+                at(s),
+                None if e is None else at(e),
+                m,
+                i == 0 and begin == len(spans) - len(left),
+            )
+            for i, ((s, m, _), e) in enumerate(left)
         ]
     names = ("k", "__valid_from", "__valid_to", "__tombstone", "__first")
     assert [tuple(row[name] for name in names) for row in written] == expected

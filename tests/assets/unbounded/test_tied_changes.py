@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,33 +22,13 @@ from dagster_adjunct.resources.errors import KeyOrderError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
-from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem
 from tests.assets.conftest import World
+from tests.assets.grown_streams import GrownWorld
 
 SCHEMA = Schema.of(site="string", k="string", at="bigint", since="timestamp", n="int")
 # The stream is keyed by site, so that a key has changes in several partitions.
 FIRST = "s0"
 Change = tuple[str, str, int, int | None]  # site, key, order value, value; None deletes
-
-
-class GrownStreams(LakeStreams):
-    """Streams that say what a topic says that got more partitions: keyed by k, which is in several
-    of them.
-    """
-
-    def info(self, stream: str) -> StreamInfo:
-        found = super().info(stream)
-        return replace(found, key=("k",), partitioner="kafka-murmur2") if found.key else found
-
-    def snapshot(self, stream: str) -> StreamSystem:
-        return self
-
-
-class GrownWorld(World):
-    @property
-    def systems(self) -> dict[str, StreamSystem]:
-        return {"lake": GrownStreams(self.lake)}
 
 
 @pytest.fixture(params=[IN_PROCESS, pytest.param(None, marks=pytest.mark.spark)])

@@ -42,7 +42,7 @@ from dagster_adjunct.orchestration.code_location.components import AdjunctScaffo
 from dagster_adjunct.resources.streams.system import registered_systems
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.tables import RemoteTable, SqliteTable
-from dagster_adjunct.validators import min_rows, no_nulls, values_in
+from dagster_adjunct.validators import min_rows, no_nulls, sql_check, values_in
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.dagster import functions_of_components as functions
 
@@ -64,14 +64,16 @@ unbounded_datasets:
     max_age: 2d
     history: all
     valid_from: time_hour
+    history_columns: [visib]
     watermark: {{Watermark: {{delay: 5m, idle_after: 1h}}}}
     compaction: {{DeltaCompaction: {{deltas: 5}}}}
+    validators: [{{no_nulls: temp}}, {{sql_check: {{name: cold, sql: temp < 50, severity: warn}}}}]
   customers:
     input: lake.changes
     key: id
     broadcast: true
-    changes: {{DebeziumEnvelope: {{columns: "id bigint, name string"}}}}
-    order_by: source.lsn
+    changes: {{DebeziumEnvelope: {{columns: "id bigint, name string, named bigint"}}}}
+    order_by: {{named: [name]}}
 tables:
   seen:
     key: tailnum
@@ -95,7 +97,7 @@ applications:
       - input_stream: {{name: lake.flights, event_time: time_hour, delay: 10m, idle_after: 1d}}
         as: flights
       - join: {{table: planes, by: tailnum, how: left, select: [seats, year as built]}}
-      - join: {{table: airports, by: {{dest: faa}}, how: left}}
+      - join: {{table: airports, by: {{dest: faa}}, how: left, as_of: time_hour, versions: known-then}}
       - with_columns: {{gone: dest is null, half: seats / 2}}
         as: joined
       - send_to: lake.enriched
@@ -174,17 +176,19 @@ def in_python() -> list[Application]:
         max_age=timedelta(days=2),
         history="all",
         valid_from="time_hour",
+        history_columns=["visib"],
         watermark=Watermark(timedelta(minutes=5), idle_after=timedelta(hours=1)),
         compaction=DeltaCompaction(deltas=5),
+        validators=[no_nulls("temp"), sql_check("cold", "temp < 50", severity="warn")],
     )
-    envelope = DebeziumEnvelope("id bigint, name string")
+    envelope = DebeziumEnvelope("id bigint, name string, named bigint")
     customers = unbounded_dataset(
         "customers",
         input="lake.changes",
         key="id",
         broadcast=True,
         changes=envelope,
-        order_by="source.lsn",
+        order_by={"named": ["name"]},
     )
     store = SqliteTable(
         "seen.sqlite", "seen", "tailnum", columns={"tailnum": "string", "n": "bigint"}
@@ -214,7 +218,13 @@ def in_python() -> list[Application]:
     )
     joined = (
         flights.join(app.table(planes), on="tailnum", how="left", select=["seats", "year as built"])
-        .join(app.table(functions.airports), on={"dest": "faa"}, how="left")
+        .join(
+            app.table(functions.airports),
+            on={"dest": "faa"},
+            how="left",
+            as_of="time_hour",
+            versions="known-then",
+        )
         .with_columns(gone="dest is null", half="seats / 2")
     )
     joined.send_to(enriched).update(

@@ -1,4 +1,4 @@
-"""Bounded datasets as assets: what a run reports of the versions that it published, refused or
+"""Datasets as assets: what a run reports of the versions that it published, refused or
 found.
 """
 
@@ -8,15 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dagster import AssetKey
+from dagster import AssetCheckSeverity, AssetKey
 
-from dagster_adjunct import bounded_dataset
+from dagster_adjunct import AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.dataset import version_set
+from dagster_adjunct.assets.declaration.policies import DeadLetters, Validator
 from dagster_adjunct.assets.validation.validators import (
     Candidate,
     custom,
     min_rows,
     row_count_within,
+    sql_check,
     unique_keys,
 )
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -309,3 +311,28 @@ def test_a_dataset_with_another_validator_is_another_declaration(lab: Lab) -> No
     assert finished.passed == {"items adjunct_accepted": True, "items min_rows": True}, (
         "as it was judged, not anew"
     )
+
+
+def test_validators_of_changes_are_checks_with_counts_and_a_sample(lab: Lab) -> None:
+    def following(*validators: Validator, **options: Any) -> AdjunctDataset:
+        return unbounded_dataset(
+            "items", input="lake.items", key="item", partitions=2, validators=validators, **options
+        )
+
+    cheap = sql_check("cheap", "price < 10")
+    lab.deliver("items", [*APPLES, ("c", "Caviar", 99)], None)
+    failed = lab.advance(following(cheap))
+    assert not failed.success
+    assert failed.passed["items cheap"] is False
+    assert failed.made == {}
+    finished = lab.advance(following(cheap, on_bad_change=DeadLetters("lake.dead")))
+    assert finished.success
+    assert finished.passed == {"items bootstrapped": True, "items cheap": False}
+    check = finished.checks["items cheap"]
+    assert check.severity is AssetCheckSeverity.WARN
+    counted = {name: check.metadata[f"adjunct/{name}"].value for name in ("rows", "failed")}
+    assert counted == {"rows": 3, "failed": 1}
+    (shown,) = facts(finished, "items cheap")["sample"]
+    assert shown.startswith("item = c at lake.items.")
+    with pytest.raises(ConfigurationError):
+        lab.definitions(following(sql_check("bootstrapped", "price < 10")))

@@ -326,6 +326,8 @@ def declared(**more):
     return lambda app, visits: app.table(unbounded_dataset("shops-of-now", **parts))
 
 
+rejected(declared(validators=[no_nulls("citty")]))
+planned(declared(validators=[no_nulls("city"), sql_check("long", "length(city) > 3")]))
 rejected(declared(key="shopp"))
 rejected(declared(columns=["shop", "size"]))
 rejected(declared(order_by="opened"))
@@ -420,9 +422,9 @@ planned(
 )
 
 
-def as_of(dataset, when, *columns):
+def as_of(dataset, when, *columns, **options):
     return lambda app, visits: visits.map("visitor", *columns).join(
-        app.table(dataset), on="visitor", as_of=when
+        app.table(dataset), on="visitor", as_of=when, **options
     )
 
 
@@ -435,6 +437,14 @@ rejected(as_of(latest_levels, "at", "current_timestamp() as at"))
 rejected(as_of(levels_over_time, "shop", "shop"))
 rejected(as_of(levels_over_time, "at", "shop"))
 planned(as_of(levels_over_time, "at", "cast(shop as timestamp) as at"))
+
+now = "current_timestamp() as at"
+levels_of_one_run = unbounded_dataset(
+    "levels", input="lake.members", key="visitor", broadcast=True, persistent=False
+)
+rejected(as_of(members, "at", now, versions="known-then", before_history="oldest"))
+rejected(as_of(levels_of_one_run, "at", now, versions="known-then"))
+planned(as_of(members, "at", now, versions="known-then"))
 
 complete_levels = unbounded_dataset(
     "levels",
@@ -463,6 +473,16 @@ rejected(
     waiting(
         complete_levels, lambda app, visits: app.input_changes(complete_levels, event_time=ARRIVAL)
     )
+)
+rejected(
+    lambda app, visits: visits.join(
+        app.table(complete_levels),
+        on="visitor",
+        as_of="at",
+        versions="known-then",
+        wait=timedelta(minutes=10),
+    ),
+    event_time=ARRIVAL,
 )
 planned(waiting(complete_levels), event_time=ARRIVAL)
 

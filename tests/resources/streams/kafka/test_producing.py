@@ -19,10 +19,16 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka import produce
-from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, TopicFacts
+from dagster_adjunct.resources.streams.kafka.client import (
+    KafkaAdmin,
+    KafkaSettings,
+    TopicDescription,
+    TopicFacts,
+)
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 from dagster_adjunct.resources.streams.kafka.partitioner import choose_partitions
 from dagster_adjunct.resources.streams.kafka.produce import (
+    SendResult,
     SentSpan,
     TaskAppend,
     send_without_transaction,
@@ -279,8 +285,8 @@ def test_an_append_whose_partitions_grow_meanwhile_has_its_result(
     """
 
     class Admin(KafkaAdmin):
-        def describe(self, topic: str) -> tuple[str, int] | None:
-            return "id", 1
+        def describe(self, topic: str) -> TopicDescription | None:
+            return TopicDescription("id", 1)
 
         def config(self, topic: str) -> Mapping[str, str]:
             return {}
@@ -292,7 +298,7 @@ def test_an_append_whose_partitions_grow_meanwhile_has_its_result(
     system = KafkaStreams(open_lake(tmp_path / "lake"), settings)
     system.admin = Admin(settings)
     spans = [SentSpan(0, 2, 5, 3), SentSpan(1, None, None, 4), SentSpan(2, 1, 3, 2)]
-    monkeypatch.setattr(produce, "produce_batches", lambda *_: (spans, False))
+    monkeypatch.setattr(produce, "produce_batches", lambda *_: SendResult(spans))
     result = system.append("s", raw(("k", "v")), producer="p", sequence=0)
     assert (result.first, result.next, result.rows) == (
         {0: "2", 1: "0", 2: "1"},

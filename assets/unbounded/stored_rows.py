@@ -1,0 +1,161 @@
+"""The stored rows of the keys of one bucket, found in the files of several generations.
+
+Only row groups that may have one of the keys are read, and of these only the columns that are
+asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from dagster_adjunct.assets.reading.stored_file import StoredFile, column_paths
+from dagster_adjunct.assets.reading.superseded import key_codes
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
+from dagster_adjunct.resources.bucketing.files import (
+    BucketLayout,
+    Generation,
+    conform_to_layout,
+    unpack_footer,
+)
+from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
+from dagster_adjunct.resources.objects.arrow_files import open_object
+from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.types import arrow_type
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """The rows of a bucket in the files of these generations, oldest first."""
+
+    store: ObjectStore | None
+    dataset: str
+    layout: BucketLayout
+    generations: tuple[Generation, ...]
+    bucket: int
+
+    def iterate(
+        self,
+        keys: pa.Table,
+        asked: Any,
+        schema: pa.Schema,
+        *,
+        positions: bool,
+        generations: Sequence[Generation] | None = None,
+    ) -> Iterator[tuple[Any, pa.Table]]:
+        """Yield for each file, newest generation first, which of the `asked` keys (indices) it has,
+        and their rows.
+
+        Without `positions`, a key's row is yielded only from the newest generation that has it.
+        `generations` are those to read, by default all.
+        """
+        for generation in reversed(self.generations if generations is None else generations):
+            for file in generation.files:
+                if file.bucket != self.bucket or not len(asked):
+                    continue
+                assert self.store is not None, "there are generations in a store only"
+                what = f"dataset {self.dataset!r}"
+                opened = StoredFile(self.store, what, generation, file)
+                find = partial(
+                    self._find_in_file, opened, keys.take(asked), schema, positions=positions
+                )
+                places, found = opened.reading(find)
+                yield asked[places], found
+                if not positions:
+                    asked = np.delete(asked, places)
+
+    def _find_in_file(
+        self, stored: StoredFile, keys: pa.Table, schema: pa.Schema, *, positions: bool
+    ) -> tuple[Any, pa.Table]:
+        """Return the indices of the keys that a file has, and their rows: these columns,
+        position and tombstone.
+        """
+        file = _open_file(stored)
+        position = arrow_type(dict(self.layout.hidden)[POSITION])
+        whole = pa.schema([(POSITION, position), (TOMBSTONE, pa.bool_()), *schema])
+        constants: dict[str, Any] = {} if positions else {POSITION: 0}
+        if not stored.file.stats.get("tombstones"):
+            constants[TOMBSTONE] = False
+        layout = self._layout_with([name for name in whole.names if name not in constants])
+        numbers = [np.zeros(0, int)]
+        tables = [whole.empty_table()]
+        for group in range(file.num_row_groups):
+            maybe = self._keys_in_range(file.metadata, group, keys)
+            if not len(maybe):
+                continue
+            names = self.layout.stored_names(keys.column_names)
+            head = file.read_row_group(group, columns=names, use_threads=False).select(names)
+            number, row = _match_keys(head.columns, keys.take(maybe))
+            if not len(row):
+                continue
+            numbers.append(maybe[number])
+            stored_names = list(layout.stored.columns)
+            read = file.read_row_group(group, columns=stored_names, use_threads=False)
+            values = conform_to_layout(read.take(row), layout)
+            columns = []
+            for field in whole:
+                if field.name in constants:
+                    constant = pa.scalar(constants[field.name], field.type)
+                    columns.append(pa.repeat(constant, len(row)))
+                else:
+                    columns.append(values.column(field.name))
+            tables.append(pa.table(columns, schema=whole))
+        return np.concatenate(numbers), pa.concat_tables(tables)
+
+    def _layout_with(self, names: Sequence[str]) -> BucketLayout:
+        """Return the layout of the key and these columns, hidden or not, for reading files."""
+        known = self.layout.schema
+        shown = [name for name in dict.fromkeys([*self.layout.key, *names]) if name in known]
+        return replace(
+            self.layout,
+            schema=known.select(shown),
+            bucket_by=(),
+            partitions=1,
+            key=(),
+            hidden=tuple(each for each in self.layout.hidden if each[0] in names),
+            projected=True,
+        )
+
+    def _keys_in_range(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
+        """Return the indices of keys that may be in a row group, by the range of its first key
+        column.
+        """
+        name = keys.column_names[0]
+        (stored_name,) = self.layout.stored_names([name])
+        first = column_paths(metadata).index(stored_name)
+        statistics = metadata.row_group(group).column(first).statistics
+        if statistics is None or not statistics.has_min_max:
+            return np.arange(keys.num_rows)
+        column = keys.column(name)
+        least, greatest = (
+            pa.scalar(value, column.type) for value in (statistics.min, statistics.max)
+        )
+        within = pc.and_(pc.greater_equal(column, least), pc.less_equal(column, greatest))
+        return np.flatnonzero(within.to_numpy())
+
+
+def _open_file(stored: StoredFile) -> pq.ParquetFile:
+    footer = stored.file.footer
+    metadata = None
+    if footer is not None:
+        metadata = pq.read_metadata(pa.BufferReader(unpack_footer(footer)))
+    source = open_object(stored.store, stored.key, stored.file.size)
+    return pq.ParquetFile(
+        source, metadata=metadata, page_checksum_verification=True, pre_buffer=True
+    )
+
+
+def _match_keys(rows: Sequence[pa.ChunkedArray], keys: pa.Table) -> tuple[Any, Any]:
+    """Return two arrays of the same length: which keys are in these columns of rows, and the row of
+    each.
+    """
+    columns = []
+    for stored, wanted in zip(rows, keys.columns, strict=True):
+        columns.append(pa.chunked_array([*stored.cast(wanted.type).chunks, *wanted.chunks]))
+    codes = key_codes(columns)
+    count = len(rows[0])
+    places = pc.index_in(codes.slice(0, count), value_set=codes.slice(count))
+    found = pc.indices_nonzero(pc.is_valid(places))
+    return places.take(found).to_numpy(), found.to_numpy()

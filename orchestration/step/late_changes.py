@@ -1,0 +1,81 @@
+"""Counts the changes of datasets that came after an application's joins had passed their time.
+
+A batch passes the watermark of the dataset that its records wait for: those with times before it
+were joined as if no earlier change could come. The commits of the dataset count, for each such
+watermark, the changes that came all the same. The next batch finds there how many came since the
+one before, so that changes which come before any record has gone are late for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import Counters
+from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions, PassedTime
+from dagster_adjunct.orchestration.operators.waiting import LATE_CHANGES, list_waits
+
+
+def pass_watermarks(
+    app: Application,
+    joined: JoinedVersions,
+    manifests: Mapping[str, UnboundedManifest],
+    before: Mapping[str, PassedTime],
+) -> JoinedVersions:
+    """Return what a batch joins, with the times that its joins pass, and the changes that are late
+    for the batches before it, which had passed the times `before`.
+
+    `manifests` are those of the unbounded datasets that records wait for.
+    """
+    passed = {}
+    late = {}
+    for one in list_waits(app.operators):
+        manifest = manifests.get(one.dataset)
+        if manifest is None:
+            continue
+        last = before.get(one.dataset)
+        until = joined.known.get(one.join)
+        if last is not None:
+            late[one.dataset] = _count_since(last, manifest)
+            until = last.until if until is None else max(until, last.until)
+        if until is not None:
+            passed[one.dataset] = PassedTime(
+                until=until,
+                late=_count_late(manifest, until) or 0,
+                all_late=manifest.counters.get(LATE_CHANGES, 0),
+            )
+    return joined.model_copy(update={"passed": passed, "late": late})
+
+
+def _count_since(last: PassedTime, manifest: UnboundedManifest) -> int:
+    """Return how many changes came since with times before that which was passed then: exactly,
+    while the dataset keeps that watermark, else at most.
+    """
+    late = _count_late(manifest, last.until)
+    if late is None:
+        return max(manifest.counters.get(LATE_CHANGES, 0) - last.all_late, 0)
+    return max(late - last.late, 0)
+
+
+def _count_late(manifest: UnboundedManifest, until: object) -> int | None:
+    """Return how many changes came after this watermark had passed their time; None if it is not
+    among the ones that are kept.
+    """
+    for mark in manifest.passed:
+        if mark.until == until:
+            return mark.late
+    return None
+
+
+def late_counters(app: Application, intent: Intent) -> Counters:
+    """Return the number of late changes by join that waits, as counters; none of replays, whose
+    records have been counted.
+    """
+    counters: Counters = {}
+    if intent.reads_again:
+        return counters
+    for one in list_waits(app.operators):
+        if one.dataset in intent.joined.late:
+            counters[one.join] = {LATE_CHANGES: intent.joined.late[one.dataset]}
+    return counters
