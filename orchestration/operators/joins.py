@@ -221,7 +221,9 @@ class Join(PassThroughSpec):
 
     @property
     def match(self) -> Match:
-        return Match(self.dataset, self.min_match_rate, wait=self.wait, restate=self.restate)
+        return Match(
+            self.dataset, self.min_match_rate, wait=self.wait, restate=self.restate, on=self.on
+        )
 
     def summary(self) -> str:
         return f"{self.how} join {self.dataset} on {describe_on(self.on)}"
