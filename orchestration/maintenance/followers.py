@@ -146,15 +146,12 @@ def find_versions_for_followers(
             let_go.add(follower.application)
     for application, state in states.items():
         joined = state.offsets.joined.get(dataset, ())
-        if not joined or application in let_go or state.renamed_to is not None:
+        if application in let_go or state.renamed_to is not None:
             continue
-        if application in lagging or not _is_level(lake, dataset, joined):
+        if joined and (application in lagging or not _is_level(lake, dataset, joined)):
+            why = f"application {application} has results that follow dataset {dataset}, made with"
             for version in _list_versions(joined):
-                needed.setdefault(
-                    version,
-                    f"application {application} has results that follow dataset {dataset}, made"
-                    f" with version {version}",
-                )
+                needed.setdefault(version, f"{why} version {version}")
     return needed
 
 
