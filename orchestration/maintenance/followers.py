@@ -149,10 +149,18 @@ def find_versions_for_followers(
         if application in let_go or state.renamed_to is not None:
             continue
         if joined and (application in lagging or not _is_level(lake, dataset, joined)):
-            why = f"application {application} has results that follow dataset {dataset}, made with"
-            for version in _list_versions(joined):
-                needed.setdefault(version, f"{why} version {version}")
+            needed = _describe_joined(application, dataset, joined) | needed
     return needed
+
+
+def _describe_joined(
+    application: str, dataset: str, joined: Iterable[ReadVersions]
+) -> dict[str, str]:
+    """Return the versions that results were made with which follow a dataset, and why each is
+    needed.
+    """
+    why = f"application {application} has results that follow dataset {dataset}, made with"
+    return {version: f"{why} version {version}" for version in _list_versions(joined)}
 
 
 def _is_level(lake: Lake, dataset: str, joined: Iterable[ReadVersions]) -> bool:
