@@ -214,14 +214,9 @@ class EntryChanges:
         """
         steps = self._steps(old)
         for number in buckets:
-            changed: set[Any] = set()
-            for one, other in steps:
-                for version, without in ((one, other), (other, one)):
-                    own = list_own_generations(version.sealed, without.sealed)
-                    changed.update(version.keys_in(number, {each.id for each in own}))
-            if changed:
-                keys = sorted(changed)
-                yield _entries_of(old, number, keys), _entries_of(self._new, number, keys)
+            keys = _changed_keys(steps, number)
+            if keys:
+                yield _entries_of_both(old, self._new, number, keys)
 
     def _compare(self, before: pa.Table, after: pa.Table) -> pa.RecordBatch:
         """Return the changes from the entries `before` to those `after`, in the order of keys."""
@@ -284,10 +279,46 @@ def _place_of(generation: Generation) -> tuple[int, str]:
     return generation.id, generation.folder
 
 
-def _entries_of(view: VersionReader, bucket: int, keys: Sequence[Any]) -> pa.Table:
-    """Return the entries of these keys (in plain form, sorted) in a bucket, by lookups."""
+def _changed_keys(
+    steps: Iterable[tuple[VersionReader, VersionReader]], bucket: int
+) -> Sequence[Any]:
+    """Return the keys (in plain form, sorted) in deltas of a bucket that one of two versions
+    lacks.
+    """
+    changed: set[Any] = set()
+    for one, other in steps:
+        for version, without in ((one, other), (other, one)):
+            own = list_own_generations(version.sealed, without.sealed)
+            changed.update(version.keys_in(bucket, {each.id for each in own}))
+    return sorted(changed)
+
+
+def _entries_of_both(
+    old: VersionReader, new: VersionReader, bucket: int, keys: Sequence[Any]
+) -> tuple[pa.Table, pa.Table]:
+    """Return the entries of these keys (in plain form, sorted) of a bucket in both versions, by
+    lookups; rows that both have are looked up once.
+    """
+    rows, generation = new.stored_rows_of(bucket, keys)
+    after = _entries_among(new, rows, generation)
+    if _has_rows_of(new.sealed, old.sealed):
+        of_old = np.isin(generation, [each.id for each in old.sealed.generations])
+        return _entries_among(old, rows.filter(pa.array(of_old)), generation[of_old]), after
+    return _entries_among(old, *old.stored_rows_of(bucket, keys)), after
+
+
+def _has_rows_of(version: SealedVersion, other: SealedVersion) -> bool:
+    """Whether all rows of another version are rows of this one, in the same columns."""
+    if version.columns != other.columns or version.names != other.names:
+        return False
+    return not list_own_generations(other, version)
+
+
+def _entries_among(view: VersionReader, rows: pa.Table, generation: Any) -> pa.Table:
+    """Return the entries among stored rows of a version, which have these numbers of generations
+    (numpy).
+    """
     sealed = view.sealed
-    rows, generation = view.stored_rows_of(bucket, keys)
     if rows.num_rows:
         kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
         rows = rows.filter(pa.array(kept))

@@ -630,7 +630,7 @@ class VersionReader:
             if files.id not in generations:
                 continue
             for rows, begin, end in files.scan(bucket, (), None):
-                keys.update(rows.key(row)[: len(self._key)] for row in range(begin, end))
+                keys.update(rows.keys(begin, end, len(self._key)))
         return sorted(keys)
 
     def stored_rows_of(self, bucket: int, keys: Sequence[Key]) -> tuple[pa.Table, Any]:

@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.application.graph import (
     is_advanced_by_runs,
 )
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
-from dagster_adjunct.resources.errors import RunLeaseLostError, TransientError
+from dagster_adjunct.resources.errors import RunLeaseLostError, StreamNotFoundError, TransientError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE, call_in_threads
@@ -308,7 +308,7 @@ def follow_application(
     `Watched`.
     """
     fed = {operator.spec.feeds for operator in app.operators}
-    names = set(app.inputs)
+    names = {*app.inputs, *app.restated}
     datasets = set()
     sources = False
     for dataset in app.datasets:
@@ -323,7 +323,12 @@ def follow_application(
 
     def look_at(stream: str) -> str:
         system, name = split_stream_name(stream)
-        return runtime.systems[system].fingerprint(name)
+        try:
+            return runtime.systems[system].fingerprint(name)
+        except StreamNotFoundError:
+            if stream in app.restated:  # the dataset has no version yet
+                return ""
+            raise
 
     watched = Watched(
         streams={name: partial(look_at, name) for name in names},

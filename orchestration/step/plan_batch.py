@@ -35,6 +35,7 @@ from dagster_adjunct.orchestration.application.application import Application, l
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
 from dagster_adjunct.orchestration.batch_log.intent import (
     Epochs,
+    HeldTime,
     Intent,
     JoinedVersions,
     Ranges,
@@ -283,7 +284,9 @@ def _list_waited(
 def _list_versions_over_time(
     app: Application, manifests: Mapping[str, DatasetManifest | None]
 ) -> dict[str, tuple[str, ...]]:
-    """Return all versions of the bounded datasets that are joined by time and have a version."""
+    """Return all versions, in the order of their times, of the bounded datasets that are joined by
+    time and have a version.
+    """
     names = set()
     for operator in app.operators:
         match = operator.spec.match
@@ -293,7 +296,7 @@ def _list_versions_over_time(
     for name in sorted(names):
         manifest = manifests.get(name)
         if isinstance(manifest, BoundedManifest) and manifest.version is not None:
-            over_time[name] = manifest.versions_over_time
+            over_time[name] = tuple(sorted(manifest.versions_over_time, key=manifest.time_of))
     return over_time
 
 
@@ -350,7 +353,7 @@ def plan_batch(
             return PlannedBatch(restatement, seen.streams)
     if positions.replays and not is_turn_of_main:
         return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
-    readable = _find_readable(context, seen, positions)
+    readable = _find_readable(context, seen, positions, state.held)
     intent = _plan_main_batch(context, state, positions, readable)
     if intent is not None:
         return PlannedBatch(intent, seen.streams, losses)
@@ -366,7 +369,10 @@ def plan_batch(
 
 
 def _find_readable(
-    context: StepContext, seen: BatchSnapshot, positions: InputPositions
+    context: StepContext,
+    seen: BatchSnapshot,
+    positions: InputPositions,
+    stored: Mapping[SystemStreamPartition, HeldTime],
 ) -> HeldRanges:
     """Return what a batch of the main input may read, and what waits.
 
@@ -375,7 +381,7 @@ def _find_readable(
     """
     unread = dict(sorted(positions.unread.items()))
     now = context.lake.now()
-    waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark)
+    waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark, stored)
     ends = unread
     held: dict[SystemStreamPartition, HeldRecord] = {}
     limited = _limit_ranges(context, ends)
@@ -386,7 +392,7 @@ def _find_readable(
             ends = {**ends, record.ssp: found.ranges[record.ssp]}
         limited = _limit_ranges(context, ends)
         if limited == found.ranges:
-            return HeldRanges(limited, tuple(held.values()))
+            return HeldRanges(limited, tuple(held.values()), found.early)
 
 
 def _plan_restatement(
@@ -501,8 +507,14 @@ def _plan_main_batch(
         epochs=epochs,
         lost=positions.lost,
         waiting=tuple(waiting),
+        joined=JoinedVersions(in_time=_list_in_time(context.app, readable)),
         held=to_stored(context.app, readable.held),
     )
+
+
+def _list_in_time(app: Application, readable: HeldRanges) -> tuple[str, ...]:
+    joins = [one.join for one in list_waits(app.operators)]
+    return tuple(join for join in joins if join not in readable.early)
 
 
 def share_by_lag(lags: Epochs, limit: int) -> Epochs:
@@ -763,7 +775,7 @@ def open_served(
     """
     served = {}
     for name, commits in intent.joined.served.items():
-        view = views[name]
+        view = views.get(name)
         if isinstance(view, VersionReader):
             served[name] = versions.served(name, commits, view.sealed.named_columns)
     return served

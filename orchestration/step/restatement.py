@@ -24,7 +24,6 @@ from dagster_adjunct.orchestration.batch_log.intent import (
     Restating,
     of_stream,
 )
-from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
 from dagster_adjunct.orchestration.startpoints.positions import InputPositions, StreamSnapshot
@@ -43,7 +42,7 @@ from dagster_adjunct.resources.streams.system import (
 from dagster_adjunct.resources.times import subtract_span
 
 STREAM = "stream"
-Places: TypeAlias = Mapping[str, pa.Table]
+Places: TypeAlias = "Mapping[str, pa.Table]"
 """By input stream, the places of records: PARTITION and OFFSET, in order."""
 
 
@@ -205,9 +204,9 @@ class _Search:
     @cached_property
     def keys(self) -> pa.Table:
         """The changed keys, each once, in the order of the dataset's key."""
-        join = self.context.app.operator(self.restated.join).spec
-        assert isinstance(join, Join)
-        key = [entry for _, entry in join.on]
+        match = self.context.app.operator(self.restated.join).spec.match
+        assert match is not None
+        key = [entry for _, entry in match.on]
         return self.changed.group_by(key).aggregate([]).select(key)
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.operators.lookups import Restate
@@ -51,7 +52,8 @@ def enriching(
     app = Application("app", engine="auto", **options)
     facts = app.input_stream("lake.facts", default_offset="oldest")
     planes = app.table(replace(dataset.declare(), bootstrap=False))
-    joined = facts.join(planes, on="k", how=how, select=["v"], restate=restate)
+    moved = facts.partition_by("k")
+    joined = moved.join(planes, on="k", how=how, select=["v"], restate=restate)
     joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
     return app
 
@@ -151,6 +153,8 @@ def test_whatever_happens_results_become_those_of_a_run_that_knew_everything(
                 )
             case 4:
                 follow(world, make())
+                if draw.randrange(4) == 0:
+                    dataset.repartition()
     follow(world, make())
     assert latest(world) == expected(dataset, facts, how)
     assert world.state(make()).open is None
@@ -325,3 +329,60 @@ def test_tables_keep_the_newest_record_of_a_key_and_get_its_correction(tmp_path:
     assert world.records("before")["a"] == (None, 8), (
         "it is before the join, and gets nothing again"
     )
+
+
+def test_an_application_after_it_follows_the_new_epoch(tmp_path: Path) -> None:
+    dataset, facts = begun(Following, tmp_path)
+    world = dataset.world
+    world.stream("names", "k", 1, k="string", name="string")
+    names = {"a": "Ann", "b": "Bob"}
+
+    def name(**changed: str) -> None:
+        names.update(changed)
+        world.send("names", *names.items(), version=f"v{len(world.rows('names'))}")
+        world.advance(known)
+
+    known = bounded_dataset("names", input="lake.names", key="k", partitions=2)
+
+    def make() -> Application:
+        app = Application("second", engine="auto")
+        records = app.input_stream("lake.out", default_offset="oldest")
+        joined = records.join(app.table(known), on="k", how="left", select=["name"], restate=WEEK)
+        joined.send_to(app.output_stream("lake.named", partitions=2, key="k"))
+        return app
+
+    def check() -> None:
+        ranges = world.streams.all_ranges("named")
+        rows = world.streams.read_arrow(ranges, epochs="latest").to_pylist()
+        found = {row["n"]: (row["k"], row["v"], row["name"]) for row in rows}
+        first = expected(dataset, facts)
+        assert found == {n: (k, v, names.get(k)) for n, (k, v) in first.items()}
+        assert len(rows) == len(found)
+
+    name()
+    run_step(world.context(make()))
+    check()
+    dataset.send({"a": (7, 1)})
+    name(a="Anna")
+    run_step(world.context(enriching(dataset)))
+    run_step(world.context(make()))
+    check()
+    name(a="Annie", d="Dan")
+    run_step(world.context(make()))
+    check()
+
+
+def test_what_a_restatement_would_do_to_windows_is_done_over_the_latest_results(
+    tmp_path: Path,
+) -> None:
+    dataset, facts = begun(Following, tmp_path)
+    world = dataset.world
+    dataset.send({"a": (7, 1)}, gone=["b"])
+    run_step(world.context(enriching(dataset)))
+    rows = world.streams.read_arrow(world.streams.all_ranges("out"), epochs="latest")
+    sums = rows.group_by("k").aggregate([("v", "sum")])
+    wanted: dict[str, int | None] = {}
+    for key, value in expected(dataset, facts).values():
+        if value is not None:
+            wanted[key] = (wanted.get(key) or 0) + value
+    assert {row["k"]: row["v_sum"] for row in sums.to_pylist() if row["v_sum"]} == wanted
