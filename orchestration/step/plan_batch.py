@@ -15,6 +15,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from dagster_adjunct.assets.reading.changed_keys import VersionIds
 from dagster_adjunct.assets.reading.served_over_time import ServedOverTime
 from dagster_adjunct.assets.reading.stored_versions import current_manifests
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -25,7 +26,6 @@ from dagster_adjunct.assets.unbounded.local_table import (
 )
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import (
-    BoundedManifest,
     DatasetManifest,
     UnboundedManifest,
     as_unbounded,
@@ -63,10 +63,14 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
 from dagster_adjunct.orchestration.step.context import BatchVersions, StepContext, StepState, View
+from dagster_adjunct.orchestration.step.due_restatements import (
+    find_changes,
+    find_due,
+    list_versions_over_time,
+)
 from dagster_adjunct.orchestration.step.late_changes import pass_watermarks
 from dagster_adjunct.orchestration.step.restatement import (
     describe_read,
-    find_due,
     find_restatement,
     ranges_of_places,
     store_places,
@@ -117,12 +121,14 @@ class PlannedBatch:
 @dataclass(frozen=True, slots=True)
 class NothingToRead:
     """The inputs have been read up to these positions; `losses` describes what retention deleted
-    before them, and `held` has the records that wait for a dataset.
+    before them, and `held` has the records that wait for a dataset. `restates_later` is whether
+    datasets have changed, and their joins let results follow only later.
     """
 
     positions: InputPositions
     losses: Sequence[str]
     held: tuple[HeldRecord, ...] = ()
+    restates_later: bool = False
 
 
 def maintain_local_tables(context: StepContext, state: ApplicationState) -> None:
@@ -243,7 +249,7 @@ def _open_versions(context: StepContext) -> _OpenVersions:
         limited,
         _find_watermarks(app, read),
         _list_waited(app, read),
-        _list_versions_over_time(app, read),
+        list_versions_over_time(app, read),
     )
 
 
@@ -279,25 +285,6 @@ def _list_waited(
         if isinstance(manifest, UnboundedManifest):
             waited[one.dataset] = manifest
     return waited
-
-
-def _list_versions_over_time(
-    app: Application, manifests: Mapping[str, DatasetManifest | None]
-) -> dict[str, tuple[str, ...]]:
-    """Return all versions, in the order of their times, of the bounded datasets that are joined by
-    time and have a version.
-    """
-    names = set()
-    for operator in app.operators:
-        match = operator.spec.match
-        if match is not None and match.as_of is not None and not match.as_of.known_then:
-            names.add(str(match.dataset))
-    over_time: dict[str, tuple[str, ...]] = {}
-    for name in sorted(names):
-        manifest = manifests.get(name)
-        if isinstance(manifest, BoundedManifest) and manifest.version is not None:
-            over_time[name] = tuple(sorted(manifest.versions_over_time, key=manifest.time_of))
-    return over_time
 
 
 def store_first_positions(context: StepContext, run: StepState, seen: BatchSnapshot) -> StepState:
@@ -365,7 +352,8 @@ def plan_batch(
         restatement = _plan_restatement(context, state, seen, positions)
         if restatement is not None:
             return PlannedBatch(restatement, seen.streams)
-    return NothingToRead(positions, losses, readable.held)
+    later = find_changes(context.app, state, positions, _list_served(context.app, seen))
+    return NothingToRead(positions, losses, readable.held, bool(later))
 
 
 def _find_readable(
@@ -402,10 +390,8 @@ def _plan_restatement(
 
     Without records to read again it has no ranges, and only moves the positions in the changes.
     """
-    served = {}
-    for name in {stream: dataset.name for stream, dataset in context.app.restated.items()}.values():
-        served[name] = seen.versions[name], seen.over_time.get(name, ())
-    changes = find_due(context, state, positions, served)
+    served = _list_served(context.app, seen)
+    changes = find_due(context.app, state, positions, served, context.lake.now())
     if not changes:
         return None
     due = find_restatement(context, state, seen.streams, positions, changes, served)
@@ -425,6 +411,15 @@ def _plan_restatement(
         epochs={ssp: state.offsets.next_epoch(ssp) for ssp in ranges},
         restating=Restating(places=places, changes=changes, keys=due.keys, records=due.records),
     )
+
+
+def _list_served(app: Application, seen: BatchSnapshot) -> dict[str, VersionIds]:
+    """Return what is served of the datasets whose later changes results follow."""
+    served: dict[str, VersionIds] = {}
+    for dataset in app.restated.values():
+        name = dataset.name
+        served[name] = seen.versions[name], seen.over_time.get(name, ())
+    return served
 
 
 def _plan_replay_batch(
