@@ -20,8 +20,12 @@ from dagster_adjunct.assets.reading.diff import (
     name_as,
     repeated_key_error,
 )
-from dagster_adjunct.assets.reading.superseded import kept_rows
-from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, read_entries
+from dagster_adjunct.assets.reading.version_reader import (
+    Entry,
+    VersionReader,
+    read_entries,
+    read_entries_of,
+)
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
@@ -221,7 +225,7 @@ class EntryChanges:
                     changed.update(version.keys_in(number, {each.id for each in own}))
             if changed:
                 keys = sorted(changed)
-                yield _entries_of(old, number, keys), _entries_of(self._new, number, keys)
+                yield read_entries_of(old, number, keys), read_entries_of(self._new, number, keys)
 
     def _compare(self, before: pa.Table, after: pa.Table) -> pa.RecordBatch:
         """Return the changes from the entries `before` to those `after`, in the order of keys."""
@@ -282,16 +286,6 @@ def list_own_generations(version: SealedVersion, other: SealedVersion) -> tuple[
 
 def _place_of(generation: Generation) -> tuple[int, str]:
     return generation.id, generation.folder
-
-
-def _entries_of(view: VersionReader, bucket: int, keys: Sequence[Any]) -> pa.Table:
-    """Return the entries of these keys (in plain form, sorted) in a bucket, by lookups."""
-    sealed = view.sealed
-    rows, generation = view.stored_rows_of(bucket, keys)
-    if rows.num_rows:
-        kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
-        rows = rows.filter(pa.array(kept))
-    return rows.select(sealed.columns.names)
 
 
 def _align(
