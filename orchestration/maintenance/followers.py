@@ -144,18 +144,26 @@ def find_versions_for_followers(
             lagging.add(follower.application)
         else:
             let_go.add(follower.application)
-    for application, state in states.items():
-        joined = state.offsets.joined.get(dataset, ())
-        if not joined or application in let_go or state.renamed_to is not None:
+    for application, joined in _list_joined(states, dataset):
+        if application in let_go:
             continue
         if application in lagging or not _is_level(lake, dataset, joined):
+            text = f"application {application} has results that follow dataset {dataset}, made with"
             for version in _list_versions(joined):
-                needed.setdefault(
-                    version,
-                    f"application {application} has results that follow dataset {dataset}, made"
-                    f" with version {version}",
-                )
+                needed.setdefault(version, f"{text} version {version}")
     return needed
+
+
+def _list_joined(
+    states: Mapping[str, ApplicationState], dataset: str
+) -> Iterator[tuple[str, tuple[ReadVersions, ...]]]:
+    """Yield the applications whose results follow changes of the dataset, with what they have read
+    of it since these were restated.
+    """
+    for application, state in states.items():
+        joined = state.offsets.joined.get(dataset, ())
+        if joined and state.renamed_to is None:
+            yield application, joined
 
 
 def _is_level(lake: Lake, dataset: str, joined: Iterable[ReadVersions]) -> bool:
