@@ -20,8 +20,13 @@ from dagster_adjunct.assets.reading.diff import (
     name_as,
     repeated_key_error,
 )
-from dagster_adjunct.assets.reading.superseded import kept_rows
-from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, read_entries
+from dagster_adjunct.assets.reading.version_reader import (
+    Entry,
+    VersionReader,
+    entries_among,
+    read_entries,
+    read_entries_of,
+)
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
@@ -300,11 +305,11 @@ def _entries_of_both(
     lookups; rows that both have are looked up once.
     """
     rows, generation = new.stored_rows_of(bucket, keys)
-    after = _entries_among(new, rows, generation)
+    after = entries_among(new, rows, generation)
     if _has_rows_of(new.sealed, old.sealed):
         of_old = np.isin(generation, [each.id for each in old.sealed.generations])
-        return _entries_among(old, rows.filter(pa.array(of_old)), generation[of_old]), after
-    return _entries_among(old, *old.stored_rows_of(bucket, keys)), after
+        return entries_among(old, rows.filter(pa.array(of_old)), generation[of_old]), after
+    return read_entries_of(old, bucket, keys), after
 
 
 def _has_rows_of(version: SealedVersion, other: SealedVersion) -> bool:
@@ -312,17 +317,6 @@ def _has_rows_of(version: SealedVersion, other: SealedVersion) -> bool:
     if version.columns != other.columns or version.names != other.names:
         return False
     return not list_own_generations(other, version)
-
-
-def _entries_among(view: VersionReader, rows: pa.Table, generation: Any) -> pa.Table:
-    """Return the entries among stored rows of a version, which have these numbers of generations
-    (numpy).
-    """
-    sealed = view.sealed
-    if rows.num_rows:
-        kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
-        rows = rows.filter(pa.array(kept))
-    return rows.select(sealed.columns.names)
 
 
 def _align(

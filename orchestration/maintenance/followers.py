@@ -144,23 +144,26 @@ def find_versions_for_followers(
             lagging.add(follower.application)
         else:
             let_go.add(follower.application)
-    for application, state in states.items():
-        joined = state.offsets.joined.get(dataset, ())
-        if application in let_go or state.renamed_to is not None:
+    for application, joined in _list_joined(states, dataset):
+        if application in let_go:
             continue
-        if joined and (application in lagging or not _is_level(lake, dataset, joined)):
-            needed = _describe_joined(application, dataset, joined) | needed
+        if application in lagging or not _is_level(lake, dataset, joined):
+            text = f"application {application} has results that follow dataset {dataset}, made with"
+            for version in _list_versions(joined):
+                needed.setdefault(version, f"{text} version {version}")
     return needed
 
 
-def _describe_joined(
-    application: str, dataset: str, joined: Iterable[ReadVersions]
-) -> dict[str, str]:
-    """Return the versions that results were made with which follow a dataset, and why each is
-    needed.
+def _list_joined(
+    states: Mapping[str, ApplicationState], dataset: str
+) -> Iterator[tuple[str, tuple[ReadVersions, ...]]]:
+    """Yield the applications whose results follow changes of the dataset, with what they have read
+    of it since these were restated.
     """
-    why = f"application {application} has results that follow dataset {dataset}, made with"
-    return {version: f"{why} version {version}" for version in _list_versions(joined)}
+    for application, state in states.items():
+        joined = state.offsets.joined.get(dataset, ())
+        if joined and state.renamed_to is None:
+            yield application, joined
 
 
 def _is_level(lake: Lake, dataset: str, joined: Iterable[ReadVersions]) -> bool:

@@ -19,6 +19,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.step import arrow_frames
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import RestatementError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -118,9 +119,10 @@ def abandon(world: StepWorld) -> None:
 @pytest.mark.parametrize("kind", [Following, Delivered])
 @pytest.mark.parametrize("seed", range(rounds(2, 40)))
 def test_whatever_happens_results_become_those_of_a_run_that_knew_everything(
-    tmp_path: Path, kind: type[Changing], seed: int
+    tmp_path: Path, kind: type[Changing], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(f"{kind.__name__} {seed}")
+    monkeypatch.setattr(arrow_frames, "_LOOKUP_COST", seed % 2)
     dataset = kind(new_world(tmp_path), draw, draw.choice([2, None]))
     world = dataset.world
     how = draw.choice(["left", "inner"])
