@@ -16,6 +16,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.exchange.handover import polars_frame, pyarrow_dataset
@@ -184,7 +185,8 @@ def test_every_order_and_cut_gives_what_the_sorted_changes_come_to(
     changes = drawn(draw, 120 if either.spark is IN_PROCESS else 40)
     draw.shuffle(changes)
     changes += draw.sample(changes, 10)  # delivered again
-    spec = declared(either)
+    copied = Projection("k STRING, c STRING, b INT, a STRING")
+    spec = declared(either, extractor=copied if seed % 2 else None)
     at = 0
     while at < len(changes):
         cut = changes[at : (at := at + draw.choice([1, 3, 10, 30]))]
@@ -222,6 +224,22 @@ def test_what_places_a_change_can_not_be_left_out(either: World, column: str) ->
     letters = either.streams.read_arrow(either.streams.all_ranges("dead")).to_pylist()
     assert repr(column) in letters[0]["reason"]
     assert content(either, spec) == {"k": WHOLE}
+
+
+@pytest.mark.parametrize("order", [None, "seq"])
+def test_a_projection_of_single_columns_keeps_what_changes_leave_out(
+    sparkling: World, order: str | None
+) -> None:
+    select = {"b": "cast(upper(A) as int)", "a": "concat(c, '!')"}
+    spec = declared(
+        sparkling, order_by=order, extractor=Projection("k STRING, b INT, a STRING", select)
+    )
+    changes = [Change("k", 1, 0, "i", {"a": "1", "b": 1, "c": "one"})]
+    changes += [Change("k", 2, 0, "u", {"a": "2"}), Change("k", 3, 0, "u", {"c": "three"})]
+    for one in changes:
+        send(sparkling, one)
+        sparkling.advance(spec)
+    assert sparkling.view(spec).get("k") == {"k": "k", "b": 2, "a": "three!"}
 
 
 # -- several partitions
