@@ -175,6 +175,7 @@ def test_what_comes_late_sets_only_what_was_not_set_since(either: World) -> None
         assert report.counters["superseded"] == (one.seq == 6)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))]
 )
@@ -226,7 +227,7 @@ def test_what_places_a_change_can_not_be_left_out(either: World, column: str) ->
     assert content(either, spec) == {"k": WHOLE}
 
 
-@pytest.mark.parametrize("order", [None, "seq"])
+@pytest.mark.parametrize("order", [pytest.param(None, marks=pytest.mark.long), "seq"])
 def test_a_projection_of_single_columns_keeps_what_changes_leave_out(
     sparkling: World, order: str | None
 ) -> None:
@@ -339,6 +340,7 @@ def read_over_time(world: World, spec: AdjunctDataset) -> dict[int, Table]:
     return found
 
 
+@pytest.mark.lengthy
 def test_what_a_late_change_sets_is_carried_into_rows_that_inherited_it(either: World) -> None:
     spec = declared(either, order_by=None, **OVER_TIME)
     sent: list[Change] = []
@@ -358,9 +360,10 @@ def test_what_a_late_change_sets_is_carried_into_rows_that_inherited_it(either: 
         assert read_over_time(either, spec) == over_time(sent)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("ordered", [False, True], ids=["by offset", "ordered"])
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 12))]
 )
 def test_every_order_and_cut_gives_the_history_of_the_sorted_changes(
     either: World, seed: int, ordered: bool
@@ -462,7 +465,7 @@ class Driven:
 @pytest.mark.rounds
 @pytest.mark.parametrize("kept", [{}, OVER_TIME], ids=["newest", "over time"])
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 10))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 10))]
 )
 def test_whatever_happens_on_the_way_the_table_is_what_the_sorted_changes_come_to(
     seed: int, kept: dict[str, Any]
@@ -546,6 +549,7 @@ def _is_late(world: World, spec: AdjunctDataset, one: Change) -> bool:
 # -- what else is done to a table
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kept", [{}, OVER_TIME], ids=["newest", "over time"])
 def test_columns_stay_in_order_when_the_table_is_rewritten(
     world: World, kept: dict[str, Any]
@@ -654,6 +658,7 @@ def test_a_table_of_whole_rows_may_become_one_of_merged_columns_and_not_back(eit
     assert content(either, spec) == {"k": {"a": "seven", "b": 9, "c": "y"}}
 
 
+@pytest.mark.lengthy
 def test_other_engines_see_neither_how_columns_were_merged_nor_what_is_held(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
