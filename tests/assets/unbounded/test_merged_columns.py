@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +20,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
-from dagster_adjunct.assets.exchange.handover import polars_frame, pyarrow_dataset
+from dagster_adjunct.assets.exchange.handover import duckdb_view, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable, publish_to_iceberg
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -580,6 +581,12 @@ def test_columns_stay_in_order_when_the_table_is_rewritten(
     assert kinds == {"a": "update", "b": "update", "x": "insert", "d": "delete"}
     if kept:
         assert read_over_time(world, spec) == over_time(wanted)
+        compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
+        with open_dataset(world.lake, NAME) as served:
+            rows = pyarrow_dataset(served.over_time()).to_table().to_pylist()
+        assert "__set_at" not in rows[0]
+        current = [row["k"] for row in rows if not (row["__valid_to"] or row["__tombstone"])]
+        assert sorted(current) == sorted(table)
 
 
 @pytest.mark.parametrize("kept", [{}, OVER_TIME], ids=["newest", "over time"])
@@ -654,6 +661,7 @@ def test_a_table_of_whole_rows_may_become_one_of_merged_columns_and_not_back(eit
     with pytest.raises(DatasetError) as refused:
         either.advance(whole)
     assert "rebuild" in refused.value.next_step
+    compact_dataset(either.lake, NAME, spark=either.spark, by="test", level="major")
     either.advance(spec)
     assert content(either, spec) == {"k": {"a": "seven", "b": 9, "c": "y"}}
 
@@ -690,6 +698,8 @@ def test_other_engines_see_neither_how_columns_were_merged_nor_what_is_held(
     view = world.view(spec)
     assert pyarrow_dataset(view).to_table().column_names == ["k", *COLUMNS]
     assert polars_frame(view).collect().columns == ["k", *COLUMNS]
+    duckdb_view(connection := duckdb.connect(), view, "v")
+    assert [column[0] for column in connection.execute("FROM v").description] == ["k", *COLUMNS]
 
 
 def test_a_rewind_brings_nothing_back_that_a_forgotten_deletion_had_deleted(world: World) -> None:
