@@ -58,6 +58,13 @@ ARRIVED = "arrived"
 """The time when a record was written, in microseconds, next to PARTITION, OFFSET and TIME."""
 
 
+@cache
+def _columns() -> pa.Schema:
+    """Return the columns of the times that are read."""
+    whole = pa.int64()
+    return pa.schema([(PARTITION, pa.int32()), (OFFSET, whole), (TIME, whole), (ARRIVED, whole)])
+
+
 @dataclass(frozen=True, slots=True)
 class HeldRanges:
     """The parts of some ranges that may be read now, and the first record of each partition that
@@ -152,7 +159,7 @@ class _StreamTimes:
         records = read_frame(self.stream.system, self.spark(), ranges)
         time = self.declared.column(f"input {self.stream.name}", records)
         columns = [F.unix_micros(time).alias(TIME), F.unix_micros(TIMESTAMP).alias(ARRIVED)]
-        return records.select(PARTITION, OFFSET, *columns).toArrow().cast(_schema())
+        return records.select(PARTITION, OFFSET, *columns).toArrow().cast(_columns())
 
 
 def _stand_in(ssp: SystemStreamPartition, held: HeldTime, time: datetime) -> pa.Table:
@@ -163,14 +170,7 @@ def _stand_in(ssp: SystemStreamPartition, held: HeldTime, time: datetime) -> pa.
         TIME: [to_microseconds(time)],
         ARRIVED: [to_microseconds(held.since)],
     }
-    return pa.table(columns, schema=_schema())
-
-
-def _schema() -> pa.Schema:
-    """Return the columns of records' places and times."""
-    return pa.schema(
-        [(PARTITION, pa.int32()), (OFFSET, pa.int64()), (TIME, pa.int64()), (ARRIVED, pa.int64())]
-    )
+    return pa.table(columns, schema=_columns())
 
 
 def _times(records: pa.Table, time: pa.Array) -> pa.Table:
@@ -183,7 +183,7 @@ def _times(records: pa.Table, time: pa.Array) -> pa.Table:
             TIME: pc.if_else(is_time, micros, None),
             ARRIVED: records[TIMESTAMP].cast(arrow_type("timestamp")).cast(pa.int64()),
         }
-    ).cast(_schema())
+    ).cast(_columns())
 
 
 @dataclass(frozen=True, slots=True)
