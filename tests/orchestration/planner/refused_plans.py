@@ -329,6 +329,7 @@ def declared(**more):
 rejected(declared(key="shopp"))
 rejected(declared(columns=["shop", "size"]))
 rejected(declared(order_by="opened"))
+rejected(declared(order_by={"city": []}))
 rejected(declared(key="city"))
 planned(declared(columns=["shop", "city"]))
 
