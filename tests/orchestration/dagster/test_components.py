@@ -27,6 +27,7 @@ from dagster_adjunct import (
     Application,
     Lake,
     LakeStreams,
+    Restate,
     Schema,
     VersionPartitions,
     Wait,
@@ -107,7 +108,7 @@ applications:
       - from: flights
         filter: dep_delay > 0
       - partition_by: [origin]
-      - join: {{table: weather, by: [origin, time_hour], as_of: time_hour, wait: {{Wait: {{at_most: 10m, mark: early}}}}}}
+      - join: {{table: weather, by: [origin, time_hour], as_of: time_hour, wait: {{Wait: {{at_most: 10m, mark: early}}}}, restate: {{Restate: {{age: 7d, most_keys: 10}}}}}}
       - window:
           kind: {{Tumbling: {{size: 1h}}}}
           by: origin
@@ -239,6 +240,7 @@ def in_python() -> list[Application]:
             on=["origin", "time_hour"],
             as_of="time_hour",
             wait=Wait(timedelta(minutes=10), mark="early"),
+            restate=Restate(timedelta(days=7), most_keys=10),
         )
         .window(
             Tumbling(timedelta(hours=1)),
