@@ -23,6 +23,7 @@ from dagster_adjunct.assets.reading.diff import (
 from dagster_adjunct.assets.reading.version_reader import (
     Entry,
     VersionReader,
+    entries_among,
     read_entries,
     read_entries_of,
 )
@@ -218,14 +219,9 @@ class EntryChanges:
         """
         steps = self._steps(old)
         for number in buckets:
-            changed: set[Any] = set()
-            for one, other in steps:
-                for version, without in ((one, other), (other, one)):
-                    own = list_own_generations(version.sealed, without.sealed)
-                    changed.update(version.keys_in(number, {each.id for each in own}))
-            if changed:
-                keys = sorted(changed)
-                yield read_entries_of(old, number, keys), read_entries_of(self._new, number, keys)
+            keys = _changed_keys(steps, number)
+            if keys:
+                yield _entries_of_both(old, self._new, number, keys)
 
     def _compare(self, before: pa.Table, after: pa.Table) -> pa.RecordBatch:
         """Return the changes from the entries `before` to those `after`, in the order of keys."""
@@ -286,6 +282,41 @@ def list_own_generations(version: SealedVersion, other: SealedVersion) -> tuple[
 
 def _place_of(generation: Generation) -> tuple[int, str]:
     return generation.id, generation.folder
+
+
+def _changed_keys(
+    steps: Iterable[tuple[VersionReader, VersionReader]], bucket: int
+) -> Sequence[Any]:
+    """Return the keys (in plain form, sorted) in deltas of a bucket that one of two versions
+    lacks.
+    """
+    changed: set[Any] = set()
+    for one, other in steps:
+        for version, without in ((one, other), (other, one)):
+            own = list_own_generations(version.sealed, without.sealed)
+            changed.update(version.keys_in(bucket, {each.id for each in own}))
+    return sorted(changed)
+
+
+def _entries_of_both(
+    old: VersionReader, new: VersionReader, bucket: int, keys: Sequence[Any]
+) -> tuple[pa.Table, pa.Table]:
+    """Return the entries of these keys (in plain form, sorted) of a bucket in both versions, by
+    lookups; rows that both have are looked up once.
+    """
+    rows, generation = new.stored_rows_of(bucket, keys)
+    after = entries_among(new, rows, generation)
+    if _has_rows_of(new.sealed, old.sealed):
+        of_old = np.isin(generation, [each.id for each in old.sealed.generations])
+        return entries_among(old, rows.filter(pa.array(of_old)), generation[of_old]), after
+    return read_entries_of(old, bucket, keys), after
+
+
+def _has_rows_of(version: SealedVersion, other: SealedVersion) -> bool:
+    """Whether all rows of another version are rows of this one, in the same columns."""
+    if version.columns != other.columns or version.names != other.names:
+        return False
+    return not list_own_generations(other, version)
 
 
 def _align(

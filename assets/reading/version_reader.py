@@ -630,7 +630,7 @@ class VersionReader:
             if files.id not in generations:
                 continue
             for rows, begin, end in files.scan(bucket, (), None):
-                keys.update(rows.key(row)[: len(self._key)] for row in range(begin, end))
+                keys.update(rows.keys(begin, end, len(self._key)))
         return sorted(keys)
 
     def stored_rows_of(self, bucket: int, keys: Sequence[Key]) -> tuple[pa.Table, Any]:
@@ -827,8 +827,14 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
 
 def read_entries_of(view: VersionReader, bucket: int, keys: Sequence[Key]) -> pa.Table:
     """Return the entries of these keys (in plain form, sorted) in a bucket, by lookups."""
+    return entries_among(view, *view.stored_rows_of(bucket, keys))
+
+
+def entries_among(view: VersionReader, rows: pa.Table, generation: Any) -> pa.Table:
+    """Return the entries among stored rows of a version, which have these numbers of generations
+    (numpy).
+    """
     sealed = view.sealed
-    rows, generation = view.stored_rows_of(bucket, keys)
     if rows.num_rows and sealed.positioned:
         kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
         rows = rows.filter(pa.array(kept))

@@ -73,13 +73,15 @@ class RequestedPosition(StoredDocument):
 class ResolvedStartpoint(RequestedPosition):
     """A startpoint with the `offset` at which it starts, stored before anything is read from there.
 
-    `id` is that of its request, `stream` is the identity of the stream.
+    `id` is that of its request, `stream` is the identity of the stream. With `force`, what is
+    restated from there has no limits.
     """
 
     ssp: Partition
     stream: str | None
     offset: str
     resolved_at: datetime
+    force: bool = False
 
     def is_of(self, request: str, stream: str | None) -> bool:
         """Whether it is of this request, and of the stream with this identity."""

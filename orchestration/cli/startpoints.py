@@ -404,7 +404,11 @@ startpoint = click.Group("startpoint")
     show_default=True,
     help="If the position has no offset when a run starts: fail, or continue at the checkpoint.",
 )
-@flag("--force", "For a dataset's stream: accept that its table gets older or incomplete.")
+@flag(
+    "--force",
+    "For a dataset's stream: accept that its table gets older or incomplete. For changes that"
+    " results follow: restate any number of results, once.",
+)
 @flag("--replace", "Let a replay replace a startpoint, or a startpoint a replay.")
 @flag("--dry-run", "Only show what would happen.")
 @audit_options

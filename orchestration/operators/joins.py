@@ -300,7 +300,7 @@ class Join(PassThroughSpec):
         if self.wait is None:
             return matched
         early = "false"
-        if batch.planned.has_waited(operator):
+        if batch.planned.may_be_early(operator):
             early = f"{EVENT_TIME} is not null"
             known = batch.planned.known_until(operator)
             if known is not None:

@@ -90,7 +90,9 @@ class _Graph:
             time = None
             if match.as_of is not None:
                 time, _ = self._trace(match.as_of.column, path)
-            one = RestatedInput(stream, keys, time)
+            facts = require_facts(self.catalog, stream, source.id)
+            indexed = tuple(sorted(keys)) in facts.find_by
+            one = RestatedInput(stream, keys, time, indexed)
             if found.setdefault(stream, one) != one:
                 raise PlanningError(
                     f"{join.id} has restate=, and records of {stream} reach it on several ways,"

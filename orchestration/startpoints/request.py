@@ -430,7 +430,8 @@ class StartpointRequest:
     `by` and `reason` say who asks and why. `on_unresolved` says what a run does if the startpoint
     has no offset: fail, or continue from the checkpoint. With `until` it is a bounded replay: the
     records from the startpoint up to, excluding, that position are read again, and the main
-    position does not move. `force` allows a dataset's table to get older, or to lack changes.
+    position does not move. `force` allows a dataset's table to get older, or to lack changes; at
+    the changes by which results are restated, it allows any number of results, once.
     `versions` says which dataset versions a replay is joined with: those of each record's time
     ("as-of"), those served then ("current"), or those of the batches that read the records first
     ("recorded", retained by the plan `recorded`); None is as-of if the application has as-of joins,

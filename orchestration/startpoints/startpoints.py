@@ -457,7 +457,8 @@ class StartOptions(TypedDict, total=False):
     With `until`, that part is read again as a bounded replay, and the main position stays. `task`
     is one of the plan, or "dataset NAME"; by default every task that reads the partition.
     `on_unresolved` says what a run does if there is no offset: "fail", the default, or continue
-    from the "checkpoint". `force` allows the table of a dataset to get older. `versions` says what
+    from the "checkpoint". `force` allows the table of a dataset to get older; at the changes by
+    which results are restated, it allows any number of results, once. `versions` says what
     a replay's records are joined with: the entries valid at their time ("as-of", the default if the
     application has as-of joins), what is served then ("current", the default otherwise), or what
     they were joined with when they were first read ("recorded"), which is retained until the replay

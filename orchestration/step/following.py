@@ -46,7 +46,8 @@ _TURNS = 4
 # Seconds between two looks at datasets that are read from files or queries, which take several
 # requests.
 _SOURCES_EVERY = 30.0
-# Seconds between two looks at records that wait for a dataset, which is advanced before.
+# Seconds between two looks at records that wait for a dataset, which is advanced before, and at
+# results that wait for the time when they are restated.
 _HELD_EVERY = 5.0
 # Seconds after which a run that does not wait advances its datasets again.
 _BUSY_EVERY = 10.0
@@ -145,8 +146,8 @@ class Following:
         self._next_busy = self._clock() + _BUSY_EVERY
 
     def wait(self, held: bool = False) -> bool:
-        """Wait for something new; while records are `held` because they wait for a dataset, at most
-        for some seconds.
+        """Wait for something new; while records are `held` because they wait for a dataset, or
+        results for the time when they are restated, at most for some seconds.
 
         Returns whether the step goes on; if not, it begins again, or `ended` says why the run is
         over.

@@ -136,7 +136,7 @@ def position_to_json(app: Application, state: ApplicationState) -> dict[str, obj
     offsets = state.offsets
     checkpoint = {}
     for ssp, at in state.checkpoint.items():
-        if ssp.qualified_stream in app.inputs:
+        if ssp.qualified_stream in app.inputs or ssp.qualified_stream in app.restated:
             checkpoint[str(ssp)] = at
     return {
         "checkpoint": checkpoint,

@@ -13,17 +13,12 @@ from functools import cached_property
 from typing import TypeAlias
 from uuid import uuid4
 
-from dagster_adjunct.assets.reading.change_streams import parse_commit
+from dagster_adjunct.assets.reading.change_streams import commit_offset, parse_commit
 from dagster_adjunct.assets.reading.changed_keys import SINCE, UNTIL, ChangedKeys, VersionIds
 from dagster_adjunct.assets.reading.served_history import ServedHistory
 from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
-from dagster_adjunct.orchestration.batch_log.intent import (
-    Ranges,
-    ReadVersions,
-    Restating,
-    of_stream,
-)
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ResolvedStartpoint
+from dagster_adjunct.orchestration.batch_log.intent import Ranges, ReadVersions, Restating
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
 from dagster_adjunct.orchestration.startpoints.positions import InputPositions, StreamSnapshot
@@ -61,59 +56,6 @@ class DueRestatement:
         return sum(places.num_rows for places in self.places.values())
 
 
-def find_due(
-    context: StepContext,
-    state: ApplicationState,
-    positions: InputPositions,
-    served: Mapping[str, VersionIds],
-) -> Ranges:
-    """Return the changes of datasets by which results are restated now: not those of one whose
-    last restatement was too short a time ago.
-
-    They are unread, or a startpoint says from where; or there are none, but joins by time have read
-    other versions than those that are `served`.
-    """
-    due: Ranges = {}
-    for restated in context.plan.restatements:
-        changes = of_stream(positions.changed, restated.changes)
-        is_moved = not changes.keys().isdisjoint(positions.startpoints)
-        if is_moved or _is_due(context, state, restated, changes, served):
-            due |= changes
-    return due
-
-
-def _is_due(
-    context: StepContext,
-    state: ApplicationState,
-    restated: PlannedRestatement,
-    changes: Ranges,
-    served: Mapping[str, VersionIds],
-) -> bool:
-    if not _may_begin(context, state, restated):
-        return False
-    return _are_unread(context, changes) or _has_read_others(state, restated, served)
-
-
-def _may_begin(context: StepContext, state: ApplicationState, restated: PlannedRestatement) -> bool:
-    """Whether the last restatement was long enough ago."""
-    every = _options(context, restated).every
-    last = state.offsets.restated.get(restated.dataset)
-    return every is None or last is None or context.lake.now() - last >= every
-
-
-def _are_unread(context: StepContext, changes: Ranges) -> bool:
-    return any(context.compare(ssp, span.start, span.end) < 0 for ssp, span in changes.items())
-
-
-def _has_read_others(
-    state: ApplicationState, restated: PlannedRestatement, served: Mapping[str, VersionIds]
-) -> bool:
-    """Whether batches have read other versions over time than those of now."""
-    _, over_time = served[restated.dataset]
-    joined = state.offsets.joined.get(restated.dataset, ())
-    return any(set(read.over_time) != set(over_time) for read in joined)
-
-
 def find_restatement(
     context: StepContext,
     state: ApplicationState,
@@ -131,8 +73,10 @@ def find_restatement(
         ranges = {ssp: at for ssp, at in changes.items() if ssp.stream == restated.dataset}
         if not ranges:
             continue
-        moved = {ssp: at for ssp, at in ranges.items() if ssp in positions.startpoints}
-        search = _Search(context, state, streams, restated, served[restated.dataset], moved)
+        startpoints = [positions.startpoints[ssp] for ssp in ranges if ssp in positions.startpoints]
+        search = _Search(
+            context, state, streams, restated, served[restated.dataset], ranges, startpoints
+        )
         keys += search.number
         for stream, places in search.find_places():
             found.setdefault(stream, []).append(places)
@@ -169,7 +113,7 @@ def _merge(places: list[pa.Table]) -> pa.Table:
 class _Search:
     """Finds the records that a join has joined by keys which are `served` with other entries now.
 
-    `moved` are the changes of the dataset where a startpoint says since when.
+    `ranges` are the changes of the dataset; `startpoints` may say since when they count.
     """
 
     context: StepContext
@@ -177,7 +121,8 @@ class _Search:
     streams: Mapping[str, StreamSnapshot]
     restated: PlannedRestatement
     served: VersionIds
-    moved: Ranges
+    ranges: Ranges
+    startpoints: Sequence[ResolvedStartpoint]
 
     @cached_property
     def options(self) -> Restate:
@@ -188,9 +133,9 @@ class _Search:
         """The changed keys; in a join by time, with the intervals in which they did."""
         context = self.context
         name = self.restated.dataset
+        since = [parse_commit(start.offset, str(start.ssp)) for start in self.startpoints]
         read = []
-        since = [parse_commit(span.start, str(ssp)) for ssp, span in self.moved.items()]
-        if not since:
+        if not self._passes_over:
             for one in self.state.offsets.joined.get(name, ()):
                 read.append((one.version, one.over_time))
         history = ServedHistory.read(context.lake, name)
@@ -200,6 +145,15 @@ class _Search:
         if match is not None and match.as_of is not None:
             return keys.find_over_time(oldest=match.as_of.before_history == "oldest")
         return keys.find()
+
+    @property
+    def _passes_over(self) -> bool:
+        """Whether a startpoint leaves out changes that are not restated yet."""
+        for start in self.startpoints:
+            before = self.state.checkpoint.get(start.ssp)
+            if before is None or self.context.compare(start.ssp, before, start.offset) < 0:
+                return True
+        return False
 
     @cached_property
     def keys(self) -> pa.Table:
@@ -234,16 +188,16 @@ class _Search:
         yield from found
 
     def _check(self, what: str, number: int, most: int, share: str = "") -> None:
-        if number <= most:
+        if number <= most or any(start.force for start in self.startpoints):
             return
         restated = self.restated
-        command = f"adjunct startpoint set MODULE:APP {restated.changes} --upcoming --reason …"
-        limit = "most_keys" if what == "keys" else "most_share" if share else "most_records"
+        command = f"adjunct startpoint set MODULE:APP {restated.changes}"
+        since = min(parse_commit(span.start, str(ssp)) for ssp, span in self.ranges.items())
         raise errors.RestatementError(
             f"{restated.join}: dataset {restated.dataset!r} has changed, and its results of"
             f" {number:,} {what} would be restated: at most {most:,}{share} are allowed.",
-            f"Allow more once, by deploying restate=Restate(…, {limit}={number}); or leave these"
-            f" results as they are: {command}.",
+            f"Restate them on purpose, once: {command} --offset {commit_offset(since)} --force"
+            f" --reason …. Or leave these results as they are: {command} --upcoming --reason ….",
             application=self.context.app.name,
             operator=restated.join,
             dataset=restated.dataset,

@@ -202,7 +202,7 @@ class _RunningStep:
                     self._commit_positions(batch)
                     report = replace(self.state.report, held=batch.held)
                     self.state = replace(self.state, report=report)
-                    if not hooks.wait(bool(batch.held)):
+                    if not hooks.wait(bool(batch.held) or batch.restates_later):
                         return self.state.finish(self.context, caught_up=True)
                 elif self._run_batch(batch, began) and not hooks.go_on():
                     break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,8 +25,10 @@ from dagster_adjunct.orchestration.step import arrow_frames
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import RestatementError
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.lake import key_index
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
+    StartpointSpecific,
     StartpointTimestamp,
     StartpointUpcoming,
 )
@@ -208,6 +211,27 @@ def test_an_application_that_began_later_restates_only_what_it_has_read(tmp_path
     assert [(row["n"], row["v"]) for row in world.rows("later")] == [(100, 1), (100, 7)]
 
 
+def test_records_of_changed_keys_are_found_by_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_index, "FEWEST_RECORDS", 1)
+    dataset, facts = begun(Following, tmp_path)
+    world = dataset.world
+
+    def has_index() -> list[bool]:
+        plan = plan_application(enriching(dataset), lake=world.lake)
+        return [one.indexed for restated in plan.restatements for one in restated.inputs]
+
+    assert has_index() == [False]
+    world.streams.configure("facts", retention=None, compaction=None, find_by=["k"])
+    assert world.streams.maintain("facts").indexes == 1
+    assert has_index() == [True]
+    dataset.send({"a": (7, 1)})
+    report = run_step(world.context(enriching(dataset)))
+    assert report.counters["restated"] == {"changed_keys": 1, "records": 2}
+    assert latest(world) == expected(dataset, facts)
+
+
 def test_records_that_are_too_old_keep_their_results(tmp_path: Path) -> None:
     dataset = Following(new_world(tmp_path), random.Random(1))
     world = dataset.world
@@ -225,27 +249,60 @@ def test_records_that_are_too_old_keep_their_results(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "limits", [{"most_keys": 2}, {"most_records": 5}, {"most_share": 0.5}], ids=str
 )
+@pytest.mark.parametrize("advised", ["force", "upcoming"])
 def test_too_much_is_an_error_once_the_input_has_been_read(
-    tmp_path: Path, limits: dict[str, Any]
+    tmp_path: Path, limits: dict[str, Any], advised: str
 ) -> None:
-    dataset, _ = begun(Following, tmp_path)
+    dataset, facts = begun(Following, tmp_path)
     world = dataset.world
     before = latest(world)
     dataset.send({"a": (7, 1), "d": (4, 4)}, gone=["b"])
+    facts[8] = "a"
     world.send("facts", (8, "a"))
     app = enriching(dataset, restate=Restate(WEEK, **limits))
-    with pytest.raises(RestatementError):
+    with pytest.raises(RestatementError) as caught:
         run_step(world.context(app))
-    assert latest(world) == {**before, 8: ("a", 7)}
-    # The advice works: these results are left, and later changes are followed.
-    Startpoints(app, lake=world.lake).request(
-        "changes.planes", StartpointUpcoming(), reason="test", by="test"
-    )
+    left = {**before, 8: ("a", 7)}
+    assert latest(world) == left
+    follow_advice(world, app, str(caught.value), advised)
     run_step(world.context(app))
-    assert latest(world) == {**before, 8: ("a", 7)}
+    assert latest(world) == (expected(dataset, facts) if advised == "force" else left)
+    # Later changes are followed, within the limits.
+    known = latest(world)
     dataset.send({"c": (9, 9)})
     run_step(world.context(app))
-    assert latest(world) == {**before, 8: ("a", 7), 2: ("c", 9), 6: ("c", 9)}
+    assert latest(world) == {**known, 2: ("c", 9), 6: ("c", 9)}
+    dataset.send({"a": (8, 1), "b": (8, 4), "d": (5, 5)})
+    with pytest.raises(RestatementError):
+        run_step(world.context(app))
+
+
+def follow_advice(world: StepWorld, app: Application, message: str, advised: str) -> None:
+    """Request what one of the commands in a message requests."""
+    position: Any = StartpointUpcoming()
+    if advised == "force":
+        found = re.search(r"changes\.planes --offset (\d+) --force", message)
+        assert found is not None
+        position = StartpointSpecific(found[1])
+    Startpoints(app, lake=world.lake).request(
+        "changes.planes", position, force=advised == "force", reason="test", by="test"
+    )
+
+
+def test_restating_on_purpose_includes_versions_that_were_served_in_between(tmp_path: Path) -> None:
+    dataset, facts = begun(Delivered, tmp_path)
+    assert isinstance(dataset, Delivered)
+    world = dataset.world
+    app = enriching(dataset, restate=Restate(WEEK, every=timedelta(days=1), most_keys=1))
+    dataset.send({"a": (7, 1), "b": (7, 2)})
+    facts |= {8: "a", 9: "b"}
+    world.send("facts", (8, "a"), (9, "b"))
+    with pytest.raises(RestatementError) as caught:
+        run_step(world.context(app))
+    dataset.rollback()
+    follow_advice(world, app, str(caught.value), "force")
+    run_step(world.context(app))
+    assert latest(world) == expected(dataset, facts)
 
 
 @pytest.mark.parametrize("kind", [Following, Delivered])

@@ -97,7 +97,7 @@ applications:
     steps:
       - input_stream: {{name: lake.flights, event_time: time_hour, delay: 10m, idle_after: 1d}}
         as: flights
-      - join: {{table: planes, by: tailnum, how: left, select: [seats, year as built]}}
+      - join: {{table: planes, by: tailnum, how: left, select: [seats, year as built], restate: 7d}}
       - join: {{table: airports, by: {{dest: faa}}, how: left, as_of: time_hour, versions: known-then}}
       - with_columns: {{gone: dest is null, half: seats / 2}}
         as: joined
@@ -108,7 +108,7 @@ applications:
       - from: flights
         filter: dep_delay > 0
       - partition_by: [origin]
-      - join: {{table: weather, by: [origin, time_hour], as_of: time_hour, wait: {{Wait: {{at_most: 10m, mark: early}}}}, restate: {{Restate: {{age: 7d, most_keys: 10}}}}}}
+      - join: {{table: weather, by: [origin, time_hour], as_of: time_hour, wait: {{Wait: {{at_most: 10m, mark: early}}}}, restate: {{Restate: {{age: 7d, every: 1h, most_keys: 500}}}}}}
       - window:
           kind: {{Tumbling: {{size: 1h}}}}
           by: origin
@@ -218,7 +218,13 @@ def in_python() -> list[Application]:
         idle_after=timedelta(days=1),
     )
     joined = (
-        flights.join(app.table(planes), on="tailnum", how="left", select=["seats", "year as built"])
+        flights.join(
+            app.table(planes),
+            on="tailnum",
+            how="left",
+            select=["seats", "year as built"],
+            restate=timedelta(days=7),
+        )
         .join(
             app.table(functions.airports),
             on={"dest": "faa"},
@@ -240,7 +246,7 @@ def in_python() -> list[Application]:
             on=["origin", "time_hour"],
             as_of="time_hour",
             wait=Wait(timedelta(minutes=10), mark="early"),
-            restate=Restate(timedelta(days=7), most_keys=10),
+            restate=Restate(timedelta(days=7), timedelta(hours=1), most_keys=500),
         )
         .window(
             Tumbling(timedelta(hours=1)),
@@ -318,6 +324,11 @@ MISTAKES = {
         WHOLE.replace("{Tumbling:", "{Tumblin:"),
         "Tumblin",
         "no class or function 'Tumblin'",
+    ),
+    "arguments without their class": (
+        WHOLE.replace("restate: 7d", "restate: {age: 7d, every: 1h}"),
+        "restate: {age: 7d",
+        "Write {Restate: {age: …, every: …}}",
     ),
     "nothing that is declared": (
         WHOLE.replace("table: planes,", "table: plains,"),
