@@ -166,6 +166,10 @@ class Restating(StoredDocument):
     keys: int
     records: int
 
+    def describe(self) -> str:
+        """Return what it does, as the end of a sentence."""
+        return f"restates results: {self.keys:,} keys of {', '.join(sorted(self.datasets))} changed"
+
     @property
     def datasets(self) -> set[str]:
         """The datasets whose changes are followed."""

@@ -394,7 +394,15 @@ def _plan_restatement(
     changes = find_due(context.app, state, positions, served, context.lake.now())
     if not changes:
         return None
-    due = find_restatement(context, state, seen.streams, positions, changes, served)
+    refused = context.versions.refused
+    of_changes = tuple(sorted(changes.items()))
+    if of_changes in refused:
+        raise refused[of_changes]
+    try:
+        due = find_restatement(context, state, seen.streams, positions, changes, served)
+    except errors.RestatementError as error:
+        refused[of_changes] = error
+        raise
     places = ""
     if due.records:
         places = store_places(context, state.batch + 1, due.places)

@@ -314,6 +314,7 @@ class _RunningStep:
             unit=context.unit,
             versions=intent.versions,
             few=inputs.few,
+            restates="" if restating is None else restating.describe(),
         )
         return inputs
 

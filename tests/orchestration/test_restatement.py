@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Sequence
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.operators.lookups import Restate
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step import arrow_frames
@@ -423,3 +425,46 @@ def test_what_a_restatement_would_do_to_windows_is_done_over_the_latest_results(
         if value is not None:
             wanted[key] = (wanted.get(key) or 0) + value
     assert {row["k"]: row["v_sum"] for row in sums.to_pylist() if row["v_sum"]} == wanted
+
+
+def test_joins_by_paths_and_of_several_datasets_are_restated_together(tmp_path: Path) -> None:
+    world = new_world(tmp_path)
+    planes = Delivered(world, random.Random(1))
+    planes.begin()
+    planes.send({"a": (1, 1), "b": (2, 2)})
+    world.stream("fares", "k", 1, k="string", fare="int")
+    fares = unbounded_dataset("fares", input="lake.fares", key="k", partitions=2)
+    world.send("fares", ("x", 5), ("y", 6))
+    world.advance(fares)
+    world.stream("facts", "n", 2, n="int", trip="struct<plane string, class string>")
+    trips = {n: ("abc"[n % 3], "xyz"[n // 3]) for n in range(9)}
+    world.send("facts", *[(n, {"plane": a, "class": b}) for n, (a, b) in trips.items()])
+
+    def make() -> Application:
+        app = Application("app", engine="auto")
+        records = app.input_stream("lake.facts", default_offset="oldest")
+        by_plane = records.select("trip.plane as p", "trip", "n").partition_by("p")
+        joined = by_plane.join(
+            app.table(planes.declare()), on={"p": "k"}, how="left", select=["v"], restate=WEEK
+        ).partition_by("trip.class")
+        priced = joined.join(
+            app.table(fares), on={"trip.class": "k"}, how="left", select=["fare"], restate=WEEK
+        )
+        priced.send_to(app.output_stream("lake.out", partitions=2, key="n"))
+        return app
+
+    plan = plan_application(make(), systems=world.systems)
+    assert [one.inputs[0].keys for one in plan.restatements] == [("trip.plane",), ("trip.class",)]
+    assert ExecutionPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    run_step(world.context(make()))
+    planes.send({"a": (7, 1)}, gone=["b"])
+    world.send("fares", ("z", 9), deleted=[("x", None)])
+    world.advance(fares)
+    report = run_step(world.context(make()))
+    assert report.counters["restated"] == {"changed_keys": 4, "records": 8}
+    rows = world.streams.read_arrow(world.streams.all_ranges("out"), epochs="latest").to_pylist()
+    values = {"a": 7}
+    prices = {"y": 6, "z": 9}
+    wanted = {n: (values.get(plane), prices.get(kind)) for n, (plane, kind) in trips.items()}
+    assert {row["n"]: (row["v"], row["fare"]) for row in rows} == wanted
+    assert len(rows) == 9
