@@ -35,7 +35,7 @@ from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.exact_values import to_exact_array
-from dagster_adjunct.resources.schemas.paths import missing_part, normal_path
+from dagster_adjunct.resources.schemas.paths import missing_part, nest_value, normal_path
 from dagster_adjunct.resources.schemas.records import to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import python_rows
@@ -243,9 +243,9 @@ def _check_keys(
                 f"stream {stream!r}: no record has the column {missing[0]!r}, which is part of the"
                 " key."
             )
-            raise errors.ConfigurationError(
-                problem, "Add it; write None for a record without a key.", stream=stream
-            )
+            null = nest_value(name, schema.names, None)
+            step = f"Add it; give a record without a key {null!r}."
+            raise errors.ConfigurationError(problem, step, stream=stream)
 
 
 @validated

@@ -50,7 +50,7 @@ from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.column_changes import FixedColumns, find_known_part
-from dagster_adjunct.resources.schemas.schema import StoredNames
+from dagster_adjunct.resources.schemas.schema import Schema, StoredNames
 from dagster_adjunct.resources.schemas.version_columns import (
     NamedColumns,
     adopt_columns,
@@ -245,6 +245,9 @@ def evolve_known_columns(member: Member) -> KnownColumns:
         stored.schema, stored.names, declared, spec.evolution, FixedColumns(spec.key)
     )
     problems = [*after.problems]
+    if not problems:
+        for path, name in spec.evolution.unfulfilled(stored.schema, declared):
+            problems.append(_describe_unfulfilled(path, name, declared))
     new = {*spec.evolution.unknown(before.columns, before.names)}
     new -= {*spec.evolution.unknown(declared, before.names)}
     for path in sorted(new & spec.evolution.renamed.keys()):
@@ -262,6 +265,15 @@ def evolve_known_columns(member: Member) -> KnownColumns:
             dataset=spec.name,
         )
     return KnownColumns(columns=after.schema, names=after.names, input_names=input_names)
+
+
+def _describe_unfulfilled(path: str, name: str, declared: Schema) -> str:
+    """Return the problem of a rename to a name that a version does not have."""
+    part, fields = find_known_part(declared, path)
+    has = f"{part} has" if part else "its columns are"
+    return (
+        f"{path} is renamed to {name}, which the version does not have: {has} {', '.join(fields)}"
+    )
 
 
 def _stored_names(member: Member) -> StoredNames:

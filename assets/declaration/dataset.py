@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypedDict, 
 
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor
+from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor, Projection
 from dagster_adjunct.assets.declaration.policies import (
     CHUNK_RECORDS,
     ChangeStreamOptions,
@@ -674,13 +674,19 @@ class UnboundedDataset(AdjunctDataset):
             )
             yield "extractor", problem, "Replace extractor= by columns=, or order whole rows."
         if self.extractor is not None and self.following.completes:
+            why = "only a Projection says which columns it reads"
+            if isinstance(self.extractor, Projection):
+                why = self.extractor.problem_with_missing_columns()
             problem = (
                 f"has an extractor ({self.extractor.describe()}), and its changes"
-                f" ({self.following.changes.describe()}) may leave out columns, so that it can't be"
-                " applied"
+                f" ({self.following.changes.describe()}) may leave out columns: {why}"
             )
-            step = "Replace extractor= by columns=, or let the source send whole rows."
-            yield "extractor", problem, step
+            step = (
+                "Use columns=, or a Projection without where= each of whose columns is made of one"
+                " of the row. Or let the source send whole rows."
+            )
+            if why:
+                yield "extractor", problem, step
 
     def _validator_problems(self) -> Iterator[tuple[str, str, str]]:
         check_validators(f"dataset {self.name!r}", self.validators)

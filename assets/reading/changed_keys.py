@@ -109,7 +109,8 @@ class ChangedKeys:
         if self.since is not None:
             manifest = self.history.at(self.since).manifest
             if isinstance(manifest, BoundedManifest):
-                found.append(self._open_ids((manifest.served_id, manifest.versions_over_time)))
+                over_time = sorted(manifest.versions_over_time, key=manifest.time_of)
+                found.append(self._open_ids((manifest.served_id, over_time)))
             else:
                 found.append(ReadVersion(None))
         return found
@@ -117,7 +118,20 @@ class ChangedKeys:
     def _open_ids(self, ids: VersionIds) -> ReadVersion:
         version, over_time = ids
         one = None if version is None else self._open(version)
-        return ReadVersion(one, tuple(map(self._open, over_time)))
+        return ReadVersion(one, self._open_over_time(over_time))
+
+    def _open_over_time(self, versions: Sequence[str]) -> tuple[SealedVersion, ...]:
+        """Return these versions, in the order of their times, without the first ones if they have
+        been discarded since: nothing is known of their times any more.
+        """
+        opened: list[SealedVersion] = []
+        for version in versions:
+            try:
+                opened.append(self._open(version))
+            except VersionDiscardedError:
+                if opened:
+                    raise
+        return tuple(opened)
 
     def _open(self, version: str) -> SealedVersion:
         name = self.history.log.name

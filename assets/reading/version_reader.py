@@ -630,7 +630,7 @@ class VersionReader:
             if files.id not in generations:
                 continue
             for rows, begin, end in files.scan(bucket, (), None):
-                keys.update(rows.key(row)[: len(self._key)] for row in range(begin, end))
+                keys.update(rows.keys(begin, end, len(self._key)))
         return sorted(keys)
 
     def stored_rows_of(self, bucket: int, keys: Sequence[Key]) -> tuple[pa.Table, Any]:
@@ -718,6 +718,14 @@ class VersionReader:
     def _plain_key(self, key: object) -> Key:
         values = coerce_key(self._what, self._key, key)
         return tuple([plain(value) for plain, value in zip(self._plain, values, strict=True)])
+
+    def place_keys(self, keys: pa.Table) -> dict[int, list[Key]]:
+        """Return the keys of a table, in plain form, by their bucket."""
+        placed: dict[int, list[Key]] = {}
+        for values in zip(*(column.to_pylist() for column in keys.columns), strict=True):
+            key = self._plain_key(values if len(values) > 1 else values[0])
+            placed.setdefault(self._bucket(key), []).append(key)
+        return placed
 
     def _bucket(self, key: Key) -> int:
         if self._bucket_columns:
@@ -815,3 +823,29 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
         if not kept.all():
             rows = rows.filter(kept)
     return rows.select(sealed.columns.names)
+
+
+def read_entries_of(view: VersionReader, bucket: int, keys: Sequence[Key]) -> pa.Table:
+    """Return the entries of these keys (in plain form, sorted) in a bucket, by lookups."""
+    return entries_among(view, *view.stored_rows_of(bucket, keys))
+
+
+def entries_among(view: VersionReader, rows: pa.Table, generation: Any) -> pa.Table:
+    """Return the entries among stored rows of a version, which have these numbers of generations
+    (numpy).
+    """
+    sealed = view.sealed
+    if rows.num_rows and sealed.positioned:
+        kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
+        rows = rows.filter(pa.array(kept))
+    return rows.select(sealed.columns.names)
+
+
+def look_up_entries(view: VersionReader, keys: pa.Table) -> pa.Table:
+    """Return the entries of these keys, each once and without null; the columns are in the order
+    of the key.
+    """
+    found = [view.schema.to_arrow().empty_table()]
+    for bucket, placed in sorted(view.place_keys(keys).items()):
+        found.append(read_entries_of(view, bucket, sorted(placed)))
+    return pa.concat_tables(found)

@@ -27,6 +27,7 @@ from dagster_adjunct.assets.declaration.change_formats import (
 from dagster_adjunct.assets.declaration.change_values import Order, Samples
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.extractors import (
+    KeyValueExtractor,
     Projection,
     PythonExtractor,
     mask_columns,
@@ -403,6 +404,8 @@ def _extract_entries(
     extractor = mask_columns(spec.extractor, spec.masked)
     kept = extractor.keeps(spec.key_columns)
     marks = metadata_columns(rows.columns)
+    if KEPT in rows.columns:
+        rows = _name_kept_entries(rows, extractor, entry_schema)
     around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
     if kept and isinstance(extractor, Projection | PythonExtractor):
         entries = extractor.apply_to_changes(around, entry_schema, what, spec.key_steps)
@@ -421,6 +424,23 @@ def _extract_entries(
     if kept:
         return entries
     return add_problem(entries, F.when(F.col(TOMBSTONE), UNKEYED_DELETION))
+
+
+def _name_kept_entries(rows: DataFrame, extractor: KeyValueExtractor, entries: Schema) -> DataFrame:
+    """Return the rows with null in what they leave out, and the columns of the entries that are
+    made of that in KEPT.
+    """
+    assert isinstance(extractor, Projection), "others were rejected when it was declared"
+    there = {name.lower(): name for name in rows.columns}
+    left_out = {}
+    names = []
+    for entry in entries.names:
+        for column in extractor.record_columns(entry):
+            name = there.get(column.lower(), column)
+            is_left_out = F.coalesce(F.array_contains(KEPT, name), F.lit(False))
+            left_out[name] = F.when(~is_left_out, named_column(name))
+            names.append(F.when(is_left_out, entry))
+    return rows.withColumns({**left_out, KEPT: F.array_compact(F.array(*names))})
 
 
 def _add_valid_from(rows: DataFrame, name: str | None) -> DataFrame:

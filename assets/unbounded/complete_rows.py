@@ -1,6 +1,7 @@
 """Completes changes that leave out columns, from the changes before them and from stored rows.
 
-The rows of one bucket are ordered by key and position:
+If changes have an order of their own, or times, merge_columns.py and merge_groups.py do that, in
+any order. By offset, the rows of one bucket are ordered by key and position:
 
     key  a      b      a change that
     k    1      2      is a whole row

@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import timedelta
@@ -159,6 +159,10 @@ class Application:
         self.automation_condition = automation_condition
         self.startpoints_expire_after = startpoints_expire_after
         self.log_retention = log_retention
+        self.error_of_source: Callable[[AdjunctError], AdjunctError] | None = None
+        """Returns an error of the planner in the words of the text that declares the application,
+        such as YAML; None for one that is declared in Python.
+        """
         self._graph = OperatorGraph(self.name)
         self._inputs: dict[str, InputSpec] = {}
         self._outputs: dict[str, OutputStream] = {}

@@ -24,8 +24,8 @@ class Output:
 
 
 def find_outputs(app: Application) -> tuple[Output, ...]:
-    """Return the assets that the application writes, in order of definition, each with its direct
-    upstream assets.
+    """Return the assets that the application writes, each with its direct upstream assets: in
+    order of definition, but none before those that it is made of, as Dagster wants them reported.
 
     Records after an output stream come from that stream and from later joins, not from the stream's
     own inputs. A table with several sends comes from all of them.
@@ -45,7 +45,18 @@ def find_outputs(app: Application) -> tuple[Output, ...]:
             if not spec.is_side_output:
                 upstream = (target,)
         made_of[operator.id] = upstream
-    return tuple(Output(node, upstream) for node, upstream in _remove_cycles(app, outputs).items())
+    upstream_of = _remove_cycles(app, outputs)
+    ordered: dict[LineageNode, Output] = {}
+
+    def add(node: LineageNode) -> None:
+        if node in upstream_of and node not in ordered:
+            for each in upstream_of[node]:
+                add(each)
+            ordered[node] = Output(node, upstream_of[node])
+
+    for node in upstream_of:
+        add(node)
+    return tuple(ordered.values())
 
 
 def _remove_cycles(
@@ -53,11 +64,12 @@ def _remove_cycles(
 ) -> dict[LineageNode, tuple[LineageNode, ...]]:
     """Return the outputs without the edges that would close a cycle.
 
-    A dataset that an application writes in one batch and joins in the next one makes a cycle, which
-    a lineage graph can't have. So such a dataset stays upstream of an output only if it is not
-    itself made of that output.
+    A dataset or remote table that an application writes in one batch and joins in the next one
+    makes a cycle, which a lineage graph can't have. So it stays upstream of an output only if it is
+    not itself made of that output.
     """
     fed = {LineageNode("dataset", name) for name in _names_of_fed_datasets(app)}
+    fed.update(filter(outputs.__contains__, find_lookup_tables(app)))
     made_from: dict[LineageNode, list[LineageNode]] = defaultdict(list)
     for dataset in app.datasets:
         source = dataset_source(dataset)

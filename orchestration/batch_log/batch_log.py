@@ -589,7 +589,7 @@ class BatchLog:
         checkpoint, offsets = _apply_batch(state, intent, done.closed_at)
         passed = dict(state.passed)
         held = state.held
-        if not intent.replays:
+        if not intent.reads_again:
             passed |= intent.joined.passed
             held = intent.held
         closed = ApplicationState(

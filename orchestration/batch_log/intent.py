@@ -61,13 +61,14 @@ def without_stream(
 
 
 class HeldTime(StoredDocument):
-    """The first record of a partition that waits: its offset, its event time by the expression
-    `by`, and when it was written.
+    """The first record of a partition that waits: its offset in the stream of this identity, its
+    event time by the expression `by`, and when it was written.
 
     Where records wait by event time, `newest` is the latest one of the records up to the offset
     `seen_to`; None where that is not known.
     """
 
+    stream: str | None
     offset: int
     by: str
     time: datetime
@@ -122,6 +123,7 @@ class JoinedVersions(StoredDocument):
     - `followed`: the versions between which the changes of a dataset are read.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
     - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
+    - `in_time`: the joins whose records have all waited until the watermark had passed their times.
     - `passed`: by dataset that records wait for, the time that joins have passed after this batch.
     - `late`: by dataset, how many changes came since the batch before, after the joins had passed
       their time.
@@ -134,6 +136,7 @@ class JoinedVersions(StoredDocument):
     followed: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     reading: JoinVersions = AS_OF
     known: dict[str, datetime | None] = Default(default_factory=dict)
+    in_time: tuple[str, ...] = ()
     passed: dict[str, PassedTime] = Default(default_factory=dict)
     late: dict[str, int] = Default(default_factory=dict)
     restated: dict[str, ReadVersions] = Default(default_factory=dict)
@@ -162,6 +165,10 @@ class Restating(StoredDocument):
     changes: dict[Partition, OffsetRange]
     keys: int
     records: int
+
+    def describe(self) -> str:
+        """Return what it does, as the end of a sentence."""
+        return f"restates results: {self.keys:,} keys of {', '.join(sorted(self.datasets))} changed"
 
     @property
     def datasets(self) -> set[str]:

@@ -204,7 +204,8 @@ def _explain_abandon(intent: Intent, *, skip: bool) -> None:
     show_line(f"{_describe_batch(intent)}:")
     for ssp, span in intent.ranges.items():
         if span.start != span.end:
-            show_line(f"  {ssp}: offsets {span.start} to {span.end}")
+            within = "" if intent.restating is None else "some of the "
+            show_line(f"  {ssp}: {within}offsets {span.start} to {span.end}")
     show_line(
         "A run that is at work on it fails with CommitConflictError, and its results do not count."
     )
@@ -212,6 +213,8 @@ def _explain_abandon(intent: Intent, *, skip: bool) -> None:
         "Its records are read again in another batch: an output that already has their results"
         " gets them twice."
     )
+    if intent.restating is not None:
+        effect = "The results of its records, and of others with changed keys, are restated again."
     if skip:
         effect = (
             "Its records count as read: outputs and tables that do not have their results yet never"
@@ -225,6 +228,8 @@ def _describe_batch(intent: Intent) -> str:
     what = f"{len(intent.ranges)} partitions"
     if intent.replays:
         what = "a replay"
+    if intent.restating is not None:
+        what = f"a restatement of {intent.restating.records} records"
     return f"batch {intent.batch} of {what}, begun by {intent.run} at {format_time(intent.clock)}"
 
 

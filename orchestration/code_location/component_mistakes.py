@@ -4,6 +4,7 @@ step.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.code_location.component_forms import (
+    KEYS,
     NO_DURATION,
     STEPS,
     UNKNOWN_KEY,
@@ -29,14 +33,40 @@ from dagster_adjunct.orchestration.code_location.component_source import (
     Place,
     Position,
     Source,
+    write_flow,
     written_in_yaml,
 )
 from dagster_adjunct.resources.errors import AdjunctError, ComponentError
+from dagster_adjunct.resources.schemas.paths import split_alias
+from dagster_adjunct.resources.tables.table import RemoteTable
 
-_ON = re.compile(r"\bon=")
+# Parts of a text about the Python API. What is quoted, which may be a user's SQL, stays.
+# What is not written in YAML, such as LakeStreams(lake).create(…), stays too.
+_ARGUMENTS = r"""(?:[^()"]|"[^"]*"|\((?:[^()"]|"[^"]*")*\))*"""
+_DECLARED_BY: tuple[Callable[..., Any], ...] = (
+    *STEPS.values(),
+    Application,
+    Application.output_stream,
+    Application.local_table,
+    RemoteTable,
+    bounded_dataset,
+    unbounded_dataset,
+)
+_KEYS = sorted({name for each in _DECLARED_BY for name in signature_of(each).names()})
+_IN_PYTHON = re.compile(
+    rf"""
+    (?<!\w)'[^'\n]*'(?!\w)
+    | \b[A-Z]\w*\({_ARGUMENTS}\)\.\w+\({_ARGUMENTS}\)
+    | (?: [a-z]*\. | \b(?=partition_by\() ) (?P<step>{"|".join(STEPS)})
+      \((?P<arguments>{_ARGUMENTS})\)
+    | \b(?P<function>{"|".join(STEPS)}|output_stream|local_table)\(\)
+    | (?<![\w.])(?P<key>{"|".join(_KEYS)})=
+      (?P<value> \{{[^{{}}]*\}} | \[[^\[\]]*\] | timedelta\(\w+=[^()]*\) | … | \w+(?:\.\w+)*
+        | (?=["']) )?
+    """,
+    re.VERBOSE,
+)
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
-_CONSTANT = re.compile(rf"\b(\w+)=({'|'.join(_CONSTANTS)})\b")
-_PARTITION_BY = re.compile(r"\.partition_by\(([^()]*)\)")
 _KINDS = {
     NO_DURATION: "a text such as 30s, 5m, 2h, 7d or 1w",
     "too_short": "at least one",
@@ -199,6 +229,35 @@ def _find_meant_by_text(text: str, expected: str) -> str | None:
     return None
 
 
+def find_name(name: str, place: Place, document: Any) -> Place | None:
+    """Return the place of a column, or a path with or without "as", in the arguments at a place:
+    a value, a key, or one in a list or mapping. None if it is not there.
+    """
+    try:
+        given = value_at(place, document)
+    except (KeyError, IndexError, TypeError):
+        return None
+    for key, value in _items(given):
+        if _means(value, name):
+            return (*place, key)
+        for at, item in _items(value):
+            if at == name or _means(item, name):
+                return (*place, key, at)
+    return None
+
+
+def _items(value: Any) -> Sequence[tuple[str | int, Any]]:
+    """Return the items of a list or mapping with their numbers or keys; none of another value."""
+    if isinstance(value, Mapping):
+        return [*value.items()]
+    return [*enumerate(value)] if isinstance(value, list) else []
+
+
+def _means(value: Any, name: str) -> bool:
+    """Return whether a value is a name, or one with "as"."""
+    return isinstance(value, str) and name in (value, split_alias(value)[0])
+
+
 def component_error(source: Source, mistake: Mistake, **facts: Any) -> ComponentError:
     """Return the error for a mistake in a component: it begins with file, line and column, and
     ends with the lines there.
@@ -215,10 +274,66 @@ def component_error(source: Source, mistake: Mistake, **facts: Any) -> Component
 
 def with_keys(text: str) -> str:
     """Return a text for people with calls of the Python API as they are written in YAML."""
-    text = _CONSTANT.sub(lambda match: f"{match[1]}: {_CONSTANTS[match[2]]}", _ON.sub("by=", text))
-    return _PARTITION_BY.sub(
-        lambda match: f"`- partition_by: [{match[1].replace(chr(34), '')}]`", text
-    )
+    return _IN_PYTHON.sub(_write_in_yaml, text)
+
+
+def _write_in_yaml(match: re.Match[str]) -> str:
+    """Return a part of a text about the Python API as it is written in YAML."""
+    if match["step"] is not None:
+        return f"`- {match['step']}: {_write_arguments(match['step'], match['arguments'])}`"
+    if match["function"] is not None:
+        return match["function"]
+    if match["key"] is None:
+        return match[0]
+    key = KEYS.get(match["key"], match["key"])
+    value: str | None = match["value"]
+    if value is None:
+        return key
+    if not value:  # a text in quotes follows
+        return f"{key}: "
+    if value.startswith("timedelta"):
+        unit, _, number = value.removeprefix("timedelta(").removesuffix(")").partition("=")
+        return f"{key}: {number}{unit[0]}"
+    return f"{key}: {_CONSTANTS.get(value) or _write_value(value)}"
+
+
+def _write_arguments(step: str, text: str) -> str:
+    """Return the arguments of a step's call in YAML: a list, or a mapping by name."""
+    try:
+        call = ast.parse(f"step({_with_quoted_dots(text)})", mode="eval").body
+        given = [ast.literal_eval(each) for each in call.args]  # type: ignore[attr-defined]
+        named = {
+            each.arg: ast.literal_eval(each.value)
+            for each in call.keywords  # type: ignore[attr-defined]
+        }
+    except (SyntaxError, ValueError):
+        return text
+    if not named:
+        return write_flow(given) if text != "…" else text
+    arguments = signature_of(STEPS[step]).arguments
+    by_name: dict[str, Any] = {}
+    if given and arguments[0].is_starred:
+        by_name[arguments[0].key] = given
+    else:
+        by_name |= {each.key: value for each, value in zip(arguments, given, strict=False)}
+    for name, value in named.items():
+        by_name[KEYS.get(name or "", name)] = value
+    return write_flow(by_name)
+
+
+def _write_value(text: str) -> str:
+    """Return a value of a text about Python in YAML."""
+    if text[0] not in "{[":
+        return text
+    try:
+        return write_flow(ast.literal_eval(_with_quoted_dots(text)))
+    except (SyntaxError, ValueError):  # such as {stream column: 'k'}
+        return text.replace("'", "")
+
+
+def _with_quoted_dots(text: str) -> str:
+    """Return a text of Python with each "…" that stands for something as a text."""
+    return re.sub(r'(?<![\w"])…', '"…"', text)
 
 
 def facts_of(error: AdjunctError) -> dict[str, Any]:

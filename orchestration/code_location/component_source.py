@@ -210,19 +210,23 @@ def _misread(node: yaml.ScalarNode, place: Place) -> Mistake:
     )
 
 
+def write_flow(value: Any) -> str:
+    """Return a list or mapping in YAML, in one line."""
+    text: str = yaml.safe_dump(
+        value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1_000_000
+    )
+    return text.removesuffix("\n")
+
+
 def written_in_yaml(value: Any) -> str:
-    """Return a value as it would be written in YAML, in one line."""
+    """Return a value as it would be written in YAML, in one line, cut if it is long."""
     try:
-        text = str(
-            yaml.safe_dump(
-                value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1_000_000
-            )
-        )
+        text = write_flow(value)
     except yaml.YAMLError:  # such as a set, whose items Dagster has wrapped
         return f"a {type(value).__name__}"
     if isinstance(value, bytes):
         return "binary"
-    text = text.removesuffix("\n").removesuffix("\n...")
+    text = text.removesuffix("\n...")
     is_quoted = text.startswith(("'", '"'))
     if isinstance(value, str) and not is_quoted:
         text = f"'{text}'"

@@ -43,6 +43,7 @@ from dagster_adjunct.orchestration.code_location.component_forms import (
 from dagster_adjunct.orchestration.code_location.component_mistakes import (
     component_error,
     facts_of,
+    find_name,
     name_of,
     with_keys,
 )
@@ -111,6 +112,7 @@ class Translation:
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self.document: Mapping[str, Any] = {}
         self.datasets: dict[str, AdjunctDataset] = {}
         self.tables: dict[str, Any] = {}
         self.declared_in: dict[KindAndName, Place] = {}
@@ -118,6 +120,7 @@ class Translation:
     def applications(self, given: Mapping[str, Any]) -> dict[str, ApplicationTranslation]:
         """Declare all datasets, tables and applications; return the applications by name."""
         place = ATTRIBUTES
+        self.document = {"attributes": given}
         self.check_options(given)
         for name, arguments in given.get("kafka", {}).items():
             self.cluster(name, arguments, (*place, "kafka", name))
@@ -358,11 +361,6 @@ class Translation:
         try:
             with declaring_at(self.source.code_line(place)):
                 return function(*positional, **keywords)
-        except InvalidNameError as error:
-            keys_of_name = [key for key, value in given.items() if value == error.name]
-            if keys_of_name and error.argument is None:
-                place = (*place, keys_of_name[0])
-            self.refuse_as(error, place)
         except AdjunctError as error:
             self.refuse_as(error, place)
         except Exception as error:  # noqa: BLE001 - it may be a user's class
@@ -540,22 +538,36 @@ class Translation:
         raise component_error(self.source, Mistake(place, problem, next_step), argument=argument)
 
     def refuse_as(self, error: AdjunctError, place: Place) -> NoReturn:
-        """Raise the error as ComponentError, for the value at a place.
-
-        If the error names an argument, its place is that of the argument.
-        """
-        if isinstance(error, ComponentError):
-            raise error
+        """Raise the error as ComponentError, for the value at a place."""
         if place == ATTRIBUTES:  # build_definitions has raised it
             place = self.declaration_of(error)
+        raise self.as_component_error(error, place) from None
+
+    def as_component_error(self, error: AdjunctError, *places: Place) -> ComponentError:
+        """Return the error as ComponentError, for the value at the first of these places.
+
+        If the error names an argument or a column, its place is that of the argument, or where the
+        column is named, in the first of the places that has it.
+        """
+        if isinstance(error, ComponentError):
+            return error
         argument = getattr(error, "argument", None)
         key = KEYS.get(argument, argument) if isinstance(argument, str) else None
-        if key is not None and (*place, key) in self.source.positions:
-            place = (*place, key)
+        named = next(filter(None, (self.place_of_name(error, key, at) for at in places)), None)
+        place = named or places[0]
         problem = with_keys(self.without_line(error.problem, place))
         next_step = with_keys(error.next_step) or "Correct it there."
         facts = facts_of(error) | {"argument": key}
-        raise component_error(self.source, Mistake(place, problem, next_step), **facts) from None
+        return component_error(self.source, Mistake(place, problem, next_step), **facts)
+
+    def place_of_name(self, error: AdjunctError, key: str | None, place: Place) -> Place | None:
+        """Return the place of the key, the argument of an error, or of the name or column that the
+        error is about, in the value at a place; None if it is not there.
+        """
+        if key is not None and (*place, key) in self.source.positions:
+            return (*place, key)
+        name = error.name if isinstance(error, InvalidNameError) else error.column
+        return None if name is None else find_name(name, place, self.document)
 
     def without_line(self, problem: str, place: Place) -> str:
         """Return the problem without the line of its declaration, which is that of the step."""
@@ -581,6 +593,7 @@ class ApplicationTranslation(Translation):
         self, whole: Translation, name: str, given: Mapping[str, Any], place: Place
     ) -> None:
         super().__init__(whole.source)
+        self.document = whole.document
         self.datasets = whole.datasets
         self.tables = whole.tables
         self.declared_in = whole.declared_in
@@ -592,6 +605,7 @@ class ApplicationTranslation(Translation):
         self.place = place
         self.given = given
         self.app: Application = self.call(Application, options, place, name)
+        self.app.error_of_source = self.explain
         self.check_owners(self.app.owners, place)
         self.places: dict[str, Place] = {}
         self.streams: dict[str, MessageStream] = {}
@@ -746,9 +760,16 @@ class ApplicationTranslation(Translation):
             if not awaited:
                 build_plan(self.app, catalog)
         except AdjunctError as error:
-            place = self.declared_in.get(("dataset", error.dataset or ""), self.place)
-            operator = getattr(error, "operator", None)
-            self.refuse_as(error, self.places.get(operator or "", place))
+            raise self.explain(error) from None
+
+    def explain(self, error: AdjunctError) -> ComponentError:
+        """Return an error of the planner as that of a step, or of a dataset."""
+        places = [
+            self.places.get(error.operator or ""),
+            self.declared_in.get(("dataset", error.dataset or "")),
+            self.place,
+        ]
+        return self.as_component_error(error, *filter(None, places))
 
     def inputs(self) -> dict[str, Place]:
         """Return the streams that the application and its datasets read, with the lines that name

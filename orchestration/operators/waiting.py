@@ -53,7 +53,7 @@ class HeldRecord:
     it is in its stream. `known_until` is the dataset's watermark; None if it has none.
 
     `newest` is the latest event time of the partition up to the offset `seen_to`, if records wait
-    by event time and all these times are believed.
+    by event time and all these times are believed. `stream` is the identity of the stream.
     """
 
     ssp: SystemStreamPartition
@@ -64,6 +64,7 @@ class HeldRecord:
     known_until: datetime | None
     newest: datetime | None = None
     seen_to: str | None = None
+    stream: str | None = None
 
     def describe(self) -> str:
         """Return the record in a sentence without a period."""

@@ -139,7 +139,7 @@ def _iter_former(
     for dataset in datasets:
         changes = dataset.evolution
         if column in changes.renamed:
-            yield f"dataset {dataset.name!r}", f"renamed to {changes.renamed[column]}"
+            yield f"dataset {dataset.name!r}", f"renamed to {changes.follow(column)}"
         elif column in changes.drop:
             yield f"dataset {dataset.name!r}", "dropped"
     for facts in catalog.values():
@@ -633,9 +633,9 @@ def _declare_sent(
 ) -> Schema:
     """Return the sent columns; those of unknown type, or with nulls only, have the stored type."""
     before = _types_of(stored)
-    for old, new in changes.renamed.items():
+    for old in changes.renamed:
         if old in before:
-            before[new] = before[old]
+            before[changes.follow(old, before)] = before[old]
     known = {}
     for name, kind in types.items():
         known[name] = str(kind)

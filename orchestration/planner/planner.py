@@ -10,11 +10,12 @@ SAMZA-1889. `plan_application` reads these facts, the only I/O of planning.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
@@ -68,6 +69,7 @@ from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     DatasetError,
+    PermanentError,
     PlanningError,
     StreamNotFoundError,
 )
@@ -85,6 +87,28 @@ from dagster_adjunct.resources.streams.system import (
 from dagster_adjunct.resources.tables.shared_rate import check_budgets, list_budgets
 from dagster_adjunct.resources.threads import map_in_threads
 from dagster_adjunct.resources.validation import validated
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_words_of_source(
+    function: Callable[Concatenate[Application, P], R],
+) -> Callable[Concatenate[Application, P], R]:
+    """Let the errors of a function be those of the text that declares its application, if it is
+    not declared in Python.
+    """
+
+    @wraps(function)
+    def call(app: Application, /, *args: P.args, **options: P.kwargs) -> R:
+        try:
+            return function(app, *args, **options)
+        except PermanentError as error:
+            if app.error_of_source is None:
+                raise
+            raise app.error_of_source(error) from None
+
+    return call
 
 
 @validated
@@ -121,6 +145,7 @@ def plan_application(
     return build_plan(app, catalog, writes_as=writes_as)
 
 
+@_in_words_of_source
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
     """Return the facts of the application's streams as they are now."""
 
@@ -151,6 +176,7 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
             by_time=can.finds_times,
             identity=info.identity,
             former=info.former,
+            find_by=info.find_by,
         )
 
     def size_of(stream: str) -> int | None:
@@ -193,6 +219,7 @@ def _dataset_streams(datasets: Iterable[AdjunctDataset]) -> set[str]:
     return set(filter(None, names))
 
 
+@_in_words_of_source
 def build_plan(
     app: Application, facts: Mapping[str, StreamFacts], *, writes_as: str | None = None
 ) -> ExecutionPlan:
@@ -428,6 +455,7 @@ def _iter_unused(app: Application, written: AbstractSet[str | None]) -> Iterator
             yield f"Table {name} is declared and not used."
 
 
+@_in_words_of_source
 def check_syntax(app: Application) -> None:
     """Raise PlanningError for the first SQL of an application that Spark can't parse.
 

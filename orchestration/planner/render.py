@@ -479,7 +479,8 @@ def _list_restated(plan: PlannedApplication) -> list[str]:
     lines = []
     for restated in plan.restatements:
         for one in restated.inputs:
-            found = f"by {', '.join(one.keys)}"
+            how = "an index of" if one.indexed else "reading"
+            found = f"by {how} {', '.join(one.keys)}"
             if one.time is not None:
                 found += f", within the changed times of {one.time}"
             lines.append(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.operator import BROADCAST, Operator
 from dagster_adjunct.orchestration.operators.stream_facts import (
     Catalog,
@@ -79,10 +78,9 @@ class _Graph:
 
     def find_inputs(self, join: Operator) -> Iterator[RestatedInput]:
         """Yield how the records of each input that reaches the join are found."""
-        assert isinstance(join.spec, Join)
-        on = dict(join.spec.on)
         match = join.spec.match
         assert match is not None
+        on = dict(match.on)
         found: dict[str, RestatedInput] = {}
         for path in self._paths_above(join):
             source = path[0]
@@ -92,7 +90,9 @@ class _Graph:
             time = None
             if match.as_of is not None:
                 time, _ = self._trace(match.as_of.column, path)
-            one = RestatedInput(stream, keys, time)
+            facts = require_facts(self.catalog, stream, source.id)
+            indexed = tuple(sorted(keys)) in facts.find_by
+            one = RestatedInput(stream, keys, time, indexed)
             if found.setdefault(stream, one) != one:
                 raise PlanningError(
                     f"{join.id} has restate=, and records of {stream} reach it on several ways,"

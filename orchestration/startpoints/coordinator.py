@@ -39,7 +39,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     list_application_states,
     replay_id,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Offsets, ReadVersions
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import (
@@ -436,6 +436,7 @@ def start_run(
             "resolved": dict(resolved.startpoints),
             "begun": begun,
             "streams": identities,
+            "joined": _keep_joined(app, known),
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
     ).with_replays(resolved.replays.values())
@@ -460,6 +461,12 @@ def start_run(
             *describe_unapplied(fan_out),
         ),
     )
+
+
+def _keep_joined(app: Application, known: OffsetState) -> dict[str, tuple[ReadVersions, ...]]:
+    """Return what was read of the datasets that results still follow."""
+    followed = {dataset.name for dataset in app.restated.values()}
+    return {name: read for name, read in known.joined.items() if name in followed}
 
 
 def _skip(

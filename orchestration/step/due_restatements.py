@@ -100,7 +100,9 @@ def _has_read_others(
 def list_versions_over_time(
     app: Application, manifests: Mapping[str, DatasetManifest | None]
 ) -> dict[str, tuple[str, ...]]:
-    """Return all versions of the bounded datasets that are joined by time and have a version."""
+    """Return all versions, in the order of their times, of the bounded datasets that are joined by
+    time and have a version.
+    """
     names = set()
     for operator in app.operators:
         match = operator.spec.match
@@ -110,7 +112,7 @@ def list_versions_over_time(
     for name in sorted(names):
         manifest = manifests.get(name)
         if isinstance(manifest, BoundedManifest) and manifest.version is not None:
-            over_time[name] = manifest.versions_over_time
+            over_time[name] = tuple(sorted(manifest.versions_over_time, key=manifest.time_of))
     return over_time
 
 

@@ -327,8 +327,8 @@ def follow_application(
         try:
             return runtime.systems[system].fingerprint(name)
         except StreamNotFoundError:
-            if stream in app.restated:
-                return ""  # the dataset has no version yet
+            if stream in app.restated:  # the dataset has no version yet
+                return ""
             raise
 
     watched = Watched(

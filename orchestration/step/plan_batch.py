@@ -35,6 +35,7 @@ from dagster_adjunct.orchestration.application.application import Application, l
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
 from dagster_adjunct.orchestration.batch_log.intent import (
     Epochs,
+    HeldTime,
     Intent,
     JoinedVersions,
     Ranges,
@@ -339,7 +340,7 @@ def plan_batch(
             return PlannedBatch(restatement, seen.streams)
     if positions.replays and not is_turn_of_main:
         return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
-    readable = _find_readable(context, seen, positions)
+    readable = _find_readable(context, seen, positions, state.held)
     intent = _plan_main_batch(context, state, positions, readable)
     if intent is not None:
         return PlannedBatch(intent, seen.streams, losses)
@@ -356,7 +357,10 @@ def plan_batch(
 
 
 def _find_readable(
-    context: StepContext, seen: BatchSnapshot, positions: InputPositions
+    context: StepContext,
+    seen: BatchSnapshot,
+    positions: InputPositions,
+    stored: Mapping[SystemStreamPartition, HeldTime],
 ) -> HeldRanges:
     """Return what a batch of the main input may read, and what waits.
 
@@ -365,7 +369,7 @@ def _find_readable(
     """
     unread = dict(sorted(positions.unread.items()))
     now = context.lake.now()
-    waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark)
+    waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark, stored)
     ends = unread
     held: dict[SystemStreamPartition, HeldRecord] = {}
     limited = _limit_ranges(context, ends)
@@ -376,7 +380,7 @@ def _find_readable(
             ends = {**ends, record.ssp: found.ranges[record.ssp]}
         limited = _limit_ranges(context, ends)
         if limited == found.ranges:
-            return HeldRanges(limited, tuple(held.values()))
+            return HeldRanges(limited, tuple(held.values()), found.early)
 
 
 def _plan_restatement(
@@ -390,7 +394,15 @@ def _plan_restatement(
     changes = find_due(context.app, state, positions, served, context.lake.now())
     if not changes:
         return None
-    due = find_restatement(context, state, seen.streams, positions, changes, served)
+    refused = context.versions.refused
+    of_changes = tuple(sorted(changes.items()))
+    if of_changes in refused:
+        raise refused[of_changes]
+    try:
+        due = find_restatement(context, state, seen.streams, positions, changes, served)
+    except errors.RestatementError as error:
+        refused[of_changes] = error
+        raise
     places = ""
     if due.records:
         places = store_places(context, state.batch + 1, due.places)
@@ -411,7 +423,7 @@ def _plan_restatement(
 
 def _list_served(app: Application, seen: BatchSnapshot) -> dict[str, VersionIds]:
     """Return what is served of the datasets whose later changes results follow."""
-    served = {}
+    served: dict[str, VersionIds] = {}
     for dataset in app.restated.values():
         name = dataset.name
         served[name] = seen.versions[name], seen.over_time.get(name, ())
@@ -498,8 +510,14 @@ def _plan_main_batch(
         epochs=epochs,
         lost=positions.lost,
         waiting=tuple(waiting),
+        joined=JoinedVersions(in_time=_list_in_time(context.app, readable)),
         held=to_stored(context.app, readable.held),
     )
+
+
+def _list_in_time(app: Application, readable: HeldRanges) -> tuple[str, ...]:
+    joins = [one.join for one in list_waits(app.operators)]
+    return tuple(join for join in joins if join not in readable.early)
 
 
 def share_by_lag(lags: Epochs, limit: int) -> Epochs:
@@ -760,7 +778,7 @@ def open_served(
     """
     served = {}
     for name, commits in intent.joined.served.items():
-        view = views[name]
+        view = views.get(name)
         if isinstance(view, VersionReader):
             served[name] = versions.served(name, commits, view.sealed.named_columns)
     return served

@@ -19,7 +19,6 @@ from dagster_adjunct.assets.reading.served_history import ServedHistory
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ResolvedStartpoint
 from dagster_adjunct.orchestration.batch_log.intent import Ranges, ReadVersions, Restating
-from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
 from dagster_adjunct.orchestration.startpoints.positions import InputPositions, StreamSnapshot
@@ -38,7 +37,7 @@ from dagster_adjunct.resources.streams.system import (
 from dagster_adjunct.resources.times import subtract_span
 
 STREAM = "stream"
-Places: TypeAlias = Mapping[str, pa.Table]
+Places: TypeAlias = "Mapping[str, pa.Table]"
 """By input stream, the places of records: PARTITION and OFFSET, in order."""
 
 
@@ -169,9 +168,9 @@ class _Search:
     @cached_property
     def keys(self) -> pa.Table:
         """The changed keys, each once, in the order of the dataset's key."""
-        join = self.context.app.operator(self.restated.join).spec
-        assert isinstance(join, Join)
-        key = [entry for _, entry in join.on]
+        match = self.context.app.operator(self.restated.join).spec.match
+        assert match is not None
+        key = [entry for _, entry in match.on]
         return self.changed.group_by(key).aggregate([]).select(key)
 
     @property

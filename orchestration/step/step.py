@@ -315,6 +315,7 @@ class _RunningStep:
             unit=context.unit,
             versions=intent.versions,
             few=inputs.few,
+            restates="" if restating is None else restating.describe(),
         )
         return inputs
 
@@ -434,7 +435,7 @@ class _RunningStep:
             intent=intent,
             closed_at=context.lake.now(),
             records=inputs.records,
-            counters=add_counters(counters, _count_others(context, intent)),
+            counters=_count_batch(context, intent, counters),
             seconds=seconds,
         )
         context.report("outputs", intent.batch)
@@ -599,14 +600,20 @@ def _forget_old_batches(context: StepContext) -> None:
         _log.warning("the batch log of %s keeps old commits for now: %s", context.app.name, error)
 
 
-def _count_others(context: StepContext, intent: Intent) -> Counters:
-    """Return the counters of a batch besides those of its outputs and operators."""
-    counters = _count_lost(context, intent.lost)
+def _count_batch(context: StepContext, intent: Intent, written: Counters) -> Counters:
+    """Return the counters of a batch; `written` are those of its outputs and operators.
+
+    Records whose results are restated do not count again for the match rates of joins.
+    """
+    counters = add_counters(written, _count_lost(context, intent.lost))
     restating = intent.restating
-    if restating is not None:
-        counted = {"changed_keys": restating.keys, "records": restating.records}
-        counters = add_counters(counters, {RESTATED: counted})
-    return counters
+    if restating is None:
+        return counters
+    for operator in context.app.operators:
+        if operator.spec.match is not None:
+            counters.pop(operator.id, None)
+    counted = {"changed_keys": restating.keys, "records": restating.records}
+    return add_counters(counters, {RESTATED: counted})
 
 
 def _read_places(inputs: BatchInputs) -> dict[str, pa.Table]:

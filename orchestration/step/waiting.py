@@ -31,6 +31,7 @@ from dagster_adjunct.orchestration.operators.waiting import (
     waits_by_input,
 )
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, snapshot_streams
+from dagster_adjunct.orchestration.step.event_times import TIME
 from dagster_adjunct.orchestration.step.progress import declared_event_times
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
@@ -53,24 +54,26 @@ from dagster_adjunct.resources.times import to_microseconds
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TIME = "time"
 ARRIVED = "arrived"
-"""The event time of a record and the time when it was written, in microseconds, next to PARTITION
-and OFFSET.
-"""
-_TIMES = pa.schema(
-    [(PARTITION, pa.int32()), (OFFSET, pa.int64()), (TIME, pa.int64()), (ARRIVED, pa.int64())]
-)
+"""The time when a record was written, in microseconds, next to PARTITION, OFFSET and TIME."""
+
+
+@cache
+def _columns() -> pa.Schema:
+    """Return the columns of the times that are read."""
+    whole = pa.int64()
+    return pa.schema([(PARTITION, pa.int32()), (OFFSET, whole), (TIME, whole), (ARRIVED, whole)])
 
 
 @dataclass(frozen=True, slots=True)
 class HeldRanges:
     """The parts of some ranges that may be read now, and the first record of each partition that
-    waits.
+    waits. `early` are the joins for which records in these parts are read before their time.
     """
 
     ranges: Ranges
     held: tuple[HeldRecord, ...] = ()
+    early: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,34 +92,40 @@ class _StreamTimes:
         parts = []
         others = {}
         for ssp, span in ranges.items():
-            stored = self._find_stored(ssp, span)
-            if stored is None:
-                others[ssp] = span
+            held = self._find_stored(ssp)
+            if held is not None and self._is_record(ssp, span, held):
+                parts.append(_stand_in(ssp, held, held.time))
             else:
-                parts.append(stored)
+                others[ssp] = span
         if others:
             parts.append(self._read_stream(others))
         return pa.concat_tables(parts)
 
-    def _find_stored(self, ssp: SystemStreamPartition, span: OffsetRange) -> pa.Table | None:
-        """Return what a run has stored of the first record of a partition, or of those after it;
-        None where it has stored nothing.
+    def read_rest(self, ssp: SystemStreamPartition, span: OffsetRange) -> pa.Table:
+        """Return the event times of the records in a range of a partition, or their newest one, and
+        newer ones from before it: what a run has seen is not read again.
         """
+        held = self._find_stored(ssp)
+        if held is None or held.newest is None or held.seen_to is None:
+            return self._read_stream({ssp: span})
+        compare = self.stream.system.compare
+        known = _stand_in(ssp, held, held.newest)
+        if compare(held.seen_to, span.end) >= 0:
+            return known
+        if compare(held.seen_to, span.start) > 0:
+            span = OffsetRange(held.seen_to, span.end)
+        return pa.concat_tables([known, self._read_stream({ssp: span})])
+
+    def _find_stored(self, ssp: SystemStreamPartition) -> HeldTime | None:
+        """Return what a run has stored of a partition of this stream, by this event time."""
         held = self.stored.get(ssp)
-        if held is None or held.by != self.declared.expression:
+        if held is None or held.stream != self.stream.info.identity:
             return None
-        time = held.time
-        if span.start != str(held.offset):
-            if held.newest is None or held.seen_to != span.end:
-                return None
-            time = held.newest
-        columns = {
-            PARTITION: [ssp.partition],
-            OFFSET: [held.offset],
-            TIME: [to_microseconds(time)],
-            ARRIVED: [to_microseconds(held.since)],
-        }
-        return pa.table(columns, schema=_TIMES)
+        return held if held.by == self.declared.expression else None
+
+    def _is_record(self, ssp: SystemStreamPartition, span: OffsetRange, held: HeldTime) -> bool:
+        """Whether a range has no other record than the one that is held."""
+        return span == OffsetRange(str(held.offset), self.stream.system.advance(ssp, span.start, 1))
 
     def _read_stream(self, ranges: Ranges) -> pa.Table:
         system = self.stream.system
@@ -150,7 +159,18 @@ class _StreamTimes:
         records = read_frame(self.stream.system, self.spark(), ranges)
         time = self.declared.column(f"input {self.stream.name}", records)
         columns = [F.unix_micros(time).alias(TIME), F.unix_micros(TIMESTAMP).alias(ARRIVED)]
-        return records.select(PARTITION, OFFSET, *columns).toArrow().cast(_TIMES)
+        return records.select(PARTITION, OFFSET, *columns).toArrow().cast(_columns())
+
+
+def _stand_in(ssp: SystemStreamPartition, held: HeldTime, time: datetime) -> pa.Table:
+    """Return a record with this event time in the place of the one that is held."""
+    columns = {
+        PARTITION: [ssp.partition],
+        OFFSET: [held.offset],
+        TIME: [to_microseconds(time)],
+        ARRIVED: [to_microseconds(held.since)],
+    }
+    return pa.table(columns, schema=_columns())
 
 
 def _times(records: pa.Table, time: pa.Array) -> pa.Table:
@@ -163,7 +183,7 @@ def _times(records: pa.Table, time: pa.Array) -> pa.Table:
             TIME: pc.if_else(is_time, micros, None),
             ARRIVED: records[TIMESTAMP].cast(arrow_type("timestamp")).cast(pa.int64()),
         }
-    ).cast(_TIMES)
+    ).cast(_columns())
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +191,7 @@ class Waiting:
     """What decides which records wait: by join, the watermarks `known` of the datasets, the clock,
     and the streams as they are now.
 
-    What runs have `stored` of the first records that wait is not read again.
+    What the last batch has `stored` of the partitions where records wait is not read again.
     """
 
     app: Application
@@ -190,6 +210,7 @@ class Waiting:
         declared = declared_event_times(self.app)
         cut = dict(ranges)
         held: list[HeldRecord] = []
+        early: set[str] = set()
         for name, waits in waits_by_input(self.app.operators).items():
             of_input = _without_empty(self.streams[name].system, of_stream(ranges, name))
             if not of_input:
@@ -198,14 +219,26 @@ class Waiting:
             times = reader.read(of_input)
             for ssp, span in of_input.items():
                 of_partition = times.filter(pc.equal(times[PARTITION], ssp.partition))
-                rest = {ssp: OffsetRange(span.end, unread[ssp].end)}
-                read_rest = cache(partial(reader.read, rest))
+                rest = OffsetRange(span.end, unread[ssp].end)
+                read_rest = cache(partial(reader.read_rest, ssp, rest))
                 first = self._find_held(ssp, of_partition, waits, read_rest)
                 if first is not None:
                     cut[ssp] = OffsetRange(span.start, str(first.offset))
                     newest = self._find_newest(first, of_partition, waits, read_rest)
-                    held.append(replace(first, newest=newest, seen_to=unread[ssp].end))
-        return HeldRanges(cut, tuple(held))
+                    seen = unread[ssp].end
+                    stream = self.streams[name].info.identity
+                    held.append(replace(first, newest=newest, seen_to=seen, stream=stream))
+                    of_partition = of_partition.filter(pc.less(of_partition[OFFSET], first.offset))
+                early |= self._find_early(of_partition, waits)
+        return HeldRanges(cut, tuple(held), frozenset(early))
+
+    def _find_early(self, times: pa.Table, waits: Sequence[WaitsFor]) -> set[str]:
+        """Return the joins whose dataset is not complete up to the times of all these records."""
+        early = set()
+        for one in waits:
+            if pc.any(_is_beyond(times, self.known[one.join])).as_py():
+                early.add(one.join)
+        return early
 
     def _find_held(
         self,
@@ -346,6 +379,7 @@ def to_stored(
     stored = {}
     for record in held:
         stored[record.ssp] = HeldTime(
+            stream=record.stream,
             offset=record.offset,
             by=declared[record.ssp.qualified_stream].expression,
             time=record.time,

@@ -51,7 +51,7 @@ from dagster_adjunct.resources.objects.arrow_files import (
     read_json_lines,
 )
 from dagster_adjunct.resources.schemas.arrow_values import cast_table
-from dagster_adjunct.resources.schemas.paths import missing_part, read_values
+from dagster_adjunct.resources.schemas.paths import missing_part, nest_value, read_values
 from dagster_adjunct.resources.schemas.records import RowPlace, fit_to_schema
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_column_names
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
@@ -657,7 +657,8 @@ def _require_members(
                 f"{where}, line {number}: field {missing!r}, which is part of the key, is missing;"
                 f" it has {found}."
             )
-            step = f"Correct the names, or write {missing!r}: null for records without a key."
+            null = json.dumps(nest_value(name, schema.names, None), ensure_ascii=False)[1:-1]
+            step = f"Correct the names, or write {null} for records without a key."
             raise SchemaMismatchError(problem, step, line=number, column=missing)
 
 

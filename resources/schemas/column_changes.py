@@ -8,7 +8,7 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.paths import steps_among, write_path
+from dagster_adjunct.resources.schemas.paths import split_path, steps_among, write_path
 from dagster_adjunct.resources.schemas.schema import (
     Field,
     Schema,
@@ -35,8 +35,9 @@ class ColumnChanges:
     """The renames and removals that a user declares.
 
     `renamed` are new names by old name, or by path for a member of a struct: `{"customer.mail":
-    "email"}`, `{"lines[].sku": "item"}`. `drop` are names and paths. Both stay in the user's code:
-    what has happened already changes nothing.
+    "email"}`, `{"lines[].sku": "item"}`. A new name that contains dots is written in backticks.
+    `drop` are names and paths. Both stay in the user's code: what has happened already changes
+    nothing.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -53,7 +54,8 @@ class ColumnChanges:
         steps = steps_among(name, names)
         now = []
         for at, step in enumerate(steps, 1):
-            now.append(self.renamed.get(write_path(steps[:at]), step))
+            path = write_path(steps[:at])
+            now.append(_read_name(self.renamed[path]) if path in self.renamed else step)
         return now[0] if len(now) == 1 else write_path(now)
 
     def unknown(self, schema: Schema, names: StoredNames) -> list[str]:
@@ -64,7 +66,8 @@ class ColumnChanges:
         unknown = []
         for path, name in self.renamed.items():
             parent = path.rpartition(".")[0]
-            target = f"{parent}.{write_name(name)}" if parent else name
+            new = write_name(_read_name(name))
+            target = f"{parent}.{new}" if parent else new
             if path not in paths and target not in paths:
                 unknown.append(path)
         retired = {steps[-1] for steps in names.retired}
@@ -73,8 +76,31 @@ class ColumnChanges:
                 unknown.append(path)
         return unknown
 
+    def unfulfilled(self, stored: Schema, now: Schema) -> Iterator[tuple[str, str]]:
+        """Yield (path, new name) of the renames of stored columns and members that are under
+        neither name in the schema of now.
+        """
+        paths = _find_paths(stored)
+        names = {paths[path]: name for path, name in self.renamed.items() if path in paths}
+        there = {*_find_paths(now).values()}
+        for path, name in self.renamed.items():
+            if path not in paths:
+                continue
+            steps = paths[path]
+            target = []
+            for at, step in enumerate(steps, 1):
+                target.append(_read_name(names[steps[:at]]) if steps[:at] in names else step)
+            if tuple(target) not in there:
+                yield path, name
+
 
 NO_CHANGES = ColumnChanges()
+
+
+def _read_name(text: str) -> str:
+    """Return the name that a text means, which may be in backticks."""
+    steps = split_path(text)
+    return steps[0] if len(steps) == 1 else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +264,15 @@ class _Request:
         self.renames: dict[Steps, str] = {}
         for path, name in changes.renamed.items():
             if path in paths:
-                self.renames[paths[path]] = name
+                self.renames[paths[path]] = _read_name(name)
         self.drops = {paths[path] for path in changes.drop if path in paths}
-        self._texts: dict[Steps, str] = {}
+        self.texts: dict[Steps, str] = {}
         for text, steps in paths.items():
-            self._texts.setdefault(steps, text)
+            self.texts.setdefault(steps, text)
 
     def text(self, steps: Steps) -> str:
         """Return how a user writes the path of a stored column or member."""
-        return self._texts[steps]
+        return self.texts[steps]
 
     def problems(self, stored: Schema) -> Iterator[str]:
         """Yield why the renames and removals contradict each other, the declared or the stored
@@ -262,10 +288,12 @@ class _Request:
         for path, name in self._changes.renamed.items():
             if not name or name.startswith("__"):
                 yield f"{path} can't be renamed to {name!r}: expected a name without '__' before it"
-            column, _, rest = name.partition(".")
-            if rest and (column.removesuffix("[]").removesuffix("[*]"),) in self._texts:
+            if "." in name and len(split_path(name)) != 1:
                 new = name.rpartition(".")[2]
-                yield f"{path} can't be renamed to the path {name}: expected a name, such as {new}"
+                yield (
+                    f"{path} can't be renamed to the path {name}: expected a name, such as {new},"
+                    f" or `{name}` if the dots are part of it"
+                )
             if path in self._declared:
                 yield f"{path} is renamed to {name}, but declared too: remove the rename"
             if path in self._changes.drop:
@@ -277,7 +305,7 @@ class _Request:
     def _collisions(self) -> Iterator[str]:
         """Yield which renames would give two columns or members one name."""
         targets: dict[Steps, str] = {}
-        there = {tuple(map(str.lower, steps)): steps for steps in self._texts}
+        there = {tuple(map(str.lower, steps)): steps for steps in self.texts}
         for steps, name in self.renames.items():
             target = (*steps[:-1], name)
             lowered = tuple(map(str.lower, target))
@@ -389,7 +417,10 @@ class _Walk:
             return found.type
         path = self._request.text(steps)
         if name != member.name:
-            self.problems.append(f"{path} is renamed to {name}, which is not declared")
+            beside = {other[-1] for other in self._request.texts if other[:-1] == steps[:-1]}
+            new = [each.name for each in declared.members if each.name not in beside]
+            hint = f": new there is {', '.join(new)}" if new else ""
+            self.problems.append(f"{path} is renamed to {name}, which is not declared{hint}")
             return None
         problem = (
             f'{path} ({member.type}) is removed: declare drop=["{path}"], or'

@@ -11,7 +11,7 @@ from typing import Any
 
 from dagster_adjunct.resources.lazy_modules import pa, pt
 from dagster_adjunct.resources.schemas.arrow_values import build_lists, build_maps, length_array
-from dagster_adjunct.resources.schemas.types import write_name
+from dagster_adjunct.resources.schemas.types import tree_from_arrow, write_name
 from dagster_adjunct.resources.schemas.values import YEARS, unreadable_values
 
 
@@ -139,12 +139,15 @@ def _check_float32(values: Sequence[object], array: pa.Array) -> None:
 
 
 class NestedValueError(ValueError):
-    """A part of a nested value does not fit: its path from the whole value, and the reason."""
+    """A part of a nested value does not fit: its path from the whole value, the reason, and the
+    type that is expected there, if the reason does not say what to send.
+    """
 
-    def __init__(self, path: str, reason: str) -> None:
+    def __init__(self, path: str, reason: str, expected: str = "") -> None:
         super().__init__(f"{path}: {reason}")
         self.path = path
         self.reason = reason
+        self.expected = expected
 
 
 def _exact_within(step: str, values: Sequence[object], kind: pa.DataType) -> pa.Array:
@@ -154,9 +157,23 @@ def _exact_within(step: str, values: Sequence[object], kind: pa.DataType) -> pa.
     try:
         return _exact(values, kind)
     except NestedValueError as error:
-        raise NestedValueError(step + error.path, error.reason) from error
+        raise NestedValueError(step + error.path, error.reason, error.expected) from error
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise NestedValueError(step, str(error)) from error
+        expected = str(tree_from_arrow(kind, step))
+        reason = str(error)
+        if isinstance(error, pa.ArrowException | TypeError | OverflowError):
+            reason = f"{_shown(_first_misfit(values, kind))} is no {expected}"
+        raise NestedValueError(step, reason, expected) from error
+
+
+def _first_misfit(values: Sequence[object], kind: pa.DataType) -> object:
+    """Return the first of the values, of which one does not fit, that is not of this type."""
+    for value in values[:-1]:
+        try:
+            _exact([value], kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return value
+    return values[-1]
 
 
 def _exact_nested(values: Sequence[object], kind: pa.DataType) -> pa.Array:
@@ -181,6 +198,9 @@ def _exact_maps(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """
     maps = [_as_entries(value) for value in values]
     entries = list(chain.from_iterable(filter(None, maps)))
+    for key, _ in entries:
+        if not isinstance(key, str):
+            raise ValueError(f"the key {_shown(key)} of a map is no text")
     keys = pa.array([key for key, _ in entries], pa.string())
     items = _exact_within("[*]", [item for _, item in entries], kind.item_type)
     return build_maps(length_array(maps), keys, items)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pc
@@ -114,6 +114,15 @@ def missing_part(record: Mapping[str, Any], name: str, names: Container[str]) ->
             return step if length == 1 else write_path(steps[:length])
         value = value[step]
     return None
+
+
+def nest_value(name: str, names: Container[str], value: object) -> dict[str, Any]:
+    """Return the record, or the part of one, in which a name or path means this value:
+    {"customer": {"id": value}}.
+    """
+    for step in reversed(steps_among(name, names)):
+        value = {step: value}
+    return cast("dict[str, Any]", value)
 
 
 def column_of(name: str, names: Collection[str]) -> str:

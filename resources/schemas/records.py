@@ -13,7 +13,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import pa, pt
 from dagster_adjunct.resources.schemas.arrow_values import cast_values, find_misfit
 from dagster_adjunct.resources.schemas.exact_values import build_without_missing, to_exact_array
-from dagster_adjunct.resources.schemas.paths import missing_part
+from dagster_adjunct.resources.schemas.paths import missing_part, nest_value
 from dagster_adjunct.resources.schemas.schema import (
     Field,
     Schema,
@@ -30,6 +30,15 @@ from dagster_adjunct.resources.schemas.values import first_unreadable, readable_
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_TEXTS_IN_JSON = {
+    "timestamp": "a datetime with a time zone",
+    "date": "a date of datetime",
+    "binary": "bytes",
+    "decimal": "a Decimal",
+}
+"""What to send in Python for a type whose values are texts in JSON."""
 
 
 class RowPlace(NamedTuple):
@@ -278,7 +287,14 @@ def _nested_column(values: Sequence[Any], field: Field, what: str) -> pa.Array:
         if not field.sensitive:
             reason = getattr(cause, "reason", None) or _error_text(cause)
         problem = f"{what}: column {path!r} of row {row}: {reason}."
-        step = f"Send values of the declared type {field.type}, or correct the schema."
+        expected = getattr(cause, "expected", "") or field.type
+        step = f"Send values of the declared type {expected}, or correct the schema."
+        in_python = _TEXTS_IN_JSON.get(expected.partition("(")[0])
+        if in_python is not None:
+            step = (
+                f"Send {in_python}. Texts in lines of JSON are read by `adjunct stream append`, or"
+                " correct the schema."
+            )
         raise SchemaMismatchError(problem, step, column=field.name, row=row) from (
             None if field.sensitive else error
         )
@@ -311,7 +327,8 @@ def _check_present(
                 f"{what}: row {number} lacks the column {missing!r}, which is part of the key; it"
                 f" has {found}."
             )
-            step = f"Correct the names, or add {missing!r}: None for records without a key."
+            null = nest_value(name, names, None)
+            step = f"Correct the names, or give records without a key {null!r}."
             raise SchemaMismatchError(problem, step, column=missing, row=number)
 
 

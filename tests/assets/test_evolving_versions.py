@@ -155,6 +155,35 @@ def test_other_engines_see_the_names_of_each_version(world: World, nested: bool)
     assert caught.value.dataset == "planes"
 
 
+@pytest.mark.parametrize("path", ["home.park", "sites[].park", "park"])
+def test_a_rename_to_what_the_version_does_not_have_is_refused(world: World, path: str) -> None:
+    """A mistyped new name would take the column away for good."""
+    world.spark = IN_PROCESS
+
+    def columns(name: str) -> dict[str, Any]:
+        inner = {"lat": "int", name: "string"}
+        return {"k": "bigint", name: "string", "home": inner, "sites": [inner]}
+
+    def advance(name: str, **renamed: str) -> str | None:
+        others = dict.fromkeys(("home.park", "sites[].park", "park"), name)
+        schema = Schema.of(columns(name))
+        entry = {name: "a", "home": {"lat": 1, name: "b"}, "sites": [{"lat": 2, name: "c"}]}
+        spec = spec_of(schema, {1: entry}, others | renamed if renamed else None)
+        return world.advance(spec).version
+
+    first = advance("park")
+    with pytest.raises(DatasetError) as caught:
+        advance("farm", **{path: "farn"})
+    assert f"{path} is renamed to farn" in caught.value.problem
+    assert path.replace("park", "farm") in caught.value.problem
+    second = advance("farm", **{path: "farm"})
+    assert second != first
+    now = StoredVersions(world.lake, "planes", named_now=True)
+    assert first is not None
+    before = {"farm": "a", "home": {"lat": 1, "farm": "b"}, "sites": [{"lat": 2, "farm": "c"}]}
+    assert read_by_arrow(now.version(first)) == {1: before}
+
+
 def test_a_diff_follows_columns_and_not_names(world: World) -> None:
     stored = renamed_planes(world)
     first, _, third = (ref.id for ref in stored.manifest().versions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Sequence
@@ -13,19 +14,22 @@ from typing import Any
 
 import pytest
 
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
 from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
 from dagster_adjunct.orchestration.operators.lookups import Restate
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
-from dagster_adjunct.orchestration.step import following
+from dagster_adjunct.orchestration.step import arrow_frames, following
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import RestatementError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake import key_index
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
     StartpointSpecific,
@@ -58,7 +62,8 @@ def enriching(
     app = Application("app", engine="auto", **options)
     facts = app.input_stream("lake.facts", default_offset="oldest")
     planes = app.table(replace(dataset.declare(), bootstrap=False))
-    joined = facts.join(planes, on="k", how=how, select=["v"], restate=restate)
+    moved = facts.partition_by("k")
+    joined = moved.join(planes, on="k", how=how, select=["v"], restate=restate)
     joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
     return app
 
@@ -121,9 +126,10 @@ def abandon(world: StepWorld) -> None:
 @pytest.mark.parametrize("kind", [Following, Delivered])
 @pytest.mark.parametrize("seed", range(rounds(2, 40)))
 def test_whatever_happens_results_become_those_of_a_run_that_knew_everything(
-    tmp_path: Path, kind: type[Changing], seed: int
+    tmp_path: Path, kind: type[Changing], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(f"{kind.__name__} {seed}")
+    monkeypatch.setattr(arrow_frames, "_LOOKUP_COST", seed % 2)
     dataset = kind(new_world(tmp_path), draw, draw.choice([2, None]))
     world = dataset.world
     how = draw.choice(["left", "inner"])
@@ -158,6 +164,8 @@ def test_whatever_happens_results_become_those_of_a_run_that_knew_everything(
                 )
             case 4:
                 follow(world, make())
+                if draw.randrange(4) == 0:
+                    dataset.repartition()
     follow(world, make())
     assert latest(world) == expected(dataset, facts, how)
     assert world.state(make()).open is None
@@ -206,6 +214,27 @@ def test_an_application_that_began_later_restates_only_what_it_has_read(tmp_path
     report = run_step(world.context(late))
     assert report.counters["restated"] == {"changed_keys": 1, "records": 1}
     assert [(row["n"], row["v"]) for row in world.rows("later")] == [(100, 1), (100, 7)]
+
+
+def test_records_of_changed_keys_are_found_by_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_index, "FEWEST_RECORDS", 1)
+    dataset, facts = begun(Following, tmp_path)
+    world = dataset.world
+
+    def has_index() -> list[bool]:
+        plan = plan_application(enriching(dataset), lake=world.lake)
+        return [one.indexed for restated in plan.restatements for one in restated.inputs]
+
+    assert has_index() == [False]
+    world.streams.configure("facts", retention=None, compaction=None, find_by=["k"])
+    assert world.streams.maintain("facts").indexes == 1
+    assert has_index() == [True]
+    dataset.send({"a": (7, 1)})
+    report = run_step(world.context(enriching(dataset)))
+    assert report.counters["restated"] == {"changed_keys": 1, "records": 2}
+    assert latest(world) == expected(dataset, facts)
 
 
 def test_records_that_are_too_old_keep_their_results(tmp_path: Path) -> None:
@@ -387,7 +416,9 @@ def test_a_run_that_stays_follows_a_dataset_that_somebody_switches(
 def test_the_plan_says_what_is_restated_and_how_it_is_found(tmp_path: Path) -> None:
     dataset, _ = begun(Following, tmp_path)
     plan = plan_application(enriching(dataset), systems=dataset.world.systems).render()
-    assert "records of the last 7 days in lake.facts, found by k, when planes changes" in plan
+    assert (
+        "records of the last 7 days in lake.facts, found by reading k, when planes changes" in plan
+    )
     assert "lake.out: their results come again in a higher epoch" in plan
 
 
@@ -405,3 +436,103 @@ def test_the_checkpoint_shows_what_is_restated_and_what_is_not_yet(tmp_path: Pat
     run_step(world.context(app))
     (lagging,) = list_lagging_followers(world.lake, "app")
     assert (lagging.dataset, lagging.replaced_at > restated.restated["planes"]) == ("planes", True)
+
+
+def test_an_application_after_it_follows_the_new_epoch(tmp_path: Path) -> None:
+    dataset, facts = begun(Following, tmp_path)
+    world = dataset.world
+    world.stream("names", "k", 1, k="string", name="string")
+    names = {"a": "Ann", "b": "Bob"}
+
+    def name(**changed: str) -> None:
+        names.update(changed)
+        world.send("names", *names.items(), version=f"v{len(world.rows('names'))}")
+        world.advance(known)
+
+    known = bounded_dataset("names", input="lake.names", key="k", partitions=2)
+
+    def make() -> Application:
+        app = Application("second", engine="auto")
+        records = app.input_stream("lake.out", default_offset="oldest")
+        joined = records.join(app.table(known), on="k", how="left", select=["name"], restate=WEEK)
+        joined.send_to(app.output_stream("lake.named", partitions=2, key="k"))
+        return app
+
+    def check() -> None:
+        ranges = world.streams.all_ranges("named")
+        rows = world.streams.read_arrow(ranges, epochs="latest").to_pylist()
+        found = {row["n"]: (row["k"], row["v"], row["name"]) for row in rows}
+        first = expected(dataset, facts)
+        assert found == {n: (k, v, names.get(k)) for n, (k, v) in first.items()}
+        assert len(rows) == len(found)
+
+    name()
+    run_step(world.context(make()))
+    check()
+    dataset.send({"a": (7, 1)})
+    name(a="Anna")
+    run_step(world.context(enriching(dataset)))
+    run_step(world.context(make()))
+    check()
+    name(a="Annie", d="Dan")
+    run_step(world.context(make()))
+    check()
+
+
+def test_what_a_restatement_would_do_to_windows_is_done_over_the_latest_results(
+    tmp_path: Path,
+) -> None:
+    dataset, facts = begun(Following, tmp_path)
+    world = dataset.world
+    dataset.send({"a": (7, 1)}, gone=["b"])
+    run_step(world.context(enriching(dataset)))
+    rows = world.streams.read_arrow(world.streams.all_ranges("out"), epochs="latest")
+    sums = rows.group_by("k").aggregate([("v", "sum")])
+    wanted: dict[str, int | None] = {}
+    for key, value in expected(dataset, facts).values():
+        if value is not None:
+            wanted[key] = (wanted.get(key) or 0) + value
+    assert {row["k"]: row["v_sum"] for row in sums.to_pylist() if row["v_sum"]} == wanted
+
+
+def test_joins_by_paths_and_of_several_datasets_are_restated_together(tmp_path: Path) -> None:
+    world = new_world(tmp_path)
+    planes = Delivered(world, random.Random(1))
+    planes.begin()
+    planes.send({"a": (1, 1), "b": (2, 2)})
+    world.stream("fares", "k", 1, k="string", fare="int")
+    fares = unbounded_dataset("fares", input="lake.fares", key="k", partitions=2)
+    world.send("fares", ("x", 5), ("y", 6))
+    world.advance(fares)
+    world.stream("facts", "n", 2, n="int", trip="struct<plane string, class string>")
+    trips = {n: ("abc"[n % 3], "xyz"[n // 3]) for n in range(9)}
+    world.send("facts", *[(n, {"plane": a, "class": b}) for n, (a, b) in trips.items()])
+
+    def make() -> Application:
+        app = Application("app", engine="auto")
+        records = app.input_stream("lake.facts", default_offset="oldest")
+        by_plane = records.select("trip.plane as p", "trip", "n").partition_by("p")
+        joined = by_plane.join(
+            app.table(planes.declare()), on={"p": "k"}, how="left", select=["v"], restate=WEEK
+        ).partition_by("trip.class")
+        priced = joined.join(
+            app.table(fares), on={"trip.class": "k"}, how="left", select=["fare"], restate=WEEK
+        )
+        priced.send_to(app.output_stream("lake.out", partitions=2, key="n"))
+        return app
+
+    plan = plan_application(make(), systems=world.systems)
+    assert [one.inputs[0].keys for one in plan.restatements] == [("trip.plane",), ("trip.class",)]
+    assert ExecutionPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    run_step(world.context(make()))
+    planes.send({"a": (7, 1)}, gone=["b"])
+    world.send("fares", ("z", 9), deleted=[("x", None)])
+    world.advance(fares)
+    report = run_step(world.context(make()))
+    assert report.counters["restated"] == {"changed_keys": 4, "records": 8}
+    rows = world.streams.read_arrow(world.streams.all_ranges("out"), epochs="latest").to_pylist()
+    values = {"a": 7}
+    prices = {"y": 6, "z": 9}
+    wanted = {n: (values.get(plane), prices.get(kind)) for n, (plane, kind) in trips.items()}
+    assert {row["n"]: (row["v"], row["fare"]) for row in rows} == wanted
+    assert len(rows) == 9

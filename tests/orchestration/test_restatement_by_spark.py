@@ -9,17 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dagster_adjunct.assets.declaration.policies import Watermark
+from dagster_adjunct.assets.reading.change_streams import ChangeStreams
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.lookups import Wait
+from dagster_adjunct.orchestration.step.progress import StepReport
+from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.changing_datasets import ChangingWorld, Following
 from tests.orchestration.step_world import ByTasks
+from tests.orchestration.test_joins_that_wait import MINUTE, World
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
+
+
+WEEK = timedelta(days=7)
+
+
+def newest_of(world: ChangingWorld) -> RemoteTable[Any, Any, Any]:
+    store = world.table("newest").write_function
+    return RemoteTable("newest", key="k", write_function=store, newest_by="w")
 
 
 def halves(record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -50,8 +65,8 @@ def test_spark_restates_what_was_joined_by_changed_keys(
         joined.flat_map(halves, schema=parts).filter("v is not null").send_to(
             app.output_stream("lake.out", partitions=2, key="n")
         )
-        newest = replace_table(world)
-        joined.update(app.table(newest), on={"k": "k"}, set={"v": "v", "w": "n"}, if_missing=[])
+        newest = app.table(newest_of(world))
+        joined.update(newest, set={"v": "v", "w": "n"}, if_missing=[])
         return app
 
     def latest() -> set[tuple[int, int, int]]:
@@ -80,15 +95,42 @@ def test_spark_restates_what_was_joined_by_changed_keys(
     check()
 
 
-WEEK = timedelta(days=7)
+def test_what_was_early_is_restated_once_the_dataset_knows(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    world = World(tmp_path, spark, partitions=1, watermark=Watermark())
 
+    def run() -> StepReport:
+        app = Application("app")
+        facts = app.input_stream("lake.facts", default_offset="oldest", event_time="at")
+        facts.join(
+            app.table(world.prices),
+            on="k",
+            how="left",
+            select=["v"],
+            as_of="at",
+            wait=Wait(10 * MINUTE, mark="is_early"),
+            restate=WEEK,
+        ).send_to(app.output_stream("lake.out", partitions=1, key="k"))
+        return run_application(
+            app,
+            lake=world.lake,
+            systems={"lake": world.streams, "changes": ChangeStreams(world.lake)},
+            spark=spark,
+            run="test",
+        ).step
 
-def replace_table(world: ChangingWorld) -> Any:
-    table = world.table("newest")
-    return type(table)(
-        "newest",
-        key="k",
-        read_function=table.read_function,
-        write_function=table.write_function,
-        newest_by="w",
-    )
+    def latest() -> dict[int, tuple[int | None, bool]]:
+        ranges = world.streams.all_ranges("out")
+        rows = world.streams.read_arrow(ranges, epochs="latest").to_pylist()
+        return {row["n"]: (row["v"], row["is_early"]) for row in rows}
+
+    world.send("prices", ("a", 0, 10))
+    world.send("facts", ("a", 3, 1), ("a", 1, 2), ("b", 3, 3))
+    world.clock.forward(minutes=10)
+    run()
+    assert latest() == {1: (10, True), 2: (10, True), 3: (None, True)}
+    world.send("prices", ("a", 2, 11), ("c", 9, 1))
+    report = run()
+    assert report.counters["restated"] == {"changed_keys": 2, "records": 1}
+    assert latest() == {1: (11, False), 2: (10, True), 3: (None, True)}

@@ -27,7 +27,7 @@ from dagster_adjunct.orchestration.step import step as step_module
 from dagster_adjunct.orchestration.step.context import RunHooks
 from dagster_adjunct.orchestration.step.following import Following, Machine, Watched
 from dagster_adjunct.orchestration.step.late_changes import late_counters
-from dagster_adjunct.orchestration.step.waiting import find_held
+from dagster_adjunct.orchestration.step.waiting import _StreamTimes, find_held
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -79,6 +79,8 @@ def test_a_replay_goes_on_while_new_records_wait() -> None:
     assert world.read() == {F0: [0, 1, 2, 0, 1, 2]}
     first, second, *again = [one.intent.joined.known for one in world.work.inputs]
     assert again == [first, second]  # so the same records are marked
+    in_time = [one.intent.joined.in_time for one in world.work.inputs]
+    assert in_time == [("join-2-prices",), (), ("join-2-prices",), ()]
 
 
 @pytest.mark.parametrize("ahead", [timedelta(minutes=3), timedelta(days=365_000)])
@@ -387,9 +389,7 @@ def only_spark_reading() -> Iterator[None]:
         raise NeedsSpark("the event time")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(
-            "dagster_adjunct.orchestration.step.waiting._StreamTimes._read_stream", need_spark
-        )
+        patched.setattr(_StreamTimes, "_read_stream", need_spark)
         yield
 
 
@@ -419,8 +419,11 @@ def test_the_sensor_goes_by_what_the_last_run_found_where_it_can_read_nothing_it
         ticker.asked()  # the wait is over
 
 
-def test_what_waits_by_event_time_is_known_while_its_stream_stays_the_same() -> None:
-    world = QuickWorld(wait=Wait(10 * MINUTE, by="event time"))
+def test_what_waits_by_event_time_is_known_while_its_stream_stays_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait = Wait(10 * MINUTE, by="event time")
+    world = QuickWorld(wait=wait, options={"max_batch_records": 1})
     world.clock.forward(hours=1)
     world.send("prices", ("a", 3, 1))
     world.send("facts", ("a", 1, 1), ("a", 4, 2), ("a", 9, 3))
@@ -435,7 +438,17 @@ def test_what_waits_by_event_time_is_known_while_its_stream_stays_the_same() -> 
     assert held() == [1]
     world.send("facts", ("a", 13, 4))
     assert held() == [], "unknown"
-    world.run()
+    read = []
+    read_stream = _StreamTimes._read_stream
+
+    def reading(reader: _StreamTimes, ranges: Any) -> Any:
+        read.extend((int(span.start), int(span.end)) for span in ranges.values())
+        return read_stream(reader, ranges)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_StreamTimes, "_read_stream", reading)
+        world.run()
+    assert read == [(3, 4)], "what was seen is not read again"
     assert held() == [1]
     world.send("facts", ("a", 14, 5))
     world.run()

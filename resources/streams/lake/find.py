@@ -176,11 +176,12 @@ class _Scan:
     def may_find(self, parquet: pq.ParquetFile, group: int) -> bool:
         """Return whether a row group may have one of the keys, by the statistics of its columns."""
         facts = parquet.metadata.row_group(group)
-        paths = {facts.column(place).path_in_schema: place for place in range(facts.num_columns)}
+        paths = [facts.column(place).path_in_schema for place in range(facts.num_columns)]
         for path, ordered in zip(self.key.paths, self.ordered, strict=True):
-            if ordered is None or path not in paths:
+            # A column whose name has a dot may be written like a value inside another one.
+            if ordered is None or paths.count(path) != 1:
                 continue
-            stats = facts.column(paths[path]).statistics
+            stats = facts.column(paths.index(path)).statistics
             if stats is None or not stats.has_min_max:
                 continue
             place = bisect_left(ordered, stats.min)

@@ -121,6 +121,7 @@ def drawn(draw: random.Random, count: int) -> list[Change]:
     return changes
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 10))]
 )
@@ -141,6 +142,7 @@ def test_every_order_and_cut_gives_the_full_join_of_the_groups(either: World, se
             assert content(either, spec) == merged(changes[:begin])
 
 
+@pytest.mark.lengthy
 def test_upkeep_and_rewinds_keep_the_orders_of_the_groups(world: World) -> None:
     world.spark = IN_PROCESS
     draw = random.Random(3)
@@ -173,6 +175,7 @@ def test_upkeep_and_rewinds_keep_the_orders_of_the_groups(world: World) -> None:
     assert content(world, spec) == merged([one for one in [*sent, *late] if one.key != "a"])
 
 
+@pytest.mark.long
 def test_a_table_of_one_run_merges_groups_too(sparkling: World) -> None:
     changes = drawn(random.Random(4), 40)
     table = TransientTable(sparkling.systems, declared(sparkling, persistent=False))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from dagster import AssetKey
 
 from dagster_adjunct import Application, build_definitions
@@ -88,3 +89,37 @@ def test_what_asking_took_and_the_columns_that_came_of_it_are_on_the_output(tmp_
         lineage = str(made["dagster/column_lineage"])
         assert "shelf" in lineage
         assert "labels" in lineage
+
+
+def counted_pages(folder: Path, *, in_one_chain: bool) -> Application:
+    """Return an application that looks up a remote table and writes it: in one chain, or in
+    another branch, which is defined after the output stream.
+    """
+    columns = {"item": "string", "shelf": "int"}
+    store = SqliteTable(folder / "z.sqlite", "z", "item", columns=columns, create=True)
+    app = Application("shop", engine="auto")
+    last = app.table(RemoteTable("z-last", key="item", read_function=store, write_function=store))
+    orders = app.input_stream("lake.orders")
+    looked_up = orders.join(last, on="item", how="left", select=["shelf as before"])
+    sent = looked_up.send_to(app.output_stream("lake.copy", partitions=2, key="item"))
+    written = sent if in_one_chain else orders
+    written.update(last, add={"shelf": "1"}, if_missing=[])
+    return app
+
+
+@pytest.mark.parametrize("in_one_chain", [False, True])
+def test_a_table_that_is_looked_up_in_and_written_fails_no_run(
+    tmp_path: Path, in_one_chain: bool
+) -> None:
+    with running_lab(tmp_path) as lab:
+        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=2)
+        lab.streams.append("orders", [{"item": "a"}], producer="p", sequence=1)
+        app = counted_pages(tmp_path, in_one_chain=in_one_chain)
+        defs = build_definitions(app, lake=lab.lake.url, spark=NO_SPARK)
+        last = AssetKey(["tables", "z_last"])
+        copy = defs.resolve_asset_graph().get(COPY)
+        orders = AssetKey(["lake", "orders"])
+        assert copy.parent_keys == ({orders} if in_one_chain else {orders, last})
+        finished = lab.run(defs, COPY, last)
+        assert finished.success
+        assert {"copy", "z_last"} <= finished.made.keys()

@@ -331,6 +331,7 @@ planned(declared(validators=[no_nulls("city"), sql_check("long", "length(city) >
 rejected(declared(key="shopp"))
 rejected(declared(columns=["shop", "size"]))
 rejected(declared(order_by="opened"))
+rejected(declared(order_by={"city": []}))
 rejected(declared(key="city"))
 planned(declared(columns=["shop", "city"]))
 

@@ -74,5 +74,24 @@ def test_the_plan_says_what_became_of_a_column(
     assert step in caught.value.next_step
 
 
+def test_a_member_that_was_renamed_is_named_by_its_path() -> None:
+    schema = Schema.of(k="string", places="int", home={"farm": "string"})
+    planes = StreamFacts("lake.planes", 2, ("k",), SPARK, schema)
+    sites = bounded_dataset(
+        "sites", input="lake.planes", key="k", partitions=2, renamed={"home.park": "farm"}
+    )
+
+    def plan(path: str) -> None:
+        app = Application("app")
+        joined = app.input_stream("lake.flights").join(app.table(sites), on="k", select=[path])
+        joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+        build_plan(app, Catalog({**CATALOG, "lake.planes": planes}))
+
+    with pytest.raises(PlanningError) as caught:
+        plan("home.park")
+    assert "Write home.farm." in caught.value.next_step
+    plan("home.farm")
+
+
 def test_a_dataset_under_the_names_of_now_is_planned() -> None:
     build_plan(joining(["places"], sensitive="home"), CATALOG)

@@ -387,6 +387,17 @@ def test_unreadable_parts_are_rejected_by_path(
     assert read(orders, ORDERS) == []
 
 
+def test_a_misfit_in_a_row_is_described_by_its_own_type(tmp_path: Path) -> None:
+    streams = LakeStreams(open_lake(tmp_path))
+    schema = Schema.of(k="int", meta={"at": "timestamp"}, attributes="map<string, int>")
+    streams.create("s", schema=schema, key=["k"], partitions=1)
+    with pytest.raises(SchemaMismatchError, match="'noon' is no timestamp") as caught:
+        streams.append("s", [{"k": 1, "meta": {"at": "noon"}}], producer="p", sequence=1)
+    assert "`adjunct stream append`" in caught.value.next_step
+    with pytest.raises(SchemaMismatchError, match="the key 1 of a map is no text"):
+        streams.append("s", [{"k": 1, "attributes": {1: 1}}], producer="p", sequence=1)
+
+
 def test_an_unreadable_key_of_a_map_is_rejected(orders: LakeStreams) -> None:
     table = as_arrow(ROWS[:1], ORDERS)
     items = pa.array([[1.0]], pa.list_(pa.float32()))

@@ -4,6 +4,7 @@ Python.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     StreamExistsError,
 )
+from dagster_adjunct.resources.files.formats import DeclaredFiles, read_files
+from dagster_adjunct.resources.files.tree import LocalTree
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema, is_key_type
 from dagster_adjunct.resources.schemas.types import Simple, Struct, Type, parse_type, write_name
@@ -34,6 +37,27 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 Steps = tuple[str, ...]
+
+
+@pytest.mark.parametrize("device", [{}, {"site": None}])
+def test_the_advice_for_a_missing_part_of_the_key_works(
+    tmp_path: Path, device: dict[str, Any]
+) -> None:
+    streams = LakeStreams(open_lake(tmp_path / "lake"))
+    schema = Schema.of(n="int", device={"id": "string", "site": "string"})
+    streams.create("s", schema=schema, key=["device.id"], partitions=1)
+    with pytest.raises(SchemaMismatchError) as caught:
+        streams.append("s", [{"n": 1, "device": device}], producer="p", sequence=1)
+    advised = {"device": {"id": None}}
+    assert repr(advised) in caught.value.next_step
+    streams.append("s", [{"n": 1, **advised}], producer="p", sequence=1)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.jsonl").write_text(json.dumps({"device": device}))
+    tree = LocalTree(str(tmp_path / "files"))
+    files = DeclaredFiles(tree, "jsonl", schema, "files", required=("device.id",))
+    with pytest.raises(SchemaMismatchError) as caught:
+        read_files(files, tree.list())
+    assert '"device": {"id": null}' in caught.value.next_step
 
 
 def find_paths(type_: Type, steps: Steps) -> Iterator[tuple[Steps, str]]:
