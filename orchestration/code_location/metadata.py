@@ -93,8 +93,6 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
     }
     for name, count in report.counters.items():
         facts[f"adjunct/records_{name}"] = count
-    for what, count in report.counters.get(RESTATED, {}).items():
-        facts[f"adjunct/{RESTATED}_{what}"] = count
     facts |= _timing_metadata(report.seconds)
     facts |= {
         "dagster/uri": uri,
