@@ -413,6 +413,28 @@ def test_a_run_that_stays_follows_a_dataset_that_somebody_switches(
     assert latest(world) == expected(dataset, facts)
 
 
+@pytest.mark.parametrize("kind", [Following, Delivered])
+def test_a_preview_says_how_many_results_would_be_restated(
+    tmp_path: Path, kind: type[Changing]
+) -> None:
+    dataset, _ = begun(kind, tmp_path)
+    world = dataset.world
+    moment = datetime.now(UTC)
+    dataset.send({"a": (7, 1), "d": (4, 4)}, gone=["b"])
+    since = StartpointTimestamp(int(moment.timestamp() * 1000))
+
+    def preview(**options: Any) -> str:
+        app = enriching(dataset, restate=Restate(WEEK, most_records=5))
+        startpoints = Startpoints(app, lake=world.lake)
+        return "\n".join(startpoints.preview("changes.planes", since, **options).notes)
+
+    assert "at most 5 are allowed" in preview()
+    forced = preview(force=True)
+    assert "3 keys have changed; 6 records of lake.facts would be read again" in forced
+    assert "lake.out: their results come again in a higher epoch" in forced
+    assert world.state(enriching(dataset)).batch == 1, "nothing was restated"
+
+
 def test_the_plan_says_what_is_restated_and_how_it_is_found(tmp_path: Path) -> None:
     dataset, _ = begun(Following, tmp_path)
     plan = plan_application(enriching(dataset), systems=dataset.world.systems).render()
