@@ -13,11 +13,12 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.errors import ConfigurationError, RestatementError
+from dagster_adjunct.errors import CommitConflictError, ConfigurationError, RestatementError
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.step import plan_batch
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointUpcoming
 from tests.orchestration.changing_datasets import (
@@ -31,7 +32,7 @@ from tests.orchestration.changing_datasets import (
     new_world,
 )
 from tests.orchestration.step_world import StepWorld
-from tests.orchestration.test_restatement import EVENTS, WEEK, begun, enriching, latest
+from tests.orchestration.test_restatement import EVENTS, WEEK, begun, enriching, expected, latest
 from tests.rounds import rounds
 
 NOTHING_KEPT = DiscardPolicy(keep=1, grace=timedelta(0), followed=timedelta(0))
@@ -96,6 +97,43 @@ def test_results_that_follow_changes_are_not_replaced_by_what_was_known_before(
         Startpoints(enriching(dataset), lake=dataset.world.lake).request(
             "lake.facts", StartpointOldest(), until=StartpointUpcoming(), versions="recorded", **WHY
         )
+
+
+@pytest.mark.parametrize("kind", [Following, Delivered])
+def test_a_dataset_in_other_partitions_is_followed_on(tmp_path: Path, kind: type[Changing]) -> None:
+    dataset, facts = begun(kind, tmp_path)
+    world = dataset.world
+    for value in (7, 8):
+        run_step(world.context(enriching(dataset, auto_repartition=True)))
+        dataset.repartition()
+        dataset.send({"a": (value, 1), "d": (value, 4)})
+        facts[100 + value] = "a"
+        world.send("facts", (100 + value, "a"))
+        run_step(world.context(enriching(dataset, auto_repartition=True)))
+        assert latest(world) == expected(dataset, facts)
+
+
+def test_a_run_that_was_overtaken_while_it_looked_for_records_restates_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, facts = begun(Following, tmp_path)
+    world = dataset.world
+    dataset.send({"a": (7, 1), "d": (4, 4)}, gone=["b"])
+    store_places = plan_batch.store_places
+
+    def overtaken(*given: Any) -> str:
+        monkeypatch.setattr(plan_batch, "store_places", store_places)
+        name = store_places(*given)
+        run_step(world.context(enriching(dataset), run="another"))
+        dataset.send({"a": (8, 1)})
+        return name
+
+    monkeypatch.setattr(plan_batch, "store_places", overtaken)
+    with pytest.raises(CommitConflictError):
+        run_step(world.context(enriching(dataset)))
+    run_step(world.context(enriching(dataset)))
+    assert latest(world) == expected(dataset, facts)
+    assert not list(world.lake.store.list("applications/app/answers/"))
 
 
 class TwoDatasets:
