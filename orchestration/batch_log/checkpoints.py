@@ -40,8 +40,9 @@ class Checkpoint(Report):
     and not applied yet: the next run starts there instead. `open` is a batch that has not finished:
     a run is in it, or the next run repeats it. `times` are the event times of the inputs,
     `versions` the versions of datasets and state tables that the last batch read. `late_changes`
-    are those that came after a join had passed their time, by join that waits, and `held` the first
-    records that the last run found waiting.
+    are those that came after a join had passed their time, by join that waits, `held` the first
+    records that the last run found waiting, and `restated` the times when results were last
+    restated, by dataset.
     """
 
     offsets: Offsets
@@ -57,6 +58,7 @@ class Checkpoint(Report):
     versions: Mapping[str, str | None] = field(default_factory=dict)
     late_changes: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[SystemStreamPartition, HeldTime] = field(default_factory=dict)
+    restated: Mapping[str, datetime] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the checkpoint as JSON values."""
@@ -157,6 +159,7 @@ class CheckpointManager:
             versions={} if state.last is None else state.last.intent.versions,
             late_changes=late,
             held=state.held,
+            restated=offsets.restated,
         )
 
     def history(

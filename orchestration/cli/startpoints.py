@@ -117,9 +117,7 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     _show_times(app, last, times, inputs)
     for text in held:
         show_line(f"{text}.")
-    for join, late in last.late_changes.items():
-        if late:
-            show_line(f"{join}: {late:,} changes came after records of their time were read.")
+    _show_late(last)
     for ssp, start in last.resolved.items():
         show_line(
             f"{ssp}: the next batch begins at {start.position} instead, offset {start.offset} "
@@ -128,6 +126,17 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     for text in kept:
         show_line(f"{text}.")
     _show_open(last)
+
+
+def _show_late(last: Checkpoint) -> None:
+    """Print how many changes of datasets came late, and when results have followed such changes."""
+    for join, late in last.late_changes.items():
+        if late:
+            show_line(f"{join}: {late:,} changes came after records of their time were read.")
+    for dataset, at in last.restated.items():
+        show_line(
+            f"Results follow dataset {dataset}: they were restated last at {format_time(at)}."
+        )
 
 
 def _show_open(last: Checkpoint) -> None:

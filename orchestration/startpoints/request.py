@@ -183,6 +183,16 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
             argument="versions",
             application=app.name,
         )
+    if app.restated:
+        names = ", ".join(dataset.name for dataset in app.restated.values())
+        raise errors.ConfigurationError(
+            f"{request.ssp}: versions={asked}, and results of application {app.name!r} follow later"
+            f" changes of {names} (restate=): such a replay would put other results in their place,"
+            " which nothing corrects.",
+            "Leave versions out; or replay in an application without restate=, to another stream.",
+            argument="versions",
+            application=app.name,
+        )
     with_ids = _find_joins_with_ids(app)
     if asked == CURRENT and with_ids:
         raise errors.ConfigurationError(

@@ -142,9 +142,19 @@ class _Search:
         store = context.lake.store
         keys = ChangedKeys(store, history, read, self.served, min(since, default=None))
         match = context.app.operator(self.restated.join).spec.match
-        if match is not None and match.as_of is not None:
-            return keys.find_over_time(oldest=match.as_of.before_history == "oldest")
-        return keys.find()
+        try:
+            if match is not None and match.as_of is not None:
+                return keys.find_over_time(oldest=match.as_of.before_history == "oldest")
+            return keys.find()
+        except errors.VersionDiscardedError as error:
+            raise self._error(
+                "a version by which results were made has been discarded, so it is not known which"
+                " of them are others now.",
+                "Leave them as they are, and follow later changes:"
+                f" {self._command} --upcoming --reason …. To make all of them again, replay the"
+                " input as well. Versions are kept longer with"
+                " discard=DiscardPolicy(followed=…) of the dataset.",
+            ) from error
 
     @property
     def _passes_over(self) -> bool:
@@ -190,14 +200,24 @@ class _Search:
     def _check(self, what: str, number: int, most: int, share: str = "") -> None:
         if number <= most or any(start.force for start in self.startpoints):
             return
-        restated = self.restated
-        command = f"adjunct startpoint set MODULE:APP {restated.changes}"
         since = min(parse_commit(span.start, str(ssp)) for ssp, span in self.ranges.items())
-        raise errors.RestatementError(
-            f"{restated.join}: dataset {restated.dataset!r} has changed, and its results of"
-            f" {number:,} {what} would be restated: at most {most:,}{share} are allowed.",
-            f"Restate them on purpose, once: {command} --offset {commit_offset(since)} --force"
-            f" --reason …. Or leave these results as they are: {command} --upcoming --reason ….",
+        raise self._error(
+            f"its results of {number:,} {what} would be restated: at most {most:,}{share} are"
+            " allowed.",
+            f"Restate them on purpose, once: {self._command} --offset {commit_offset(since)}"
+            " --force --reason …. Or leave these results as they are:"
+            f" {self._command} --upcoming --reason ….",
+        )
+
+    @property
+    def _command(self) -> str:
+        return f"adjunct startpoint set MODULE:APP {self.restated.changes}"
+
+    def _error(self, problem: str, next_step: str) -> errors.RestatementError:
+        restated = self.restated
+        return errors.RestatementError(
+            f"{restated.join}: dataset {restated.dataset!r} has changed, and {problem}",
+            next_step,
             application=self.context.app.name,
             operator=restated.join,
             dataset=restated.dataset,

@@ -49,6 +49,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_not_renamed,
 )
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges
+from dagster_adjunct.orchestration.operators.lookups import RESTATED
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
 from dagster_adjunct.orchestration.step.batch import classify_batch
 from dagster_adjunct.orchestration.step.context import (
@@ -612,7 +613,7 @@ def _count_batch(context: StepContext, intent: Intent, written: Counters) -> Cou
         if operator.spec.match is not None:
             counters.pop(operator.id, None)
     counted = {"changed_keys": restating.keys, "records": restating.records}
-    return add_counters(counters, {"restated": counted})
+    return add_counters(counters, {RESTATED: counted})
 
 
 def _read_places(inputs: BatchInputs) -> dict[str, pa.Table]:

@@ -17,14 +17,18 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
+from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
-from dagster_adjunct.orchestration.step import arrow_frames
+from dagster_adjunct.orchestration.step import arrow_frames, following
+from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import RestatementError
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake import key_index
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
@@ -36,6 +40,7 @@ from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.orchestration.changing_datasets import (
     KEYS,
+    WHY,
     Changing,
     Delivered,
     Following,
@@ -468,3 +473,64 @@ def test_joins_by_paths_and_of_several_datasets_are_restated_together(tmp_path: 
     wanted = {n: (values.get(plane), prices.get(kind)) for n, (plane, kind) in trips.items()}
     assert {row["n"]: (row["v"], row["fare"]) for row in rows} == wanted
     assert len(rows) == 9
+
+
+@pytest.mark.parametrize("every", [None, timedelta(seconds=1)], ids=str)
+def test_a_run_that_stays_follows_a_dataset_that_somebody_switches(
+    tmp_path: Path, every: timedelta | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_HELD_EVERY", 0.5)
+    dataset = Delivered(new_world(tmp_path), random.Random(1))
+    world = dataset.world
+    dataset.begin()
+    world.stream("facts", "k", 2, n="int", k="string")
+    dataset.send({"a": (1, 1)})
+    dataset.send({"a": (2, 1), "b": (2, 2)})
+    facts = {0: "a", 1: "b"}
+    world.send("facts", *facts.items())
+    newest = str(dataset.versions.require_manifest().served_id)
+
+    def pin() -> None:
+        dataset.versions.pin(newest, **WHY)
+        dataset.look()
+
+    switches = iter([dataset.rollback, pin])
+
+    def hear(event: Any) -> None:
+        if getattr(event, "what", "") in ("follow", "batch"):
+            next(switches, lambda: None)()
+
+    report = run_application(
+        enriching(dataset, restate=Restate(WEEK, every)),
+        lake=world.lake,
+        systems=world.systems,
+        spark=IN_PROCESS,
+        on_event=hear,
+        max_batches=3,
+        follow=timedelta(minutes=1),
+    )
+    assert report.step.batches == 3, "it was restated after each change"
+    assert latest(world) == expected(dataset, facts)
+
+
+def test_the_plan_says_what_is_restated_and_how_it_is_found(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    plan = plan_application(enriching(dataset), systems=dataset.world.systems).render()
+    assert "records of the last 7 days in lake.facts, found by k, when planes changes" in plan
+    assert "lake.out: their results come again in a higher epoch" in plan
+
+
+def test_the_checkpoint_shows_what_is_restated_and_what_is_not_yet(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    world = dataset.world
+    app = enriching(dataset, restate=Restate(WEEK, timedelta(hours=1)))
+    dataset.send({"a": (7, 1)})
+    run_step(world.context(app))
+    restated = CheckpointManager(world.lake, app).read_last_checkpoint()
+    assert restated is not None
+    assert restated.restated.keys() == {"planes"}
+    assert not list_lagging_followers(world.lake, "app")
+    dataset.send({"a": (8, 1)})
+    run_step(world.context(app))
+    (lagging,) = list_lagging_followers(world.lake, "app")
+    assert (lagging.dataset, lagging.replaced_at > restated.restated["planes"]) == ("planes", True)

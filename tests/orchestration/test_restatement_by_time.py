@@ -24,6 +24,7 @@ from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookups import BeforeHistory
+from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.orchestration.changing_datasets import (
@@ -223,6 +224,19 @@ class DeliveredPrices(Prices):
 
 def new_prices(kind: type[Prices], folder: Path, seed: object, **options: Any) -> Prices:
     return kind(new_world(folder), random.Random(f"{kind.__name__} {seed}"), **options)
+
+
+def test_the_plan_says_that_output_stays_only_where_it_does(tmp_path: Path) -> None:
+    prices = FollowedPrices(new_world(tmp_path), random.Random(1))
+    stays = "that is written does not change"
+    restating = plan_application(prices.application(), systems=prices.world.systems)
+    assert stays not in restating.render()
+    plain = Application("plain")
+    joined = plain.input_stream("lake.facts").join(
+        plain.table(prices.declare()), on="k", select=["v"], as_of="at"
+    )
+    joined.send_to(plain.output_stream("lake.plain", partitions=2, key="k"))
+    assert stays in plan_application(plain, systems=prices.world.systems).render()
 
 
 def test_only_the_interval_that_changed_is_restated(tmp_path: Path) -> None:
