@@ -166,7 +166,13 @@ MISTAKES = {
     "the order of a dataset": M(
         "max_age: 2d", "order_by: town.at", "order_by names 'town.at'", "Name 'town' itself"
     ),
+    "the order of a map": M(
+        "max_age: 2d", "order_by: \"t['x']\"", "expected a column, or a path", "or leave order_by"
+    ),
     # kinds of values
+    "a number for a duration of a class": M(
+        "size: 1h", "size: 1", "size is 1: expected a dur", "as in 1s"
+    ),
     "true for a number": M(
         "partitions: 2", "partitions: true", "is true: expected a whole number", "Give a whole"
     ),
