@@ -468,3 +468,23 @@ def test_joins_by_paths_and_of_several_datasets_are_restated_together(tmp_path: 
     wanted = {n: (values.get(plane), prices.get(kind)) for n, (plane, kind) in trips.items()}
     assert {row["n"]: (row["v"], row["fare"]) for row in rows} == wanted
     assert len(rows) == 9
+
+
+@pytest.mark.parametrize("kind", [Following, Delivered])
+def test_an_entry_that_changed_and_changed_back_is_restated_for_who_read_it(
+    tmp_path: Path, kind: type[Changing]
+) -> None:
+    dataset, facts = begun(kind, tmp_path)
+    world = dataset.world
+    seldom = Restate(WEEK, every=timedelta(hours=1))
+    dataset.send({"c": (5, 5)})
+    run_step(world.context(enriching(dataset, restate=seldom)))
+    for value in (7, 1):
+        dataset.send({"a": (value, 1)})
+        n = len(facts)
+        facts[n] = "a"
+        world.send("facts", (n, "a"))
+        run_step(world.context(enriching(dataset, restate=seldom)))
+    assert latest(world)[8] == ("a", 7)
+    run_step(world.context(enriching(dataset)))
+    assert latest(world) == expected(dataset, facts)
