@@ -412,6 +412,8 @@ def start_run(
     VersionDiscardedError if a version that a replay needs is gone.
     """
     state, carried = carry_over_positions(state, streams)
+    if carried and app.restated:
+        carried = (*carried, "results of records from before that follow no changes of datasets")
     known = state.offsets
     resolved = _Resolving(app, streams, known, plans, now)
     resolved.resolve(tasks, fan_out)

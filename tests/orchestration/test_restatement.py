@@ -26,6 +26,7 @@ from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import RestatementError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake import key_index
+from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
     StartpointSpecific,
@@ -488,3 +489,17 @@ def test_an_entry_that_changed_and_changed_back_is_restated_for_who_read_it(
     assert latest(world)[8] == ("a", 7)
     run_step(world.context(enriching(dataset)))
     assert latest(world) == expected(dataset, facts)
+
+
+def test_what_was_read_before_the_input_was_repartitioned_keeps_its_results(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    world = dataset.world
+    before = latest(world)
+    repartition(world.streams, "facts", 3, reason="more", by="test", check=lambda state: None)
+    world.send("facts", (8, "a"))
+    report = run_step(world.context(enriching(dataset)))
+    assert any("from before that" in text for text in report.startpoints)
+    dataset.send({"a": (7, 1)})
+    report = run_step(world.context(enriching(dataset)))
+    assert report.counters["restated"] == {"changed_keys": 1, "records": 1}
+    assert latest(world) == {**before, 8: ("a", 7)}
