@@ -411,8 +411,10 @@ def start_run(
     is not consumed), for a recreated stream, and for new partitions of a keyed stream;
     VersionDiscardedError if a version that a replay needs is gone.
     """
+    before = state.offsets.streams
     state, carried = carry_over_positions(state, streams)
-    if carried and app.restated:
+    rewritten = [name for name in app.inputs if state.offsets.streams.get(name) != before.get(name)]
+    if rewritten and app.restated:
         carried = (*carried, "results of records from before that follow no changes of datasets")
     known = state.offsets
     resolved = _Resolving(app, streams, known, plans, now)
