@@ -243,8 +243,8 @@ def _request_for_records(
     """Measure what is unread, and request a run if there is enough."""
     from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
     from dagster_adjunct.orchestration.planner.planner import systems_for
+    from dagster_adjunct.orchestration.startpoints.due_restatements import describe_due
     from dagster_adjunct.orchestration.step import progress
-    from dagster_adjunct.orchestration.step.due_restatements import describe_due
     from dagster_adjunct.orchestration.step.waiting import describe_held
 
     lake = tick.lake

@@ -51,6 +51,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     is_broadcast,
     to_epoch_ms,
 )
+from dagster_adjunct.orchestration.startpoints.restatement_preview import describe_restatements
 from dagster_adjunct.orchestration.startpoints.store import (
     PendingStartpoint,
     StartpointManager,
@@ -423,7 +424,7 @@ class AskedStartpoints:
     names those that a batch has begun to apply. `written` is whether the requests are stored.
     `tables` says what records that are read again do to each remote table. `notes` say
     which versions replays are joined with, which operators leave out records that are read again,
-    and in a preview, why the requests would be rejected.
+    and in a preview, how many results would be restated, and why the requests would be rejected.
     """
 
     previews: tuple[Preview, ...]
@@ -665,6 +666,8 @@ def request_startpoints(
     notes += describe_versions(app, requests)
     if recorded is not None:
         notes += recorded.describe()
+    if dry_run:
+        notes += describe_restatements(asked, previews)
     again = find_streams_read_again(previews)
     notes += describe_state_effects(app, again)
     tables = describe_remote_tables(plan, again)

@@ -47,8 +47,14 @@ from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.operators.waiting import HeldRecord, list_waits
 from dagster_adjunct.orchestration.startpoints.coordinator import start_run
+from dagster_adjunct.orchestration.startpoints.due_restatements import (
+    find_changes,
+    find_due,
+    list_versions_over_time,
+)
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import (
+    AskedApplication,
     InputPositions,
     StreamSnapshot,
     check_open_batch,
@@ -62,16 +68,11 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 )
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
+from dagster_adjunct.orchestration.startpoints.restatement import find_restatement
 from dagster_adjunct.orchestration.step.context import BatchVersions, StepContext, StepState, View
-from dagster_adjunct.orchestration.step.due_restatements import (
-    find_changes,
-    find_due,
-    list_versions_over_time,
-)
 from dagster_adjunct.orchestration.step.late_changes import pass_watermarks
-from dagster_adjunct.orchestration.step.restatement import (
+from dagster_adjunct.orchestration.step.restated_places import (
     describe_read,
-    find_restatement,
     ranges_of_places,
     store_places,
 )
@@ -398,8 +399,10 @@ def _plan_restatement(
     of_changes = tuple(sorted(changes.items()))
     if of_changes in refused:
         raise refused[of_changes]
+    now = context.lake.now()
+    asked = AskedApplication(context.lake, context.systems, context.app, context.plan, state, now)
     try:
-        due = find_restatement(context, state, seen.streams, positions, changes, served)
+        due = find_restatement(asked, seen.streams, positions, changes, served)
     except errors.RestatementError as error:
         refused[of_changes] = error
         raise

@@ -82,7 +82,7 @@ from dagster_adjunct.orchestration.step.progress import (
     times_at_batch_start,
 )
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
-from dagster_adjunct.orchestration.step.restatement import read_places
+from dagster_adjunct.orchestration.step.restated_places import read_places
 from dagster_adjunct.orchestration.step.waiting import to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.names import split_stream_name

@@ -376,6 +376,91 @@ def test_tables_keep_the_newest_record_of_a_key_and_get_its_correction(tmp_path:
     )
 
 
+@pytest.mark.parametrize("every", [None, timedelta(seconds=1)], ids=str)
+def test_a_run_that_stays_follows_a_dataset_that_somebody_switches(
+    tmp_path: Path, every: timedelta | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_HELD_EVERY", 0.5)
+    dataset = Delivered(new_world(tmp_path), random.Random(1))
+    world = dataset.world
+    dataset.begin()
+    world.stream("facts", "k", 2, n="int", k="string")
+    dataset.send({"a": (1, 1)})
+    dataset.send({"a": (2, 1), "b": (2, 2)})
+    facts = {0: "a", 1: "b"}
+    world.send("facts", *facts.items())
+    newest = str(dataset.versions.require_manifest().served_id)
+
+    def pin() -> None:
+        dataset.versions.pin(newest, **WHY)
+        dataset.look()
+
+    switches = iter([dataset.rollback, pin])
+
+    def hear(event: Any) -> None:
+        if getattr(event, "what", "") in ("follow", "batch"):
+            next(switches, lambda: None)()
+
+    report = run_application(
+        enriching(dataset, restate=Restate(WEEK, every)),
+        lake=world.lake,
+        systems=world.systems,
+        spark=IN_PROCESS,
+        on_event=hear,
+        max_batches=3,
+        follow=timedelta(minutes=1),
+    )
+    assert report.step.batches == 3, "it was restated after each change"
+    assert latest(world) == expected(dataset, facts)
+
+
+@pytest.mark.parametrize("kind", [Following, Delivered])
+def test_a_preview_says_how_many_results_would_be_restated(
+    tmp_path: Path, kind: type[Changing]
+) -> None:
+    dataset, _ = begun(kind, tmp_path)
+    world = dataset.world
+    moment = datetime.now(UTC)
+    dataset.send({"a": (7, 1), "d": (4, 4)}, gone=["b"])
+    since = StartpointTimestamp(int(moment.timestamp() * 1000))
+
+    def preview(**options: Any) -> str:
+        app = enriching(dataset, restate=Restate(WEEK, most_records=5))
+        startpoints = Startpoints(app, lake=world.lake)
+        return "\n".join(startpoints.preview("changes.planes", since, **options).notes)
+
+    assert "at most 5 are allowed" in preview()
+    forced = preview(force=True)
+    assert "3 keys have changed; 6 records of lake.facts would be read again" in forced
+    assert "lake.out: their results come again in a higher epoch" in forced
+    assert world.state(enriching(dataset)).batch == 1, "nothing was restated"
+
+
+def test_the_plan_says_what_is_restated_and_how_it_is_found(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    plan = plan_application(enriching(dataset), systems=dataset.world.systems).render()
+    assert (
+        "records of the last 7 days in lake.facts, found by reading k, when planes changes" in plan
+    )
+    assert "lake.out: their results come again in a higher epoch" in plan
+
+
+def test_the_checkpoint_shows_what_is_restated_and_what_is_not_yet(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    world = dataset.world
+    app = enriching(dataset, restate=Restate(WEEK, timedelta(hours=1)))
+    dataset.send({"a": (7, 1)})
+    run_step(world.context(app))
+    restated = CheckpointManager(world.lake, app).read_last_checkpoint()
+    assert restated is not None
+    assert restated.restated.keys() == {"planes"}
+    assert not list_lagging_followers(world.lake, "app")
+    dataset.send({"a": (8, 1)})
+    run_step(world.context(app))
+    (lagging,) = list_lagging_followers(world.lake, "app")
+    assert (lagging.dataset, lagging.replaced_at > restated.restated["planes"]) == ("planes", True)
+
+
 def test_an_application_after_it_follows_the_new_epoch(tmp_path: Path) -> None:
     dataset, facts = begun(Following, tmp_path)
     world = dataset.world
@@ -474,67 +559,6 @@ def test_joins_by_paths_and_of_several_datasets_are_restated_together(tmp_path: 
     wanted = {n: (values.get(plane), prices.get(kind)) for n, (plane, kind) in trips.items()}
     assert {row["n"]: (row["v"], row["fare"]) for row in rows} == wanted
     assert len(rows) == 9
-
-
-@pytest.mark.parametrize("every", [None, timedelta(seconds=1)], ids=str)
-def test_a_run_that_stays_follows_a_dataset_that_somebody_switches(
-    tmp_path: Path, every: timedelta | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(following, "_HELD_EVERY", 0.5)
-    dataset = Delivered(new_world(tmp_path), random.Random(1))
-    world = dataset.world
-    dataset.begin()
-    world.stream("facts", "k", 2, n="int", k="string")
-    dataset.send({"a": (1, 1)})
-    dataset.send({"a": (2, 1), "b": (2, 2)})
-    facts = {0: "a", 1: "b"}
-    world.send("facts", *facts.items())
-    newest = str(dataset.versions.require_manifest().served_id)
-
-    def pin() -> None:
-        dataset.versions.pin(newest, **WHY)
-        dataset.look()
-
-    switches = iter([dataset.rollback, pin])
-
-    def hear(event: Any) -> None:
-        if getattr(event, "what", "") in ("follow", "batch"):
-            next(switches, lambda: None)()
-
-    report = run_application(
-        enriching(dataset, restate=Restate(WEEK, every)),
-        lake=world.lake,
-        systems=world.systems,
-        spark=IN_PROCESS,
-        on_event=hear,
-        max_batches=3,
-        follow=timedelta(minutes=1),
-    )
-    assert report.step.batches == 3, "it was restated after each change"
-    assert latest(world) == expected(dataset, facts)
-
-
-def test_the_plan_says_what_is_restated_and_how_it_is_found(tmp_path: Path) -> None:
-    dataset, _ = begun(Following, tmp_path)
-    plan = plan_application(enriching(dataset), systems=dataset.world.systems).render()
-    assert "records of the last 7 days in lake.facts, found by k, when planes changes" in plan
-    assert "lake.out: their results come again in a higher epoch" in plan
-
-
-def test_the_checkpoint_shows_what_is_restated_and_what_is_not_yet(tmp_path: Path) -> None:
-    dataset, _ = begun(Following, tmp_path)
-    world = dataset.world
-    app = enriching(dataset, restate=Restate(WEEK, timedelta(hours=1)))
-    dataset.send({"a": (7, 1)})
-    run_step(world.context(app))
-    restated = CheckpointManager(world.lake, app).read_last_checkpoint()
-    assert restated is not None
-    assert restated.restated.keys() == {"planes"}
-    assert not list_lagging_followers(world.lake, "app")
-    dataset.send({"a": (8, 1)})
-    run_step(world.context(app))
-    (lagging,) = list_lagging_followers(world.lake, "app")
-    assert (lagging.dataset, lagging.replaced_at > restated.restated["planes"]) == ("planes", True)
 
 
 @pytest.mark.parametrize("kind", [Following, Delivered])

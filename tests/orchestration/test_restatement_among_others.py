@@ -1,11 +1,10 @@
 """Results that follow later changes, where something else happens too: several joins and inputs,
-chains, tombstones, versions that are gone, replays.
+tombstones, versions that are gone, replays.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from tests.orchestration.changing_datasets import (
     new_world,
 )
 from tests.orchestration.step_world import StepWorld
-from tests.orchestration.test_restatement import EVENTS, WEEK, begun, enriching, expected, latest
+from tests.orchestration.test_restatement import EVENTS, WEEK, begun, enriching, latest
 from tests.rounds import rounds
 
 NOTHING_KEPT = DiscardPolicy(keep=1, grace=timedelta(0), followed=timedelta(0))
@@ -40,40 +39,6 @@ NOTHING_KEPT = DiscardPolicy(keep=1, grace=timedelta(0), followed=timedelta(0))
 
 def latest_rows(world: StepWorld, stream: str) -> list[dict[str, Any]]:
     return world.streams.read_arrow(world.streams.all_ranges(stream), epochs="latest").to_pylist()
-
-
-def test_a_second_application_and_sums_over_the_latest_results_follow_by_themselves(
-    tmp_path: Path,
-) -> None:
-    dataset, facts = begun(Following, tmp_path)
-    world = dataset.world
-
-    def second() -> Application:
-        app = Application("second", engine="auto")
-        first = app.input_stream("lake.out", default_offset="oldest")
-        first.with_columns(w="v * 10").send_to(
-            app.output_stream("lake.final", partitions=2, key="k")
-        )
-        return app
-
-    run_step(world.context(second()))
-    for _ in range(2):
-        dataset.send({"a": (dataset.draw.randrange(90), 1), "d": (4, 4)}, gone=["b"])
-        run_step(world.context(enriching(dataset)))
-        run_step(world.context(second()))
-        dataset.send({"b": (5, 5)})
-    results = expected(dataset, facts)
-    run_step(world.context(enriching(dataset)))
-    run_step(world.context(second()))
-    final = {row["n"]: (row["k"], row["w"]) for row in latest_rows(world, "final")}
-    assert final == {n: (k, None if v is None else v * 10) for n, (k, v) in results.items()}
-    sums: Counter[str] = Counter()
-    for row in latest_rows(world, "out"):
-        sums[row["k"]] += row["v"] or 0
-    wanted: Counter[str] = Counter()
-    for k, v in results.values():
-        wanted[k] += v or 0
-    assert sums == wanted
 
 
 def test_tombstones_and_records_without_a_key_stay_what_they_are(tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
-"""Plans the batch that restates results: finds the keys of datasets that have changed, and the
-records that were joined by them.
-
-The places of these records are stored before the batch begins, so a repeated batch reads the same
-ones, whatever the streams and datasets have become.
+"""Finds what is restated: the keys of datasets that have changed, and the records that were joined
+by them.
 """
 
 from __future__ import annotations
@@ -11,32 +8,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
-from uuid import uuid4
 
 from dagster_adjunct.assets.reading.change_streams import commit_offset, parse_commit
 from dagster_adjunct.assets.reading.changed_keys import SINCE, UNTIL, ChangedKeys, VersionIds
 from dagster_adjunct.assets.reading.served_history import ServedHistory
-from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ResolvedStartpoint
-from dagster_adjunct.orchestration.batch_log.intent import Ranges, ReadVersions, Restating
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import ResolvedStartpoint
+from dagster_adjunct.orchestration.batch_log.intent import Ranges
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
-from dagster_adjunct.orchestration.startpoints.positions import InputPositions, StreamSnapshot
-from dagster_adjunct.orchestration.step.context import StepContext
-from dagster_adjunct.orchestration.step.recorded_answers import answers_prefix
+from dagster_adjunct.orchestration.startpoints.positions import (
+    AskedApplication,
+    InputPositions,
+    StreamSnapshot,
+)
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
-from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.types import arrow_type
-from dagster_adjunct.resources.streams.system import (
-    OFFSET,
-    PARTITION,
-    OffsetRange,
-    SystemStreamPartition,
-)
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, OffsetRange
 from dagster_adjunct.resources.times import subtract_span
 
-STREAM = "stream"
 Places: TypeAlias = "Mapping[str, pa.Table]"
 """By input stream, the places of records: PARTITION and OFFSET, in order."""
 
@@ -57,8 +48,7 @@ class DueRestatement:
 
 
 def find_restatement(
-    context: StepContext,
-    state: ApplicationState,
+    asked: AskedApplication,
     streams: Mapping[str, StreamSnapshot],
     positions: InputPositions,
     changes: Ranges,
@@ -69,14 +59,12 @@ def find_restatement(
     """
     found: dict[str, list[pa.Table]] = {}
     keys = 0
-    for restated in context.plan.restatements:
+    for restated in asked.plan.restatements if asked.plan is not None else ():
         ranges = {ssp: at for ssp, at in changes.items() if ssp.stream == restated.dataset}
         if not ranges:
             continue
         startpoints = [positions.startpoints[ssp] for ssp in ranges if ssp in positions.startpoints]
-        search = _Search(
-            context, state, streams, restated, served[restated.dataset], ranges, startpoints
-        )
+        search = _Search(asked, streams, restated, served[restated.dataset], ranges, startpoints)
         keys += search.number
         for stream, places in search.find_places():
             found.setdefault(stream, []).append(places)
@@ -84,18 +72,8 @@ def find_restatement(
     return DueRestatement(changes, merged, keys)
 
 
-def describe_read(version: SealedVersion | None, over_time: Sequence[str]) -> ReadVersions:
-    """Return what is read of a dataset with this version, and these over time."""
-    if version is None:
-        return ReadVersions(version=None)
-    base = None
-    if version.positioned:
-        base = version.generations[0].folder
-    return ReadVersions(version=version.id, over_time=tuple(over_time), base=base)
-
-
-def _options(context: StepContext, restated: PlannedRestatement) -> Restate:
-    match = context.app.operator(restated.join).spec.match
+def _options(app: Application, restated: PlannedRestatement) -> Restate:
+    match = app.operator(restated.join).spec.match
     assert match is not None, "it is a join"
     assert match.restate is not None, "it restates"
     return match.restate
@@ -116,8 +94,7 @@ class _Search:
     `ranges` are the changes of the dataset; `startpoints` may say since when they count.
     """
 
-    context: StepContext
-    state: ApplicationState
+    asked: AskedApplication
     streams: Mapping[str, StreamSnapshot]
     restated: PlannedRestatement
     served: VersionIds
@@ -126,22 +103,22 @@ class _Search:
 
     @cached_property
     def options(self) -> Restate:
-        return _options(self.context, self.restated)
+        return _options(self.asked.app, self.restated)
 
     @cached_property
     def changed(self) -> pa.Table:
         """The changed keys; in a join by time, with the intervals in which they did."""
-        context = self.context
+        asked = self.asked
         name = self.restated.dataset
         since = [parse_commit(start.offset, str(start.ssp)) for start in self.startpoints]
         read = []
         if not self._passes_over:
-            for one in self.state.offsets.joined.get(name, ()):
+            for one in self.asked.state.offsets.joined.get(name, ()):
                 read.append((one.version, one.over_time))
-        history = ServedHistory.read(context.lake, name)
-        store = context.lake.store
+        history = ServedHistory.read(asked.lake, name)
+        store = asked.lake.store
         keys = ChangedKeys(store, history, read, self.served, min(since, default=None))
-        match = context.app.operator(self.restated.join).spec.match
+        match = asked.app.operator(self.restated.join).spec.match
         try:
             if match is not None and match.as_of is not None:
                 return keys.find_over_time(oldest=match.as_of.before_history == "oldest")
@@ -160,15 +137,18 @@ class _Search:
     def _passes_over(self) -> bool:
         """Whether a startpoint leaves out changes that are not restated yet."""
         for start in self.startpoints:
-            before = self.state.checkpoint.get(start.ssp)
-            if before is None or self.context.compare(start.ssp, before, start.offset) < 0:
+            before = self.asked.state.checkpoint.get(start.ssp)
+            if (
+                before is None
+                or self.asked.systems[start.ssp.system].compare(before, start.offset) < 0
+            ):
                 return True
         return False
 
     @cached_property
     def keys(self) -> pa.Table:
         """The changed keys, each once, in the order of the dataset's key."""
-        match = self.context.app.operator(self.restated.join).spec.match
+        match = self.asked.app.operator(self.restated.join).spec.match
         assert match is not None
         key = [entry for _, entry in match.on]
         return self.changed.group_by(key).aggregate([]).select(key)
@@ -186,7 +166,7 @@ class _Search:
         found = []
         for one in self.restated.inputs:
             ranges = self._age_of(one.stream)
-            searched += sum(self.context.count_offsets(ranges).values())
+            searched += self._count_offsets(ranges)
             if not ranges or not self.number:
                 continue
             places = self._read_before(one.stream, self._find(one, ranges))
@@ -196,6 +176,12 @@ class _Search:
         share = int(searched * self.options.most_share)
         self._check("records", records, max(share, 1), f" ({self.options.most_share:.0%} of them)")
         yield from found
+
+    def _count_offsets(self, ranges: Ranges) -> int:
+        count = 0
+        for ssp, span in ranges.items():
+            count += self.asked.systems[ssp.system].distance(ssp, span.start, span.end)
+        return count
 
     def _check(self, what: str, number: int, most: int, share: str = "") -> None:
         if number <= most or any(start.force for start in self.startpoints):
@@ -218,7 +204,7 @@ class _Search:
         return errors.RestatementError(
             f"{restated.join}: dataset {restated.dataset!r} has changed, and {problem}",
             next_step,
-            application=self.context.app.name,
+            application=self.asked.app.name,
             operator=restated.join,
             dataset=restated.dataset,
         )
@@ -226,11 +212,11 @@ class _Search:
     def _age_of(self, stream: str) -> Ranges:
         """Return the offsets that are young enough, and before the position of the main input."""
         snapshot = self.streams[stream]
-        since = subtract_span(self.context.lake.now(), self.options.age)
+        since = subtract_span(self.asked.at, self.options.age)
         moment = int(since.timestamp() * 1000)
         ranges = {}
         for ssp in snapshot.partitions:
-            end = self.state.checkpoint.get(ssp)
+            end = self.asked.state.checkpoint.get(ssp)
             if end is None:
                 continue
             start = snapshot.system.offset_for_timestamp(ssp, moment)
@@ -279,7 +265,7 @@ class _Search:
 
     def _read_before(self, stream: str, places: pa.Table) -> pa.Table:
         """Return the places without those that the main input has skipped."""
-        for ssp, spans in self.state.offsets.skipped.items():
+        for ssp, spans in self.asked.state.offsets.skipped.items():
             if ssp.qualified_stream != stream:
                 continue
             is_here = pc.equal(places.column(PARTITION), ssp.partition)
@@ -297,57 +283,3 @@ def _number_keys(keys: pa.Table, numbers: pa.Table) -> list[int]:
     for *key, number in zip(*(column.to_pylist() for column in numbers.columns), strict=True):
         known[tuple(key)] = number
     return [known[key] for key in zip(*(c.to_pylist() for c in keys.columns), strict=True)]
-
-
-# -- the places of a batch, as they are stored
-
-
-def store_places(context: StepContext, batch: int, places: Places) -> str:
-    """Store the places of a batch that is about to begin; return the name of the object."""
-    tables = []
-    for stream, table in places.items():
-        names = pa.repeat(pa.scalar(stream), table.num_rows)
-        tables.append(table.append_column(STREAM, names))
-    table = pa.concat_tables(tables)
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
-    name = f"{batch}/restated-{uuid4().hex}.arrow"
-    key = f"{answers_prefix(context.lake, context.app.name)}{name}"
-    context.lake.store.put_if_absent(key, sink.getvalue().to_pybytes())
-    return name
-
-
-def read_places(context: StepContext, restating: Restating) -> Places:
-    """Return the places of a batch that has begun. Raises MalformedDocumentError."""
-    key = f"{answers_prefix(context.lake, context.app.name)}{restating.places}"
-    try:
-        data = context.lake.store.get(key).data
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-        streams = pc.unique(table.column(STREAM)).to_pylist()
-    except (errors.ObjectNotFoundError, pa.ArrowException, KeyError) as error:
-        raise errors.MalformedDocumentError(
-            f"the places of the records that the open batch of application {context.app.name!r}"
-            f" restates can't be read: {error}.",
-            "Restore that object from a backup, or abandon the batch: adjunct checkpoint abandon"
-            f" {context.app.name} --reason ….",
-            document=key,
-        ) from error
-    places = {}
-    for stream in streams:
-        here = table.filter(pc.equal(table.column(STREAM), stream))
-        places[stream] = here.select([PARTITION, OFFSET])
-    return places
-
-
-def ranges_of_places(places: Places) -> Ranges:
-    """Return the offsets from the first to the last place of each partition."""
-    ranges = {}
-    for stream, table in places.items():
-        system, name = split_stream_name(stream)
-        edges = table.group_by(PARTITION).aggregate([(OFFSET, "min"), (OFFSET, "max")])
-        for row in edges.to_pylist():
-            ssp = SystemStreamPartition(system, name, row[PARTITION])
-            ranges[ssp] = OffsetRange(str(row[f"{OFFSET}_min"]), str(row[f"{OFFSET}_max"] + 1))
-    return ranges
