@@ -49,8 +49,8 @@ from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.reports import sum_counters
-from dagster_adjunct.resources.schemas.column_changes import FixedColumns, find_known_part
-from dagster_adjunct.resources.schemas.schema import Schema, StoredNames
+from dagster_adjunct.resources.schemas.column_changes import FixedColumns, describe_part
+from dagster_adjunct.resources.schemas.schema import StoredNames
 from dagster_adjunct.resources.schemas.version_columns import (
     NamedColumns,
     adopt_columns,
@@ -247,16 +247,17 @@ def evolve_known_columns(member: Member) -> KnownColumns:
     problems = [*after.problems]
     if not problems:
         for path, name in spec.evolution.unfulfilled(stored.schema, declared):
-            problems.append(_describe_unfulfilled(path, name, declared))
+            problems.append(
+                f"{path} is renamed to {name}, which the version does not have:"
+                f" {describe_part(declared, path)}"
+            )
     new = {*spec.evolution.unknown(before.columns, before.names)}
     new -= {*spec.evolution.unknown(declared, before.names)}
     for path in sorted(new & spec.evolution.renamed.keys()):
         name = spec.evolution.renamed[path]
-        part, fields = find_known_part(before.columns, path)
-        had = f"{part} has" if part else "its columns are"
         problems.append(
-            f"{path} is renamed to {name}, which is new, and no version has had {path}: {had}"
-            f" {', '.join(fields) or 'no fields'}"
+            f"{path} is renamed to {name}, which is new, and no version has had {path}:"
+            f" {describe_part(before.columns, path)}"
         )
     if problems:
         raise errors.DatasetError(
@@ -265,15 +266,6 @@ def evolve_known_columns(member: Member) -> KnownColumns:
             dataset=spec.name,
         )
     return KnownColumns(columns=after.schema, names=after.names, input_names=input_names)
-
-
-def _describe_unfulfilled(path: str, name: str, declared: Schema) -> str:
-    """Return the problem of a rename to a name that a version does not have."""
-    part, fields = find_known_part(declared, path)
-    has = f"{part} has" if part else "its columns are"
-    return (
-        f"{path} is renamed to {name}, which the version does not have: {has} {', '.join(fields)}"
-    )
 
 
 def _stored_names(member: Member) -> StoredNames:

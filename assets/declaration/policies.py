@@ -16,6 +16,7 @@ from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.arguments import argument_error, check_zone
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
 from dagster_adjunct.resources.names import check_name, split_stream_name
+from dagster_adjunct.resources.schemas.paths import WHERE_COLUMNS_ARE_MADE
 from dagster_adjunct.resources.schemas.schema import Schema, repeated_names
 from dagster_adjunct.resources.times import describe_span, fits_utc
 from dagster_adjunct.resources.validation import validated
@@ -463,6 +464,13 @@ class ChangeStreamOptions:
                 argument="order_by",
             )
         for name in names:
+            if "[" in name:
+                raise ConfigurationError(
+                    f"order_by names {name!r}: expected a column, or a path through structs.",
+                    f"Make the value a column of its own: {WHERE_COLUMNS_ARE_MADE}; or leave"
+                    " order_by out to order by offset.",
+                    argument="order_by",
+                )
             check_name("ordering column", name.replace(".", "_").replace("`", "_"))
         object.__setattr__(self, "order_by", names)
 

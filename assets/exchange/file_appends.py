@@ -11,12 +11,16 @@ All files are read and checked before anything is appended.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    SchemaMismatchError,
+    translate_file_errors,
+)
 from dagster_adjunct.resources.files.formats import (
     DeclaredFiles,
     FileFormat,
@@ -26,6 +30,7 @@ from dagster_adjunct.resources.files.formats import (
 from dagster_adjunct.resources.files.tree import ListedFile, LocalTree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.paths import split_path
 from dagster_adjunct.resources.streams.lake.append import FILE_PRODUCER
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import StreamDeclaration
@@ -102,7 +107,10 @@ def append_files(
     sources = [
         _open_source(path, f"stream lake.{stream}", state.declaration, format) for path in files
     ]
-    records = [_count_checked(source) for source in sources]
+    try:
+        records = [_count_checked(source) for source in sources]
+    except SchemaMismatchError as error:
+        raise _explain_former(error, streams.info(stream).former) from error
     firsts: dict[str, _Source] = {}
     done: list[AppendedFile] = []
     for source, count in zip(sources, records, strict=True):
@@ -122,6 +130,21 @@ def append_files(
                 streams.append(stream, part, producer=source.producer, sequence=sequence)
         done.append(AppendedFile(source.name, count, added))
     return done
+
+
+def _explain_former(error: SchemaMismatchError, former: Mapping[str, str]) -> SchemaMismatchError:
+    """Return the error with what became of the column that it is about, and of its members, if the
+    stream had them under other names.
+    """
+    became = []
+    for path, now in former.items():
+        columns = {split_path(name)[:1] for name in (path, now.removeprefix("renamed to "))}
+        if error.column is not None and split_path(error.column)[:1] in columns:
+            became.append(f"{path} was {now}")
+    if not became:
+        return error
+    step = f"In the stream, {', '.join(became)}: change the file alike."
+    return error.reworded(error.problem, f"{step} {error.next_step}")
 
 
 def _open_source(

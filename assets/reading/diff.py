@@ -8,7 +8,7 @@ are compared as a whole.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -22,8 +22,10 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.schemas.arrow_values import cast_to
 from dagster_adjunct.resources.schemas.equality import differing_values
-from dagster_adjunct.resources.schemas.types import arrow_type
+from dagster_adjunct.resources.schemas.schema import Steps
+from dagster_adjunct.resources.schemas.types import Array, Map, Struct, Type, arrow_type
 from dagster_adjunct.resources.schemas.values import python_rows
+from dagster_adjunct.resources.schemas.version_columns import NamedPart, list_parts
 from dagster_adjunct.resources.user_code import MASKED
 
 _ANCHORS = 32
@@ -222,8 +224,8 @@ class EntrySamples:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDifferences(Report):
-    """The columns that only one of two versions has, and those that were renamed (old, new) or
-    whose type changed (name, old, new).
+    """The columns, and members at any depth, that only one of two versions has, and those that
+    were renamed (old, new) or whose type changed (name, old, new).
     """
 
     added: tuple[str, ...] = ()
@@ -234,13 +236,18 @@ class ColumnDifferences(Report):
     @staticmethod
     def between(old: VersionReader, new: VersionReader) -> ColumnDifferences:
         """Return how the columns differ; columns are the same where they are stored alike."""
-        before = _names_by_identity(old)
-        now = _names_by_identity(new)
+        before = list_parts(old.sealed.named_columns)
+        now = list_parts(new.sealed.named_columns)
+        both = [(part, now[steps]) for steps, part in before.items() if steps in now]
         return ColumnDifferences(
-            added=tuple(name for stored, name in now.items() if stored not in before),
-            removed=tuple(name for stored, name in before.items() if stored not in now),
-            renamed=tuple(_renamed_columns(before, now)),
-            retyped=tuple(_retyped_columns(name_as(old, new).schema.types, new.schema.types)),
+            added=tuple(_paths_without(now, before)),
+            removed=tuple(_paths_without(before, now)),
+            renamed=tuple((was.path, part.path) for was, part in both if was.name != part.name),
+            retyped=tuple(
+                (part.path, str(was.type), str(part.type))
+                for was, part in both
+                if _shape(was.type) != _shape(part.type)
+            ),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -336,22 +343,24 @@ def name_as(old: VersionReader, new: VersionReader) -> VersionReader:
     return VersionReader(old.store, old.dataset, named)
 
 
-def _names_by_identity(view: VersionReader) -> dict[str, str]:
-    """Return the names of a version's columns by their stored names."""
-    names = view.schema.names
-    return dict(zip(view.sealed.layout.stored_names(names), names, strict=True))
+def _paths_without(
+    parts: Mapping[Steps, NamedPart], others: Mapping[Steps, NamedPart]
+) -> Iterator[str]:
+    """Yield the paths of the parts that are not among the others, without those in such a part."""
+    for steps, part in parts.items():
+        if steps not in others and (len(steps) == 1 or steps[:-1] in others):
+            yield part.path
 
 
-def _renamed_columns(before: dict[str, str], now: dict[str, str]) -> Iterator[tuple[str, str]]:
-    for stored, name in before.items():
-        if now.get(stored, name) != name:
-            yield name, now[stored]
-
-
-def _retyped_columns(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str, str, str]]:
-    for name, kind in old.items():
-        if new.get(name, kind) != kind:
-            yield name, kind, new[name]
+def _shape(type_: Type) -> str:
+    """Return the text of a type without the members of structs, which are compared themselves."""
+    if isinstance(type_, Struct):
+        return "struct"
+    if isinstance(type_, Array):
+        return f"array<{_shape(type_.element)}>"
+    if isinstance(type_, Map):
+        return f"map<{_shape(type_.value)}>"
+    return str(type_)
 
 
 _WORKERS = min(4, os.cpu_count() or 1)  # buckets in memory at a time

@@ -351,7 +351,7 @@ def plan_recovery(
     spec = snapshot.spec
     evolves = False
     if rebuild is None:
-        evolves = _must_evolve(spec, manifest, source)
+        evolves = must_evolve(spec, manifest, source)
         decision = decide_recovery(snapshot)
     else:
         # Bootstraps a table that may have any columns and order, also without one and with
@@ -372,7 +372,7 @@ def plan_recovery(
     return RecoveryPlan("evolve" if evolves else "apply", decision)
 
 
-def _must_evolve(
+def must_evolve(
     spec: UnboundedDataset, manifest: UnboundedManifest | None, source: OpenedChanges
 ) -> bool:
     """Whether the served version has other columns, names or history than declared. Raises
@@ -598,7 +598,8 @@ def evolve_columns(spec: AdjunctDataset, stored: NamedColumns, declared: Schema)
         raise DatasetError(
             f"dataset {spec.name!r} is stored with other columns than declared:"
             f" {'; '.join(after.problems)}.",
-            _restore_or_rebuild("these columns", spec.name),
+            "Declare renames and removals as renamed= and drop= of the dataset. Else: "
+            + _restore_or_rebuild("these columns", spec.name),
             dataset=spec.name,
         )
     return after

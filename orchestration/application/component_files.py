@@ -6,6 +6,7 @@ imported.
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -221,7 +222,10 @@ def _describe_syntax(error: Any, lines: Sequence[str]) -> _Mistake:
         context = f"{error.context} that begins in line {error.context_mark.line + 1}: "
     problem = f"this is not YAML: {context}{error.problem}."
     begins_with = _character_at(lines, error.context_mark) + _character_at(lines, mark)
-    if "\t" in begins_with:
+    is_in_one_line = error.context_mark is not None and error.context_mark.line == mark.line
+    if is_in_one_line and re.search(r"got '([\[{]|<scalar>)'", str(error.problem)):
+        step = 'Write a text with a bracket, a comma or a quote in it in quotes: "items[0]".'
+    elif "\t" in begins_with:
         step = "Correct it there: indent with blanks, and divide words by blanks; a tab is none."
     elif special := sorted(set(begins_with) & set("*&!%@`")):
         step = f'Write a text that begins with {special[0]} in quotes: "{special[0]}…".'

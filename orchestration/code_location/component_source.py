@@ -116,8 +116,10 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             self._read_scalar(node, place)
         elif isinstance(node, yaml.SequenceNode):
-            for number, item in enumerate(node.value):
-                self.read(item, (*place, number))
+            parts = [((*place, number), item) for number, item in enumerate(node.value)]
+            self._find_divided(node, parts, place)
+            for at, item in parts:
+                self.read(item, at)
         elif isinstance(node, yaml.MappingNode):
             self._read_mapping(node, place)
 
@@ -125,6 +127,10 @@ class _Reader:
         """Read the keys and values of a mapping, then those of the mappings merged into it (`<<`),
         which count where it has no such key.
         """
+        parts = []
+        for key, value in node.value:
+            parts += [((*place, str(key.value)), each) for each in (key, value)]
+        self._find_divided(node, parts, place)
         merged = []
         lines: dict[str, int] = {}
         for key, value in node.value:
@@ -145,6 +151,27 @@ class _Reader:
                 self.read(value, at)
         for mapping in _mappings(merged):
             self._read_mapping(mapping, place)
+
+    def _find_divided(
+        self, node: yaml.CollectionNode, parts: Sequence[tuple[Place, yaml.Node]], place: Place
+    ) -> None:
+        """Note a text in braces or brackets that a comma within its parentheses divides, such as
+        {total: coalesce(a, 0)}.
+        """
+        if place[:1] != ATTRIBUTES or not node.flow_style:
+            return
+        plain = [
+            (at, str(each.value))
+            for at, each in parts
+            if isinstance(each, yaml.ScalarNode) and each.style is None
+        ]
+        for number, (at, text) in enumerate(plain):
+            if text.count("(") > text.count(")"):
+                whole = ", ".join(part for _, part in plain[number:] if part)
+                problem = f"a comma divides {text!r} from what follows."
+                step = f'Write a text with a comma in quotes, such as "{_balanced(whole)}".'
+                self.mistakes.append(Mistake(at, problem, step))
+                return
 
     def _read_key(self, key: yaml.Node, place: Place) -> str:
         """Return the name of a key; one that YAML reads as something else than a text is a
@@ -177,6 +204,18 @@ class _Reader:
             self.empty.add(place)
         elif is_misread(node):
             self.mistakes.append(_misread(node, place))
+
+
+def _balanced(text: str) -> str:
+    """Return the shortest beginning of a text in which each parenthesis is closed, up to the next
+    comma.
+    """
+    parts = text.split(", ")
+    for length in range(1, len(parts)):
+        begin = ", ".join(parts[:length])
+        if begin.count("(") == begin.count(")"):
+            return begin
+    return text
 
 
 def _mappings(merged: Sequence[yaml.Node]) -> Iterator[yaml.MappingNode]:

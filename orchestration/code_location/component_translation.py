@@ -440,6 +440,10 @@ class Translation:
             return tuple(items) if form.is_tuple else items
         if isinstance(value, Mapping):
             return self.mapping(value, form, place)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and timedelta in form.members and not {int, float} & {*form.members}:
+            problem = f"{place[-1]} is {value}: expected a duration."
+            self.refuse(problem, f"Add the unit, as in {value}s, {value}m or {value}h.", place)
         return value
 
     def values(self, values: Sequence[Any], form: Form, place: Place) -> list[Any]:

@@ -26,6 +26,7 @@ from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
 from dagster_adjunct.resources.schemas.paths import (
+    container_of,
     find_path,
     flat_name,
     require_value,
@@ -167,7 +168,7 @@ class Columns:
         for name in needed:
             if self.find(name) is not None:
                 continue
-            column = split_path(name)[:1]
+            column = tuple(map(container_of, split_path(name)[:1]))
             problem = (
                 f"{operator}: {side} has no column {name!r}; its columns there are"
                 f" {', '.join(self.known)}."

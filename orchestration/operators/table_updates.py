@@ -65,6 +65,7 @@ from dagster_adjunct.resources.schemas.paths import (
     find_path,
     path_expression,
     read_named_path,
+    split_path,
     write_path,
 )
 from dagster_adjunct.resources.schemas.schema import quote_name
@@ -513,7 +514,19 @@ def _unknown_problems(sink: TableSink, name: str, columns: dict[str, str]) -> Pr
     inner = write_path(steps[-2:])
     if steps[-2:-1] and steps[-2] in columns:
         step = f"For a value inside a column write {{{inner!r}: {write_path(steps)!r}}}."
+    if sink.send.contract is None:
+        step = f"{step} {_suggest_leaving_out(name, sink.send.on)}"
     yield f" has no column {name!r}; it has {', '.join(columns)}.", step
+
+
+def _suggest_leaving_out(name: str, on: Sequence[tuple[str, str]]) -> str:
+    """Return how to leave a column out of whole records; `on` says where these have the table's
+    key, which may be in the column.
+    """
+    kept = [f'"{source} as {key}"' for source, key in on if split_path(source)[:1] == (name,)]
+    expressions = ", ".join((f'"* except ({write_name(name)})"', *kept))
+    instead = ", in place of on=" if kept else ""
+    return f"Or leave it out of the records: .map({expressions}){instead}."
 
 
 def _column_problems(sink: TableSink, columns: dict[str, str] | None) -> Problems:

@@ -58,6 +58,7 @@ from dagster_adjunct.resources.schemas.column_changes import (
     ColumnChanges,
     Evolution,
     FixedColumns,
+    describe_part,
     evolve,
 )
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, check_key_types
@@ -623,9 +624,18 @@ def _check_existing_stream(
             operator=operator,
         )
     check_fed_datasets(app, operator, facts.name, facts.schema, changed)
-    if not changes or not changed.changes:
-        return []
-    return [f"{operator}: the next run changes {facts.name}: {'; '.join(changed.changes)}."]
+    found = []
+    for path in changes.unknown(facts.schema, AS_NAMED):
+        if path not in facts.former:
+            found.append(
+                f"{operator}: renamed or drop of {facts.name} names {path}, which it does not have,"
+                f" nor has had: {describe_part(facts.schema, path)}."
+            )
+    if changes and changed.changes:
+        found.append(
+            f"{operator}: the next run changes {facts.name}: {'; '.join(changed.changes)}."
+        )
+    return found
 
 
 def _declare_sent(

@@ -29,10 +29,13 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.entries import (
     list_extractor_spark_needs,
     list_stream_spark_needs,
+    open_changes,
 )
 from dagster_adjunct.assets.sources.query_source import list_query_spark_needs
 from dagster_adjunct.assets.unbounded.changes import list_format_spark_needs
+from dagster_adjunct.assets.unbounded.recovery import must_evolve
 from dagster_adjunct.assets.validation.validators import list_spark_validators
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, PlannedStream
@@ -71,6 +74,7 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     PermanentError,
     PlanningError,
+    SchemaMismatchError,
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.files.tree import open_tree
@@ -598,21 +602,25 @@ def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
 
 
 def note_stored_datasets(app: Application, systems: Mapping[str, StreamSystem]) -> tuple[str, ...]:
-    """Return a note for each dataset that was built under another declaration, and for each
-    without a version whose stream has no end-of-dataset marker.
+    """Return a note for each dataset that was built under another declaration or from other
+    columns, and for each without a version whose stream has no end-of-dataset marker.
     """
     streams = systems.get(LAKE)
     if not isinstance(streams, LakeStreams):
         return ()
     lake = streams.lake
     datasets = [dataset for dataset in app.datasets if not dataset.is_local]
-    found = map_in_threads(lambda dataset: _note_stored(lake, dataset, streams), datasets)
+    found = map_in_threads(lambda dataset: _note_stored(lake, dataset, systems), datasets)
     return tuple(note for note in found if note is not None)
 
 
-def _note_stored(lake: Lake, dataset: AdjunctDataset, streams: LakeStreams) -> str | None:
+def _note_stored(
+    lake: Lake, dataset: AdjunctDataset, systems: Mapping[str, StreamSystem]
+) -> str | None:
     try:
         manifest = StoredVersions(lake, dataset).manifest()
+        if isinstance(dataset, UnboundedDataset) and isinstance(manifest, UnboundedManifest):
+            _check_stored_columns(dataset, manifest, systems)
     except DatasetError as error:
         return f"Its next advance fails: {error.problem} {error.next_step}"
     if not isinstance(dataset, BoundedDataset) or dataset.stream is None:
@@ -621,6 +629,7 @@ def _note_stored(lake: Lake, dataset: AdjunctDataset, streams: LakeStreams) -> s
         return None
     system, stream = split_stream_name(dataset.stream)
     try:
+        streams = systems[LAKE]
         if system != LAKE or streams.markers(stream):
             return None
     except StreamNotFoundError:
@@ -629,6 +638,17 @@ def _note_stored(lake: Lake, dataset: AdjunctDataset, streams: LakeStreams) -> s
         f"Dataset {dataset.name} has no version yet, and {dataset.stream} has no end-of-dataset"
         " marker: a run that joins it ends with NoSealedVersionError until there is one."
     )
+
+
+def _check_stored_columns(
+    dataset: UnboundedDataset, manifest: UnboundedManifest, systems: Mapping[str, StreamSystem]
+) -> None:
+    """Raise DatasetError for a table that can't get the columns that its stream has now."""
+    try:
+        source = open_changes(systems, dataset)
+    except (SchemaMismatchError, StreamNotFoundError, ConfigurationError, DatasetError):
+        return  # the plan itself says so
+    must_evolve(dataset, manifest, source)
 
 
 def find_empty_folders(app: Application) -> Mapping[str, str]:

@@ -85,8 +85,8 @@ class _Graph:
         for path in self._paths_above(join):
             source = path[0]
             stream = str(source.spec.reads)
-            self._check_input(join, source)
             keys = tuple(self._trace_key(join, name, path) for name in on)
+            self._check_input(join, source, keys)
             time = None
             if match.as_of is not None:
                 time, _ = self._trace(match.as_of.column, path)
@@ -138,7 +138,7 @@ class _Graph:
             name = before
         return name, ""
 
-    def _check_input(self, join: Operator, source: Operator) -> None:
+    def _check_input(self, join: Operator, source: Operator, keys: Sequence[str]) -> None:
         stream = str(source.spec.reads)
         facts = require_facts(self.catalog, stream, source.id)
         problem = ""
@@ -154,6 +154,8 @@ class _Graph:
             problem = f"{stream} can't be read without Spark, in which records are found"
         elif not facts.by_time:
             problem = f"{stream} can't find records by their time, so their age is not known"
+        elif len(set(keys)) < len(keys):
+            problem = f"it compares two columns of the key with the same one of {stream}"
         if problem:
             raise PlanningError(
                 f"{join.id} has restate=, but {problem}.",

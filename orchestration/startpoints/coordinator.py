@@ -411,7 +411,7 @@ def start_run(
     is not consumed), for a recreated stream, and for new partitions of a keyed stream;
     VersionDiscardedError if a version that a replay needs is gone.
     """
-    state, carried = carry_over_positions(state, streams)
+    state, carried = _carry_over(app, streams, state)
     known = state.offsets
     resolved = _Resolving(app, streams, known, plans, now)
     resolved.resolve(tasks, fan_out)
@@ -461,6 +461,20 @@ def start_run(
             *describe_unapplied(fan_out),
         ),
     )
+
+
+def _carry_over(
+    app: Application, streams: Mapping[str, StreamSnapshot], state: ApplicationState
+) -> tuple[ApplicationState, tuple[str, ...]]:
+    """Return the state with its positions carried over to streams that were repartitioned, and
+    notes on that.
+    """
+    after, notes = carry_over_positions(state, streams)
+    now = after.offsets.streams
+    moved = [name for name in app.inputs if now.get(name) != state.offsets.streams.get(name)]
+    if moved and app.restated:
+        notes = (*notes, "results of records from before that follow no changes of datasets")
+    return after, notes
 
 
 def _keep_joined(app: Application, known: OffsetState) -> dict[str, tuple[ReadVersions, ...]]:

@@ -633,7 +633,8 @@ def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[st
             unknown = [name for name in record if name not in schema]
             if not unknown:
                 return record
-            problem = f"field {unknown[0]!r} is not declared"
+            column = unknown[0]
+            problem = f"field {column!r} is not declared"
         else:
             found = "null"
             if record is not None:

@@ -217,6 +217,18 @@ def find_known_part(schema: Schema, path: str) -> tuple[str, list[str]]:
     return part, list(inner.values())
 
 
+def describe_part(schema: Schema, path: str) -> str:
+    """Return what the longest part of a path that exists has: "lines has lines[].sku"; if not even
+    its column exists, "its columns are …".
+    """
+    part, fields = find_known_part(schema, path)
+    if not part:
+        return f"its columns are {', '.join(fields)}"
+    if fields:
+        return f"{part} has {', '.join(fields)}"
+    return f"{part} has no members"
+
+
 def _find_paths(schema: Schema) -> dict[str, Steps]:
     """Return the steps of each column and member by the texts that users write for it."""
     paths: dict[str, Steps] = {}

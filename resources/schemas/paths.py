@@ -34,6 +34,12 @@ _ALIASED = re.compile(
 )
 
 
+WHERE_COLUMNS_ARE_MADE = (
+    "in an application by .with_columns(…), for a dataset by its extractor, else where the records"
+    " are made"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Path:
     """A value inside a column: the `steps` to it, at first the name of the column, and its type."""
@@ -289,15 +295,38 @@ def require_path(name: str, types: Mapping[str, str], what: str) -> Path:
         steps = (name,)
     if not steps or steps[0] not in types:
         column = steps[0] if steps else name
+        container = container_of(column)
+        if container in types:
+            _refuse_elements(steps, (container,), parse_type(types[container]), what)
         problem = f"{what} has no column {column!r}: it has {', '.join(types) or 'none'}."
         raise SchemaMismatchError(problem, "Check the name.", column=name)
     type_ = parse_type(types[steps[0]])
     for at, step in enumerate(steps[1:], 1):
         member = type_.member(step) if isinstance(type_, Struct) else None
         if member is None:
+            container = container_of(step)
+            inner = type_.member(container) if isinstance(type_, Struct) else None
+            if inner is not None:
+                _refuse_elements(steps, (*steps[:at], container), inner.type, what)
             raise _no_field_error(name, steps[: at + 1], type_, what)
         type_ = member.type
     return Path(steps, str(type_))
+
+
+def container_of(step: str) -> str:
+    """Return the array or map of a step to one of its elements: "lines" of "lines[]"."""
+    return step.partition("[")[0]
+
+
+def _refuse_elements(
+    steps: Sequence[str], container: Sequence[str], type_: Type, what: str
+) -> None:
+    """Raise SchemaMismatchError for a path to elements of an array or a map at the steps
+    `container`.
+    """
+    if isinstance(type_, Array | Map):
+        text = ".".join(steps)  # without the backticks that brackets would need in a name
+        raise _no_field_error(text, (*container, ""), type_, what)
 
 
 def _no_field_error(name: str, steps: Sequence[str], type_: Type, what: str) -> SchemaMismatchError:
@@ -310,7 +339,7 @@ def _no_field_error(name: str, steps: Sequence[str], type_: Type, what: str) -> 
         return SchemaMismatchError(problem, f"Name one of its fields: {fields}.", column=name)
     step = f"Name {before!r} itself."
     if isinstance(type_, Array | Map):
-        step = "Compute the value as a column of its own."
+        step = f"Make the value a column of its own: {WHERE_COLUMNS_ARE_MADE}."
     problem = f"{problem}, and paths go through structs only."
     return SchemaMismatchError(problem, step, column=name)
 
@@ -323,7 +352,7 @@ def simple_value_advice(
     """
     within = _first_simple(parse_type(kind), fits)
     if within is None:
-        return "Compute a simple value of it as a column of its own, and name that."
+        return f"Make a simple value of it a column of its own: {WHERE_COLUMNS_ARE_MADE}."
     inner = write_path((*split_path(path), *within))
     return f"Name a simple value within it instead, for example {inner!r}."
 

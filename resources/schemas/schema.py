@@ -27,7 +27,12 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.models import columns_of_model
-from dagster_adjunct.resources.schemas.paths import require_path, simple_value_advice, steps_among
+from dagster_adjunct.resources.schemas.paths import (
+    WHERE_COLUMNS_ARE_MADE,
+    require_path,
+    simple_value_advice,
+    steps_among,
+)
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,
@@ -371,7 +376,7 @@ def check_key_types(schema: Schema, key: Sequence[str], what: str) -> None:
         if not is_key_type(kind):
             expected = "a string, integer, date, timestamp, decimal or binary column"
             problem = f"{what}: key column {name!r} is {kind}: expected {expected}."
-            step = f"Cast {name!r} before it becomes a key."
+            step = f"Convert it: {WHERE_COLUMNS_ARE_MADE}."
             if is_nested(kind):
                 step = simple_value_advice(str(value), kind, is_key_type)
             raise SchemaMismatchError(problem, step, column=name)

@@ -152,6 +152,38 @@ class NamedColumns:
         return NamedColumns(Schema(tuple(fields)), names)
 
 
+@dataclass(frozen=True, slots=True)
+class NamedPart:
+    """A column, or a member at any depth: its name, its path as users write it, and its type."""
+
+    name: str
+    path: str
+    type: Type
+
+
+def list_parts(columns: NamedColumns) -> dict[Steps, NamedPart]:
+    """Return the columns and their members by the stored steps to them, the outer ones first."""
+    parts: dict[Steps, NamedPart] = {}
+    _collect_parts(schema_struct(columns.schema), (), "", columns.names, parts)
+    return parts
+
+
+def _collect_parts(
+    type_: Type, parent: Steps, path: str, names: StoredNames, parts: dict[Steps, NamedPart]
+) -> None:
+    """Add the members within a type to `parts`; `parent` are the stored steps to it."""
+    if isinstance(type_, Array):
+        _collect_parts(type_.element, parent, f"{path}[]", names, parts)
+    elif isinstance(type_, Map):
+        _collect_parts(type_.value, parent, f"{path}[*]", names, parts)
+    elif isinstance(type_, Struct):
+        for member in type_.members:
+            steps = (*parent, names.of(parent, member.name))
+            inner = f"{path}.{write_name(member.name)}" if parent else member.name
+            parts[steps] = NamedPart(member.name, inner, member.type)
+            _collect_parts(member.type, steps, inner, names, parts)
+
+
 class _View:
     """Gives columns and members the names that they have in other columns."""
 

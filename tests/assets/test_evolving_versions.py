@@ -196,6 +196,22 @@ def test_a_diff_follows_columns_and_not_names(world: World) -> None:
     assert change.new == {"k": 1, "memo": "new", "note": 7}
 
 
+def test_a_diff_lists_the_members_that_changed(world: World) -> None:
+    world.spark = IN_PROCESS
+    inner = {"city": "string", "lat": "int", "zip": "int"}
+    before = Schema.of(k="bigint", home=inner, sites=[{"lat": "int"}])
+    world.advance(spec_of(before, {1: {"home": {"city": "Oslo", "lat": 1, "zip": 2}}}))
+    moved = {"town": "string", "lat": "bigint", "more": "int"}
+    after = Schema.of(k="bigint", home=moved, sites=[{"width": "int"}])
+    changes = {"home.city": "town", "sites[].lat": "width"}
+    world.advance(spec_of(after, {1: {"home": {"town": "Oslo", "lat": 1}}}, changes, ["home.zip"]))
+    stored = StoredVersions(world.lake, "planes")
+    diff = stored.diff(*(ref.id for ref in stored.manifest().versions))
+    assert (diff.columns.added, diff.columns.removed) == (("home.more",), ("home.zip",))
+    assert diff.columns.renamed == (("home.city", "home.town"), ("sites[].lat", "sites[].width"))
+    assert diff.columns.retyped == (("home.lat", "int", "bigint"),)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_iceberg_table_renames_fields_and_adds_a_name_that_comes_again(
     world: World, tmp_path: Path, nested: bool

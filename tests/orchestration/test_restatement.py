@@ -30,6 +30,7 @@ from dagster_adjunct.resources.errors import RestatementError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake import key_index
+from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
     StartpointSpecific,
@@ -558,3 +559,37 @@ def test_joins_by_paths_and_of_several_datasets_are_restated_together(tmp_path: 
     wanted = {n: (values.get(plane), prices.get(kind)) for n, (plane, kind) in trips.items()}
     assert {row["n"]: (row["v"], row["fare"]) for row in rows} == wanted
     assert len(rows) == 9
+
+
+@pytest.mark.parametrize("kind", [Following, Delivered])
+def test_an_entry_that_changed_and_changed_back_is_restated_for_who_read_it(
+    tmp_path: Path, kind: type[Changing]
+) -> None:
+    dataset, facts = begun(kind, tmp_path)
+    world = dataset.world
+    seldom = Restate(WEEK, every=timedelta(hours=1))
+    dataset.send({"c": (5, 5)})
+    run_step(world.context(enriching(dataset, restate=seldom)))
+    for value in (7, 1):
+        dataset.send({"a": (value, 1)})
+        n = len(facts)
+        facts[n] = "a"
+        world.send("facts", (n, "a"))
+        run_step(world.context(enriching(dataset, restate=seldom)))
+    assert latest(world)[8] == ("a", 7)
+    run_step(world.context(enriching(dataset)))
+    assert latest(world) == expected(dataset, facts)
+
+
+def test_what_was_read_before_the_input_was_repartitioned_keeps_its_results(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    world = dataset.world
+    before = latest(world)
+    repartition(world.streams, "facts", 3, reason="more", by="test", check=lambda state: None)
+    world.send("facts", (8, "a"))
+    report = run_step(world.context(enriching(dataset)))
+    assert any("from before that" in text for text in report.startpoints)
+    dataset.send({"a": (7, 1)})
+    report = run_step(world.context(enriching(dataset)))
+    assert report.counters["restated"] == {"changed_keys": 1, "records": 1}
+    assert latest(world) == {**before, 8: ("a", 7)}

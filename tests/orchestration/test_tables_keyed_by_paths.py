@@ -283,6 +283,20 @@ def test_a_table_without_types_is_refused_with_a_struct_as_its_key(tmp_path: Pat
     assert "'customer.id'" in error.next_step
 
 
+def test_a_column_that_a_table_lacks_is_left_out_as_advised(tmp_path: Path) -> None:
+    table = sqlite_table(tmp_path, {"id": "bigint", "number": "bigint"})
+    kept = ["customer", "number"]
+    on = {"customer.id": "id"}
+    error = refuse(
+        tmp_path, lambda app, orders: orders.select(*kept).send_to(app.table(table), on=on)
+    )
+    assert '.map("* except (customer)", "customer.id as id"), in place of on=' in error.next_step
+    app = Application("app")
+    orders = app.input_stream("lake.orders").select(*kept).partition_by("customer.id")
+    orders.map("* except (customer)", "customer.id as id").send_to(app.table(table))
+    plan_application(app, lake=open_lake(tmp_path / "lake"))
+
+
 def test_whole_records_with_another_column_of_the_keys_name_are_refused(tmp_path: Path) -> None:
     table = sqlite_table(tmp_path, LATEST | {"record_id": "bigint"})
     on = {"customer.id": "id"}

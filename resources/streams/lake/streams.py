@@ -36,6 +36,7 @@ from dagster_adjunct.resources.schemas.column_changes import (
     Evolution,
     FixedColumns,
     describe_former,
+    describe_part,
     evolve,
 )
 from dagster_adjunct.resources.schemas.paths import find_path, normal_path
@@ -361,13 +362,13 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
                 stored.columns, stored.names, schema, changes, _fixed_columns(stored), ordered=True
             )
             problems = [
-                f"there is no {path}" for path in changes.unknown(stored.columns, stored.names)
+                f"there is no {path}: {describe_part(stored.columns, path)}"
+                for path in changes.unknown(stored.columns, stored.names)
             ]
             problems += evolution.problems
             if problems:
-                there = ", ".join(stored.columns.names)
                 problem = f"stream {stream!r} can't change so: {'; '.join(problems)}."
-                step = f"Its columns are {there}: correct the change, and repeat it."
+                step = "Correct the change, and repeat it."
                 raise SchemaMismatchError(problem, step, stream=f"lake.{stream}")
             self._check_markers(stream, state, evolution)
             done[:] = evolution.changes

@@ -167,6 +167,23 @@ def test_a_mistake_in_any_file_appends_nothing_and_names_file_and_line(
     assert world.records() == []
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_file_with_former_names_is_refused_with_those_of_now(tmp_path: Path, name: str) -> None:
+    streams = LakeStreams(open_lake(tmp_path / "lake"))
+    columns = Schema.of(k="string", limit="bigint", meta={"rev": "bigint"})
+    streams.create("s", schema=columns, key=["k"], partitions=1)
+    streams.change_columns("s", renamed={"limit": "bounds", "meta.rev": "revision"})
+    record = {"k": "a", "limit": 1, "meta": {"rev": 2}}
+    file = tmp_path / name
+    if name.endswith("jsonl"):
+        file.write_text(json.dumps(record))
+    else:
+        pq.write_table(pa.Table.from_pylist([record], columns.to_arrow()), file)
+    with pytest.raises(SchemaMismatchError) as caught:
+        append_files(streams.lake, "s", [file])
+    assert "limit was renamed to bounds" in caught.value.next_step
+
+
 def test_what_can_not_be_appended_to_is_refused_by_name(world: World) -> None:
     path = world.file("x.csv", CSV)
     assert "system 'kafka'" in refused(world, "stream", "append", "kafka.scans", path)

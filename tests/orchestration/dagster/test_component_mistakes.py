@@ -166,7 +166,26 @@ MISTAKES = {
     "the order of a dataset": M(
         "max_age: 2d", "order_by: town.at", "order_by names 'town.at'", "Name 'town' itself"
     ),
+    "the order of a map": M(
+        "max_age: 2d", "order_by: \"t['x']\"", "expected a column, or a path", "or leave order_by"
+    ),
+    # commas and brackets in SQL
+    "a comma in braces": M(
+        "add: {spent: doubled}",
+        "add: {spent: coalesce(doubled, abs(1), 0)}",
+        "a comma divides 'coalesce(doubled'",
+        '"coalesce(doubled, abs(1), 0)"',
+    ),
+    "a comma in brackets": M(
+        "select: [town]",
+        "select: [coalesce(town, customer) as town, customer]",
+        "a comma divides 'coalesce(town'",
+        '"coalesce(town, customer) as town"',
+    ),
     # kinds of values
+    "a number for a duration of a class": M(
+        "size: 1h", "size: 1", "size is 1: expected a dur", "as in 1s"
+    ),
     "true for a number": M(
         "partitions: 2", "partitions: true", "is true: expected a whole number", "Give a whole"
     ),
@@ -676,6 +695,15 @@ NO_YAML = {
     "a bracket that is open": M(
         "select: [town]", "select: [town", "this is not YAML", "bracket", at="- with_columns"
     ),
+    "an element in brackets": M(
+        "select: [town]", "select: [town[0]]", "this is not YAML", '"items[0]"'
+    ),
+    "a quote in brackets": M(
+        "select: [town]", "select: [f(town, 'a')]", "this is not YAML", '"items[0]"'
+    ),
+    "an element in braces": M(
+        "set: {town: town}", "set: {town: town['a']}", "this is not YAML", '"items[0]"'
+    ),
     "a quote that is open": M(
         "description: Prices", "description: 'Prices", "this is not YAML", "a quote"
     ),
@@ -985,7 +1013,7 @@ def test_messages_stay_hidden_where_dagster_is_reported_to_hide_them(
     written(project, MISTAKES["an octal number"].text)
     with pytest.raises(ComponentTreeException) as caught:
         dg.ComponentTree.for_project(project).build_defs()
-    assert "010" not in shown_by_dagster(caught.value).to_string()
+    assert "reads 010" not in shown_by_dagster(caught.value).to_string()
 
 
 SEVERAL = f"""\

@@ -227,6 +227,26 @@ def test_declared_changes_that_contradict_what_is_sent_are_refused(
         build_plan(app, world(k="string", v="int"))
 
 
+def test_a_change_of_what_was_never_there_is_noted() -> None:
+    app = Application("app")
+    renamed = {"vv": "w", "gone": "here"}
+    out = app.output_stream("lake.out", partitions=2, key="k", renamed=renamed, drop=["x", "old"])
+    app.input_stream("lake.s").map("k", "v").send_to(out)
+    catalog = world(k="string", v="int")
+    former = {"old": "dropped", "gone": "renamed to here"}
+    catalog["lake.out"] = replace(catalog["lake.out"], former=former)
+    notes = [note for note in build_plan(app, catalog).notes if "nor has had" in note]
+    assert [note.split(" names ")[1].split(",")[0] for note in notes] == ["vv", "x"]
+
+
+def test_a_mistyped_new_name_is_refused_with_the_new_columns() -> None:
+    app = Application("app")
+    out = app.output_stream("lake.out", partitions=2, key="k", renamed={"v": "valeu"})
+    app.input_stream("lake.s").map("k", "v as value").send_to(out)
+    with pytest.raises(PlanningError, match=r"renamed to valeu, .* new there is value"):
+        build_plan(app, world(k="string", v="int"))
+
+
 def feeding(**declared: Any) -> Application:
     app = Application("app")
     dataset = unbounded_dataset("ref", input="lake.out", key="k", partitions=2, **declared)

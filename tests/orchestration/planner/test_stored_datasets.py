@@ -80,6 +80,22 @@ def test_a_dataset_that_was_built_under_another_declaration_is_noted_as_the_run_
     assert "Its next advance fails" in note
 
 
+def test_undeclared_renames_of_a_dataset_are_noted_as_the_run_says(streams: LakeStreams) -> None:
+    def ref(**changes: Any) -> Any:
+        return unbounded_dataset("ref", input="lake.ref", key="id", partitions=1, **changes)
+
+    streams.change_columns("ref", schema=Schema.of(id="string", v="bigint", note="string"))
+    advance(ref(), streams)
+    streams.change_columns("ref", renamed={"note": "memo"})
+    assert "Its next advance fails" in noted(joining(ref()), streams)
+    with pytest.raises(DatasetError) as reported:
+        run(joining(ref()), streams)
+    assert "Declare renames" in reported.value.next_step
+    declared = joining(ref(renamed={"note": "memo"}))
+    assert "Its next advance fails" not in noted(declared, streams)
+    run(declared, streams)
+
+
 @pytest.mark.lengthy
 def test_a_dataset_whose_stream_has_no_marker_is_noted_until_it_has_one(
     streams: LakeStreams,

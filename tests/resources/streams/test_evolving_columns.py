@@ -245,6 +245,15 @@ def test_a_new_name_is_no_path(lake: Lake, renamed: dict[str, str]) -> None:
     assert "re.mark" in streams.info("s").schema.names
 
 
+@pytest.mark.parametrize(
+    ("path", "named"), [("lines.sku", "lines[].sku"), ("customer.post", "customer.mail")]
+)
+def test_a_wrong_path_names_the_paths_that_are_there(lake: Lake, path: str, named: str) -> None:
+    with pytest.raises(SchemaMismatchError) as caught:
+        _start(lake).change_columns("s", renamed={path: "new"})
+    assert named in caught.value.problem
+
+
 def test_columns_are_not_removed_while_a_checksum_covers_them(lake: Lake) -> None:
     streams = _start(lake)
     checksum = arrow_checksum(to_arrow_table([ROW], "rows", COLUMNS), COLUMNS)

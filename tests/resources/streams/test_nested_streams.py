@@ -413,7 +413,8 @@ def test_an_unreadable_key_of_a_map_is_rejected(orders: LakeStreams) -> None:
     [
         ({"key": ["customer"]}, "customer", "for example 'customer.id'"),
         ({"key": ["customer.no"]}, "customer.no", "Name one of its fields: id, address."),
-        ({"key": ["lines"]}, "lines", "Compute a simple value of it as a column of its own"),
+        ({"key": ["lines[].sku"]}, "lines[].sku", "Make the value a column of its own"),
+        ({"key": ["lines"]}, "lines", "Make a simple value of it a column of its own"),
         ({"key": ["k"], "timestamp": "lines"}, "lines", "Cast it"),
         ({"key": ["k"], "timestamp": "customer.id"}, "customer.id", "__timestamp"),
     ],
