@@ -278,7 +278,7 @@ def facts(app: Application) -> dict[str, Any]:
     options = {
         name: value
         for name, value in vars(app).items()
-        if not name.startswith("_") and name != "declared_at"
+        if not name.startswith("_") and name not in ("declared_at", "error_of_source")
     }
     return {
         "options": options,
