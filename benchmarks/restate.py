@@ -1,17 +1,28 @@
-"""Records of a few keys in a long stream: finding and reading them, with and without an index,
-against a bare scan of the same files that filters by the keys; in processor time.
+"""Results of a few keys in a long stream. Finding and reading their records, with and without an
+index, against a bare scan of the same files that filters by the keys; and a whole run that restates
+them, against these, and against reading all records again. All in processor time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.process_time import tree_seconds
-from dagster_adjunct import LakeStreams, Schema, open_lake
+from dagster_adjunct import (
+    IN_PROCESS,
+    Application,
+    LakeStreams,
+    Schema,
+    advance_dataset,
+    open_lake,
+    run_application,
+    unbounded_dataset,
+)
 from dagster_adjunct.streams import CompactionPolicy
 
 if TYPE_CHECKING:
@@ -31,7 +42,10 @@ FLIGHTS = Schema.of(
 )
 STREAM = "flights"
 COMPACTION = CompactionPolicy(min_segments=2)
+PLANES = unbounded_dataset("planes", input="lake.planes", key="tailnum", partitions=PARTITIONS)
+BATCH = 300_000
 GOAL = "at most 1.5"
+GOAL_OF_REPLAY = "at most 0.1"
 
 
 def run(rounds: int, count: int = RECORDS) -> None:
@@ -58,6 +72,7 @@ def run(rounds: int, count: int = RECORDS) -> None:
             f" {data / 1e6:.0f} MB, in {tree_seconds() - before:.2f} s"
         )
         indexed = _measure(rounds, ways)
+        replayed, restated = _restate(streams, rounds)
     for name in scans:
         print(f"  {name}: {plain[name]:.2f} s")
     for name in ways:
@@ -65,10 +80,16 @@ def run(rounds: int, count: int = RECORDS) -> None:
     for name in scans:
         ratios = plain["read"] / plain[name], indexed["read"] / plain[name]
         print(f"  ratio to {name} {ratios[0]:.2f}, {ratios[1]:.2f} with an index (goal: {GOAL})")
+    print(f"  restated in {restated:.2f} s, all joined in {replayed:.2f} s")
+    for name in scans:
+        print(f"  ratio of the run to {name} {restated / plain[name]:.2f} (goal: {GOAL})")
+    print(f"  ratio to joining all {restated / replayed:.3f} (goal: {GOAL_OF_REPLAY})")
 
 
 def _send(streams: LakeStreams, count: int) -> None:
-    streams.create(STREAM, schema=FLIGHTS, key=["id"], partitions=PARTITIONS, compaction=COMPACTION)
+    streams.create(
+        STREAM, schema=FLIGHTS, key=["tailnum"], partitions=PARTITIONS, compaction=COMPACTION
+    )
     for number in range(APPENDS):
         records = _records(number * (count // APPENDS), count // APPENDS)
         streams.append(STREAM, records, producer="benchmark", sequence=number)
@@ -139,6 +160,51 @@ def _found(streams: LakeStreams, keys: pa.Table) -> int:
 def _read(streams: LakeStreams, keys: pa.Table) -> int:
     places = streams.find_records(streams.all_ranges(STREAM), keys)
     return int(streams.read_records(STREAM, places).num_rows)
+
+
+def _restate(streams: LakeStreams, rounds: int) -> tuple[float, float]:
+    """Return the processor seconds of joining all records, and the median of runs that restate."""
+    schema = Schema.of(tailnum="string", model="string", seats="int")
+    streams.create("planes", schema=schema, key=["tailnum"], partitions=PARTITIONS)
+    _change_planes(streams, 0, KEYS)
+    replayed, _ = _run(streams)
+    seconds = []
+    for number in range(1, rounds + 1):
+        _change_planes(streams, number, CHANGED)
+        taken, restated = _run(streams)
+        assert restated["changed_keys"] <= CHANGED < restated["records"], restated
+        seconds.append(taken)
+    return replayed, median(seconds)
+
+
+def _change_planes(streams: LakeStreams, number: int, count: int) -> None:
+    """Change this many planes, all in change number 0."""
+    import numpy as np
+    import pyarrow as pa
+
+    chosen = np.random.default_rng(number).permutation(KEYS)[:count]
+    planes = {
+        "tailnum": [f"N{plane}" for plane in chosen],
+        "model": [f"M{plane % 50}-{number}" for plane in chosen],
+        "seats": pa.array(chosen % 300, pa.int32()),
+    }
+    streams.append("planes", pa.table(planes), producer="benchmark", sequence=number)
+    systems = {"lake": streams}
+    advance_dataset(PLANES, lake=streams.lake, systems=systems, spark=IN_PROCESS, by="benchmark")
+
+
+def _run(streams: LakeStreams) -> tuple[float, dict[str, int]]:
+    """Return the processor seconds of a run, and how much it has restated."""
+    app = Application("models", engine="auto", few_records=BATCH, max_batch_records=BATCH)
+    flights = app.input_stream(f"lake.{STREAM}", default_offset="oldest")
+    week = timedelta(days=7)
+    joined = flights.join(
+        app.table(PLANES), on="tailnum", how="left", select=["model", "seats"], restate=week
+    )
+    joined.send_to(app.output_stream("lake.modelled", key="tailnum", partitions=PARTITIONS))
+    before = tree_seconds()
+    report = run_application(app, lake=streams.lake, spark=IN_PROCESS, run="benchmark")
+    return tree_seconds() - before, dict(report.step.counters.get("restated", {}))
 
 
 def _measure(rounds: int, ways: dict[str, Callable[[], int]]) -> dict[str, float]:

@@ -48,6 +48,7 @@ from dagster_adjunct.resources.errors import PlanningError as PlanningError
 from dagster_adjunct.resources.errors import PreconditionFailedError as PreconditionFailedError
 from dagster_adjunct.resources.errors import ProducerConflictError as ProducerConflictError
 from dagster_adjunct.resources.errors import RecordNotFoundError as RecordNotFoundError
+from dagster_adjunct.resources.errors import RestatementError as RestatementError
 from dagster_adjunct.resources.errors import RunLeaseLostError as RunLeaseLostError
 from dagster_adjunct.resources.errors import SchemaMismatchError as SchemaMismatchError
 from dagster_adjunct.resources.errors import ScopeNotEmptyError as ScopeNotEmptyError

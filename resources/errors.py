@@ -202,7 +202,9 @@ class NullKeyError(PermanentError):
 
 
 class RestatementError(PermanentError):
-    """More results would be restated than the join declares."""
+    """More results would be restated than the join declares, or the versions by which they were
+    made are gone.
+    """
 
 
 class MalformedDocumentError(PermanentError):

@@ -265,19 +265,19 @@ class Namespace:
         commit may have happened: the call may be repeated if deciding twice is harmless) and
         StoreUnavailableError (it did not happen).
         """
-        decided: list[T] = []
+        results: list[T] = []
 
         def body(commit: Commit | None) -> dict[str, Any] | None:
             snapshot = self._snapshot(commit)
             changes, result = decide(snapshot)
-            decided[:] = [result]
+            results.append(result)
             after = rewrite_pages(snapshot.document, changes, self._page, self._write)
             if after is None:
                 return None
             return after.model_dump(mode="json")
 
         self._log.transact(body, by=by, attempts=_ATTEMPTS)
-        return decided[0]
+        return results[-1]  # of the last try
 
     def continue_from(self, other: Namespace, *, by: str) -> None:
         """Start with the entries and the `version` of another namespace, which stays as it is.

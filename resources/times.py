@@ -50,6 +50,17 @@ def describe_span(span: object) -> str:
     return str(span)
 
 
+def write_span(span: timedelta) -> str:
+    """Return a positive duration in words, in its largest unit without a rest: "7 days"; as
+    "0:00:01.500000" if it has parts of a second.
+    """
+    for unit in ("days", "hours", "minutes", "seconds"):
+        whole, rest = divmod(span, timedelta(**{unit: 1}))
+        if not rest:
+            return f"{whole:,} {unit if whole > 1 else unit.removesuffix('s')}"
+    return str(span)
+
+
 def subtract_span(now: datetime, span: timedelta) -> datetime:
     """Return `now` minus `span`, or the first moment of the year 1 where that is too far back
     (`timedelta.max`).

@@ -457,7 +457,7 @@ class _Collection:
         `check_elements` is pydantic's check of them, which returns a copy. Raises
         PydanticCustomError.
         """
-        if self.kind is Sequence and _is_ordered(value):
+        if self.kind is Sequence and _is_array_or_view(value):
             return tuple(check_elements(tuple(value)))
         if self._is_text_for_list(value):
             raise self._error(TEXT_FOR_LIST)
@@ -504,8 +504,8 @@ def _collection(kind: type, parts: tuple[Any, ...]) -> Any:
     return Annotated[container[elements], Strict(False), WrapValidator(collection.check)]
 
 
-def _is_ordered(value: object) -> bool:
-    """Return whether the value is no sequence and has an order, as arrays and views have."""
+def _is_array_or_view(value: object) -> bool:
+    """Whether the value has an order without being a sequence, as arrays and views have."""
     if isinstance(value, Sequence | Mapping | bytes | set | frozenset):
         return False
     return isinstance(value, Collection) and getattr(value, "ndim", 1) == 1

@@ -484,7 +484,7 @@ def _add_delivery(
     """Return the deliveries to record, with `done` as the last one, and the names of those that
     are too old to be recorded.
 
-    `done` replaces a delivery of its name that was freed. Those whose names are still free stay,
+    `done` replaces a delivery of its name that was freed. Deliveries whose names are free stay,
     whatever their age.
     """
     recorded = []

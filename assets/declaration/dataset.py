@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypedDict, 
 
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor
+from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor, Projection
 from dagster_adjunct.assets.declaration.policies import (
     CHUNK_RECORDS,
     ChangeStreamOptions,
@@ -667,14 +667,26 @@ class UnboundedDataset(AdjunctDataset):
         if self.following.initial is not None and not self.bootstrap:
             problem = "has an initial snapshot, which needs bootstrap=True"
             yield "initial", problem, "Remove initial= or bootstrap=False."
+        if self.extractor is not None and self.following.groups:
+            problem = (
+                f"has an extractor ({self.extractor.describe()}), and order_by orders groups of"
+                " columns, of which it may compute one from another"
+            )
+            yield "extractor", problem, "Replace extractor= by columns=, or order whole rows."
         if self.extractor is not None and self.following.completes:
+            why = "only a Projection says which columns it reads"
+            if isinstance(self.extractor, Projection):
+                why = self.extractor.problem_with_missing_columns()
             problem = (
                 f"has an extractor ({self.extractor.describe()}), and its changes"
-                f" ({self.following.changes.describe()}) may leave out columns, so that it can't be"
-                " applied"
+                f" ({self.following.changes.describe()}) may leave out columns: {why}"
             )
-            step = "Replace extractor= by columns=, or let the source send whole rows."
-            yield "extractor", problem, step
+            step = (
+                "Use columns=, or a Projection without where= each of whose columns is made of one"
+                " of the row. Or let the source send whole rows."
+            )
+            if why:
+                yield "extractor", problem, step
 
     def _validator_problems(self) -> Iterator[tuple[str, str, str]]:
         check_validators(f"dataset {self.name!r}", self.validators)
@@ -944,7 +956,7 @@ def unbounded_dataset(  # noqa: PLR0913
     drop: str | Sequence[str] = (),
     extractor: KeyValueExtractor | None = None,
     changes: ChangeFormat | None = None,
-    order_by: str | Sequence[str] | None = None,
+    order_by: str | Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     keep_tombstones: int | None = None,
     on_bad_change: Literal["fail"] | DeadLetters = "fail",
     initial: InitialLoad | None = None,
@@ -967,18 +979,25 @@ def unbounded_dataset(  # noqa: PLR0913
     Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key by
     default. For the format of changes and the recovery of the table see `ChangeStreamOptions`.
     `discard` says how long earlier commits can be read (its grace period, and at least the newest
-    `keep` commits). With `history` the table keeps the entries of each key over time, each valid
-    from the time in its column `valid_from`, or from its record's time; for `history_columns` see
-    `bounded_dataset`. `watermark` says up to when
-    its changes are taken as complete, for joins that wait. `validators` are rules of each row: a
-    change that does not meet one can't be applied, as `on_bad_change` says.
+    `keep` commits). If several writers each own columns, `order_by` maps an ordering column of each
+    to its other columns (see `ChangeStreamOptions.groups`). With `history` the table keeps the
+    entries of each key over time, each valid from the time in its column `valid_from`, or from its
+    record's time; for `history_columns` see `bounded_dataset`. `watermark` says up to when its
+    changes are taken as complete, for joins that wait. `validators` are rules of each row: a change
+    that does not meet one can't be applied, as `on_bad_change` says.
     """
     named = _name_columns(name, input, key, columns)
     spread = bucket_columns(name, named.key, partitions, partition_by, broadcast)
+    groups: list[tuple[str, tuple[str, ...]]] = []
+    if isinstance(order_by, Mapping):
+        for order, ordered in order_by.items():
+            groups.append((order, to_name_tuple(ordered)))
+        order_by = tuple(order_by)
     try:
         following = ChangeStreamOptions(
             changes=changes or Upserts(),
             order_by=order_by,  # type: ignore[arg-type]  # becomes a tuple when it is checked
+            groups=tuple(groups),
             keep_tombstones=keep_tombstones,
             on_bad_change=on_bad_change,
             initial=initial,

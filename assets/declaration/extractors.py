@@ -47,6 +47,7 @@ from dagster_adjunct.resources.schemas.types import (
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable, python_rows
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks, first_message_line
+from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 from dagster_adjunct.resources.user_code import failing_line
 from dagster_adjunct.resources.validation import validated
@@ -148,6 +149,25 @@ class Projection:
                     column=field.name,
                 )
         return declared
+
+    def record_columns(self, name: str) -> tuple[str, ...]:
+        """Return the columns of the record that a column of the entry is made of."""
+        expression = parse_expression(self._computed.get(name, quote_name(name)))
+        return tuple(dict.fromkeys(column.name for column in expression.columns))
+
+    def problem_with_missing_columns(self) -> str:
+        """Return why it can't be applied to a record that lacks columns; "" if it can, because each
+        of its columns is made of a single one.
+        """
+        if self.where is not None:
+            return f"its condition ({self.where}) may need columns that a change leaves out"
+        for name, text in self._computed.items():
+            expression = parse_expression(text)
+            if expression.unread or expression.star:
+                return f"the expression for {name!r} can't be parsed"
+            if len(self.record_columns(name)) > 1:
+                return f"{name!r} is made of several columns, of which a change may leave out one"
+        return ""
 
     def keeps(self, columns: Sequence[str]) -> bool:
         computed = self._computed

@@ -267,6 +267,10 @@ class Watermark:
         check_positive("idle_after", self.idle_after)
 
 
+ColumnGroups = tuple[tuple[str, tuple[str, ...]], ...]
+"""Ordering columns, each with the other columns of its group."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChangeStreamOptions:
     """How a change stream becomes a table.
@@ -274,6 +278,9 @@ class ChangeStreamOptions:
     - `changes`: the format of the records
     - `order_by`: the column whose highest value wins, or several, of which the first that differs
       decides; None for the offset
+    - `groups`: for each column in `order_by` the other columns that changes set in its order; where
+      it is null, a change leaves them all out, and a deletion does not delete them. () if one order
+      is that of whole rows
     - `keep_tombstones`: how far below the newest value of `order_by` deletions are remembered, in
       its own unit (microseconds for a timestamp, days for a date); None for ever. Without
       `order_by`, in offsets, and only for formats whose snapshot rows never replace streamed
@@ -296,6 +303,7 @@ class ChangeStreamOptions:
 
     changes: ChangeFormat = field(default_factory=Upserts)
     order_by: Order | None = None
+    groups: ColumnGroups = ()
     keep_tombstones: int | None = None
     on_bad_change: Literal["fail"] | DeadLetters = "fail"
     initial: InitialLoad | None = None
@@ -323,6 +331,8 @@ class ChangeStreamOptions:
         check_positive("history", self.history)
         if self.chunk < 1:
             yield "chunk", f"chunk is {self.chunk}: expected 1 or more records.", ""
+        if self.groups:
+            yield from self._group_problems()
         if not self.persistent:
             for argument, why in self._needs_of_storage():
                 problem = f"a table with persistent=False can't {why}"
@@ -359,6 +369,33 @@ class ChangeStreamOptions:
             )
             yield argument, problem, f"Remove {argument}."
 
+    def _group_problems(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what can't be done where groups of columns have orders of their own."""
+        named = []
+        for order, columns in self.groups:
+            named += [order, *columns]
+        for name in repeated_names(named):
+            problem = f"order_by has the column {name!r} in two of its groups."
+            yield "order_by", problem, "Name each column once. An ordering column is in its group."
+        others = {
+            "history": (self.history, "a history has one order"),
+            "keep_tombstones": (self.keep_tombstones, "there is no distance between several"),
+            "initial": (self.initial, "rows of a snapshot have no place in them"),
+        }
+        for argument, (value, why) in others.items():
+            if value is not None:
+                problem = f"{argument} is {value!r}, and order_by orders groups of columns: {why}."
+                yield argument, problem, f"Remove {argument}, or order whole rows by one column."
+        if self.completes:
+            problem = (
+                "order_by orders groups of columns, and changes"
+                f" ({self.changes.describe()}) may leave out single ones of a group."
+            )
+            step = (
+                "Let changes have all columns of a group, or none: a null in its ordering column."
+            )
+            yield "order_by", problem, step
+
     def _needs_of_storage(self) -> Iterator[tuple[str, str]]:
         """Yield each given argument that needs a stored table, with the end of the sentence "a
         table with persistent=False can't …".
@@ -390,11 +427,17 @@ class ChangeStreamOptions:
         return bool(getattr(self.changes, "completes", False))
 
     @property
+    def reads_rows(self) -> bool:
+        """Whether changes are completed from stored rows."""
+        return self.completes or bool(self.groups)
+
+    @property
     def merges_columns(self) -> bool:
         """Whether each column of a row may be set by a change of its own, in any order: offsets do
         not say which changes come before others.
         """
-        return self.completes and (self.order_by is not None or self.history is not None)
+        orders = self.order_by is not None or self.history is not None
+        return bool(self.groups) or (self.completes and orders)
 
     @property
     def ordering(self) -> Order:

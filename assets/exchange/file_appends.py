@@ -65,6 +65,8 @@ class AppendedFile:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
+    """A file to append, and the producer under whose name its records are appended."""
+
     name: str
     declared: DeclaredFiles
     file: ListedFile

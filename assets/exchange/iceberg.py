@@ -524,8 +524,8 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
 
 
 def _with_names_of_table(files: ViewFiles, table: Table) -> ViewFiles:
-    """Return the files of an earlier version than the newest registered one with the names that
-    the table has for its columns; those of any other view as they are.
+    """Return the files, with the names that the table has for its columns if the view is of an
+    earlier version than the newest registered one.
     """
     view = files.view
     newest = max(map(version_number, _registered_versions(table)), default=0)
@@ -541,7 +541,7 @@ def _follow_columns(files: ViewFiles, transaction: Transaction) -> None:
     if not changes:
         return
     with transaction.update_schema() as update:
-        for path, name in changes:
+        for path, name in changes.items():
             if name is None:
                 update.delete_column(path)
             else:
@@ -550,8 +550,8 @@ def _follow_columns(files: ViewFiles, transaction: Transaction) -> None:
 
 def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
     """Raise DatasetError for missing columns and fields of structs (unless the version was in the
-    table before), changed types and identifier fields, which need required columns: those of files
-    are optional.
+    table before), for changed types, and for identifier fields: Iceberg requires values in them,
+    and columns of files may have nulls.
     """
     view = files.view
     followed = table.transaction()  # which is not committed
@@ -675,8 +675,7 @@ def _commit(
 def _data_files(
     files: ViewFiles, paths: list[str], table: Table, transaction: Transaction
 ) -> list[DataFile]:
-    """Return Iceberg's descriptions, made from the footers, of those of the files that have these
-    paths.
+    """Return Iceberg's descriptions of the files at these paths, made from their footers.
 
     Raises DatasetError for files from before a column was widened or dropped, ManifestMismatchError
     for missing or damaged ones.

@@ -49,15 +49,15 @@ def _collect_ids(fields: Iterable[MappedField], names: dict[int, str]) -> None:
         _collect_ids(field.fields, names)
 
 
-def find_changes(metadata: TableMetadata, mine: NamedColumns) -> list[tuple[Path, str | None]]:
-    """Return (path, new name) of the table's fields that were renamed, and (path, None) of those
-    that were dropped; [] for a table without a name mapping, which is new.
+def find_changes(metadata: TableMetadata, mine: NamedColumns) -> dict[Path, str | None]:
+    """Return the new names of the table's fields that were renamed, by path, None for those that
+    were dropped; {} for a table without a name mapping, which is new.
     """
     if metadata.name_mapping() is None:
-        return []
+        return {}
     names = stored_names_by_id(metadata)
     struct = schema_struct(mine.schema)
-    return [*_changes(metadata.schema().fields, names, struct, mine.names, (), ())]
+    return dict(_changes(metadata.schema().fields, names, struct, mine.names, (), ()))
 
 
 def _changes(

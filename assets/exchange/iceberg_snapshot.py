@@ -103,8 +103,8 @@ class SnapshotOfFiles(_OverwriteFiles):
                 self._deleted_data_files.add(entry.data_file)
         self._added_data_files = [*arriving, *map(_delete_file, deletes)]
         if not deletes and self._parent_snapshot_id is None:
-            # Readers of appended rows alone ignore delete files, so that no other snapshot may be
-            # an append.
+            # Any other snapshot must not be an append: those who read appended rows alone ignore
+            # delete files.
             self._operation = Operation.APPEND
 
     def _has_spec(self, entry: ManifestEntry) -> bool:

@@ -1,5 +1,5 @@
-"""Which keys of a dataset had other entries between two of its commits, and in which interval of
-valid time.
+"""Which keys of a dataset have other entries than somebody has read, and in which interval of valid
+time.
 
 A key whose entry changed and changed back counts too: somebody may have read what it was in
 between. So keys are not those of the net difference. Of a table they are all keys in deltas; where
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 from dagster_adjunct.assets.reading.change_streams import ComparedVersions, choose_versions
 from dagster_adjunct.assets.reading.diff import compare_tables
@@ -25,11 +25,14 @@ from dagster_adjunct.assets.reading.stored_versions import read_batch_version
 from dagster_adjunct.assets.reading.valid_time import Span, read_rows_over_time, version_spans
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
-from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.files import VALID_FROM, Generation
+from dagster_adjunct.resources.errors import DatasetError, VersionDiscardedError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
+from dagster_adjunct.resources.streams.system import CHANGES
 from dagster_adjunct.resources.times import to_microseconds
 
 SINCE = "__since"
@@ -39,8 +42,11 @@ open.
 """
 
 
+VersionIds: TypeAlias = tuple[str | None, Sequence[str]]
+
+
 @dataclass(frozen=True, slots=True)
-class ReadBetween:
+class ReadVersion:
     """A version of a dataset that somebody read (None for nothing), and those that were read over
     time.
     """
@@ -51,19 +57,18 @@ class ReadBetween:
 
 @dataclass(frozen=True)
 class ChangedKeys:
-    """The keys of a dataset that changed between the commits `since` and `until`.
+    """The keys of a dataset whose entries are others `now` than when they were `read`.
 
-    `read` has the ids of the versions that were read, in order: of one that was served (None for
-    nothing), and of those over time. Of a table it suffices to name the first and the last one with
-    the same base. `from_start` says that what was served after the commit `since` was read, too.
+    Both are ids of versions: of the one that was served (None for nothing), and of those over time.
+    `read` is in order; of a table it suffices to name the first and the last one with the same
+    base. What was served after the commit `since` was read, too; None for no commit.
     """
 
     store: ObjectStore
     history: ServedHistory
-    since: int
-    until: int
-    read: Sequence[tuple[str | None, Sequence[str]]] = ()
-    from_start: bool = False
+    read: Sequence[VersionIds]
+    now: VersionIds
+    since: int | None = None
 
     def find(self) -> pa.Table:
         """Return the keys whose current entries changed, each once, in the columns of the key.
@@ -72,7 +77,7 @@ class ChangedKeys:
         """
         found = []
         if isinstance(self.history.manifest, BoundedManifest):
-            served = self._served(self.until).version
+            served = self._open_ids(self.now).version
             for before in self._list_read():
                 found.append(self._compare(before.version, served))
         else:
@@ -88,7 +93,7 @@ class ChangedKeys:
         """
         found = [_with_interval(self._no_keys, None, None)]
         if isinstance(self.history.manifest, BoundedManifest):
-            now = self._served(self.until).over_time
+            now = self._open_ids(self.now).over_time
             for before in self._list_read():
                 found += self._compare_over_time(before.over_time, now, oldest=oldest)
         else:
@@ -98,24 +103,49 @@ class ChangedKeys:
 
     # -- of a dataset that arrives in versions
 
-    def _list_read(self) -> list[ReadBetween]:
+    def _list_read(self) -> list[ReadVersion]:
         """Return what somebody has read."""
-        found = [self._served(self.since)] if self.from_start else []
-        for version, over_time in self.read:
-            one = None if version is None else self._open(version)
-            found.append(ReadBetween(one, tuple(map(self._open, over_time))))
+        found = list(map(self._open_ids, self.read))
+        if self.since is not None:
+            manifest = self.history.at(self.since).manifest
+            if isinstance(manifest, BoundedManifest):
+                over_time = sorted(manifest.versions_over_time, key=manifest.time_of)
+                found.append(self._open_ids((manifest.served_id, over_time)))
+            else:
+                found.append(ReadVersion(None))
         return found
 
-    def _served(self, number: int) -> ReadBetween:
-        """Return what was served after a commit."""
-        stored = self.history.versions_at(number)
-        manifest = self.history.at(number).manifest
-        if not stored or not isinstance(manifest, BoundedManifest):
-            return ReadBetween(None)
-        return ReadBetween(stored[0], tuple(map(self._open, manifest.versions_over_time)))
+    def _open_ids(self, ids: VersionIds) -> ReadVersion:
+        version, over_time = ids
+        one = None if version is None else self._open(version)
+        return ReadVersion(one, self._open_over_time(over_time))
+
+    def _open_over_time(self, versions: Sequence[str]) -> tuple[SealedVersion, ...]:
+        """Return these versions, in the order of their times, without the first ones if they have
+        been discarded since: nothing is known of their times any more.
+        """
+        opened: list[SealedVersion] = []
+        for version in versions:
+            try:
+                opened.append(self._open(version))
+            except VersionDiscardedError:
+                if opened:
+                    raise
+        return tuple(opened)
 
     def _open(self, version: str) -> SealedVersion:
-        return read_batch_version(self.history.log, self.history.manifest, version)
+        name = self.history.log.name
+        try:
+            return read_batch_version(self.history.log, self.history.manifest, version)
+        except DatasetError as error:
+            raise VersionDiscardedError(
+                f"dataset {name!r}: version {version} has been discarded, by which results were"
+                " made, so what has changed since is unknown.",
+                "Leave these results as they are, and follow later changes: adjunct startpoint set"
+                f" MODULE:APP {CHANGES}.{name} --upcoming --reason …; or replay the input.",
+                dataset=name,
+                version=version,
+            ) from error
 
     def _compare(self, old: SealedVersion | None, new: SealedVersion | None) -> pa.Table:
         """Return the keys whose entries differ between two versions."""
@@ -134,7 +164,7 @@ class ChangedKeys:
         """Yield the keys whose entries differ, by the interval in which they do.
 
         Nothing is known any more of times before the oldest version that is left: there, only what
-        was revoked counts as changed.
+        was revoked counts as changed. With `oldest`, that version counts for them.
         """
         before = version_spans(old)
         after = version_spans(new)
@@ -143,26 +173,31 @@ class ChangedKeys:
         if oldest:
             edges.insert(0, None)
         for start, end in pairwise(edges):
-            one = _valid_at(before, start)
-            other = _valid_at(after, start)
-            if one is not None and other is None and not self._is_revoked(one):
+            one = _valid_at(before, start, oldest=oldest)
+            other = _valid_at(after, start, oldest=oldest)
+            is_known = other is not None and _valid_at(after, start, oldest=False) is not None
+            if not is_known and self._is_dropped(one, after):
                 continue
             yield _with_interval(self._compare(one, other), start, end)
 
-    def _is_revoked(self, version: SealedVersion) -> bool:
+    def _is_dropped(self, version: SealedVersion | None, left: Sequence[Span]) -> bool:
+        """Whether a version is not left because it is old, and not because it was revoked."""
+        if version is None or version.id in {span.version.id for span in left}:
+            return False
         manifest = self.history.manifest
         ref = manifest.ref(version.id) if isinstance(manifest, BoundedManifest) else None
-        return ref is None or ref.state == "revoked"
+        return ref is None or ref.state != "revoked"
 
     # -- of a table that follows changes
 
     def _steps(self) -> Iterator[ComparedVersions]:
         """Yield the versions to compare, each read one with the next."""
-        numbers = {self.since} if self.from_start else set()
-        for version, _ in self.read:
-            numbers.add(0 if version is None else _commit_of(version))
-        before = sorted(number for number in numbers if number < self.until)
-        for since, until in pairwise([*before, self.until]):
+        numbers = {_commit_of(version) for version, _ in self.read}
+        if self.since is not None:
+            numbers.add(self.since)
+        last = _commit_of(self.now[0])
+        before = sorted(number for number in numbers if number < last)
+        for since, until in pairwise([*before, last]):
             yield choose_versions(self.history, since, until)
 
     def _keys_of_step(self, step: ComparedVersions) -> pa.Table:
@@ -182,14 +217,16 @@ class ChangedKeys:
             changed, rows = self._compare_rows(step)
         else:
             changed, rows = self._rows_in_deltas(step)
-        times = _times_by_key(rows)
+        times = _times_by_key(rows.drop_columns([TOMBSTONE]))
+        deleted = _times_by_key(rows.filter(rows.column(TOMBSTONE)).drop_columns([TOMBSTONE]))
         keys = []
         since: list[int | None] = []
         until: list[int | None] = []
         for key, moved in _times_by_key(changed).items():
             first, last = min(moved), max(moved)
             known = times.get(key, set())
-            is_first = not any(time < first for time in known)
+            entries = known - deleted.get(key, set())
+            is_first = not any(time < first for time in entries)
             keys.append(key)
             since.append(None if is_first and oldest else first)
             until.append(min((time for time in known if time > last), default=None))
@@ -201,34 +238,35 @@ class ChangedKeys:
         return pa.table(columns, names=[*self._no_keys.column_names, SINCE, UNTIL])
 
     def _rows_in_deltas(self, step: ComparedVersions) -> tuple[pa.Table, pa.Table]:
-        """Return the rows in deltas, and all rows of their keys."""
+        """Return the rows in deltas, and all rows of their keys, with TOMBSTONE."""
         names = [*self._no_keys.column_names, VALID_FROM]
-        changed = []
+        nothing = self._no_keys.append_column(VALID_FROM, pa.array([], arrow_type("timestamp")))
+        changed = [nothing]
         for version, generation in _list_deltas(step):
             changed += [rows.select(names) for rows in self._read(version, generation)]
         versions = [self._reader(version) for version in step.ends]
         own = {generation.id for _, generation in _list_deltas(step)}
-        rows = []
+        rows = [nothing.append_column(TOMBSTONE, pa.array([], pa.bool_()))]
         for reader in versions:
             for bucket in reader.buckets:
                 keys = sorted({key for one in versions for key in one.keys_in(bucket, own)})
                 stored, _ = reader.stored_rows_of(bucket, keys)
-                rows.append(stored.select(names))
+                rows.append(stored.select([*names, TOMBSTONE]))
         return pa.concat_tables(changed), pa.concat_tables(rows)
 
     def _compare_rows(self, step: ComparedVersions) -> tuple[pa.Table, pa.Table]:
-        """Return the rows over time that differ, and all of them."""
+        """Return the rows over time that differ, and all of them, with TOMBSTONE."""
         key = [*self._no_keys.column_names, VALID_FROM]
         both = [read_rows_over_time(self._reader(version)) for version in step.ends]
-        rows = pa.concat_tables([one.select(key) for one in both])
+        rows = pa.concat_tables([one.select([*key, TOMBSTONE]) for one in both])
         if len(both) < 2:
-            return rows, rows
+            return rows.select(key), rows
         old, new = both
         values = [name for name in new.column_names if name in old.column_names]
         shared = [name for name in values if old.schema.field(name) == new.schema.field(name)]
         found = compare_tables(old, new, key, [name for name in shared if name not in key])
         if found is None or len(shared) < len({*old.column_names, *new.column_names}):
-            return rows, rows
+            return rows.select(key), rows
         (inserted, deleted, _, changed), _ = found
         moved = [new.take(inserted), old.take(deleted), new.take(changed)]
         return pa.concat_tables([one.select(key) for one in moved]), rows
@@ -265,9 +303,9 @@ class ChangedKeys:
         return pa.concat_tables(found)
 
 
-def _commit_of(version: str) -> int:
-    """Return the number of the commit that made this version of a table."""
-    return int(version.removeprefix("v").partition("-")[0])
+def _commit_of(version: str | None) -> int:
+    """Return the number of the commit that made this version of a table, 0 for none."""
+    return 0 if version is None else int(version.removeprefix("v").partition("-")[0])
 
 
 def _list_deltas(step: ComparedVersions) -> list[tuple[SealedVersion, Generation]]:
@@ -294,13 +332,13 @@ def _times_by_key(rows: pa.Table) -> dict[tuple[Any, ...], set[int]]:
     return times
 
 
-def _valid_at(spans: Sequence[Span], start: int | None) -> SealedVersion | None:
-    """Return the version that is valid from a time on; with None, the oldest."""
-    if start is None:
-        return spans[0].version if spans else None
-    valid = None
+def _valid_at(spans: Sequence[Span], start: int | None, *, oldest: bool) -> SealedVersion | None:
+    """Return the version that is valid from a time on (None: from before all); with `oldest`, the
+    oldest one before it is valid.
+    """
+    valid = spans[0].version if spans and oldest else None
     for span in spans:
-        if to_microseconds(span.start) <= start:
+        if start is not None and to_microseconds(span.start) <= start:
             valid = span.version
     return valid
 

@@ -20,8 +20,13 @@ from dagster_adjunct.assets.reading.diff import (
     name_as,
     repeated_key_error,
 )
-from dagster_adjunct.assets.reading.superseded import kept_rows
-from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, read_entries
+from dagster_adjunct.assets.reading.version_reader import (
+    Entry,
+    VersionReader,
+    entries_among,
+    read_entries,
+    read_entries_of,
+)
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
@@ -214,14 +219,9 @@ class EntryChanges:
         """
         steps = self._steps(old)
         for number in buckets:
-            changed: set[Any] = set()
-            for one, other in steps:
-                for version, without in ((one, other), (other, one)):
-                    own = list_own_generations(version.sealed, without.sealed)
-                    changed.update(version.keys_in(number, {each.id for each in own}))
-            if changed:
-                keys = sorted(changed)
-                yield _entries_of(old, number, keys), _entries_of(self._new, number, keys)
+            keys = _changed_keys(steps, number)
+            if keys:
+                yield _entries_of_both(old, self._new, number, keys)
 
     def _compare(self, before: pa.Table, after: pa.Table) -> pa.RecordBatch:
         """Return the changes from the entries `before` to those `after`, in the order of keys."""
@@ -284,14 +284,39 @@ def _place_of(generation: Generation) -> tuple[int, str]:
     return generation.id, generation.folder
 
 
-def _entries_of(view: VersionReader, bucket: int, keys: Sequence[Any]) -> pa.Table:
-    """Return the entries of these keys (in plain form, sorted) in a bucket, by lookups."""
-    sealed = view.sealed
-    rows, generation = view.stored_rows_of(bucket, keys)
-    if rows.num_rows:
-        kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
-        rows = rows.filter(pa.array(kept))
-    return rows.select(sealed.columns.names)
+def _changed_keys(
+    steps: Iterable[tuple[VersionReader, VersionReader]], bucket: int
+) -> Sequence[Any]:
+    """Return the keys (in plain form, sorted) in deltas of a bucket that one of two versions
+    lacks.
+    """
+    changed: set[Any] = set()
+    for one, other in steps:
+        for version, without in ((one, other), (other, one)):
+            own = list_own_generations(version.sealed, without.sealed)
+            changed.update(version.keys_in(bucket, {each.id for each in own}))
+    return sorted(changed)
+
+
+def _entries_of_both(
+    old: VersionReader, new: VersionReader, bucket: int, keys: Sequence[Any]
+) -> tuple[pa.Table, pa.Table]:
+    """Return the entries of these keys (in plain form, sorted) of a bucket in both versions, by
+    lookups; rows that both have are looked up once.
+    """
+    rows, generation = new.stored_rows_of(bucket, keys)
+    after = entries_among(new, rows, generation)
+    if _has_rows_of(new.sealed, old.sealed):
+        of_old = np.isin(generation, [each.id for each in old.sealed.generations])
+        return entries_among(old, rows.filter(pa.array(of_old)), generation[of_old]), after
+    return read_entries_of(old, bucket, keys), after
+
+
+def _has_rows_of(version: SealedVersion, other: SealedVersion) -> bool:
+    """Whether all rows of another version are rows of this one, in the same columns."""
+    if version.columns != other.columns or version.names != other.names:
+        return False
+    return not list_own_generations(other, version)
 
 
 def _align(

@@ -18,7 +18,7 @@ import operator
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
@@ -34,7 +34,7 @@ from dagster_adjunct.resources.bucketing.files import (
 from dagster_adjunct.resources.bucketing.hashing import Plain, plain_converter
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import pa, pq, pt
+from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq, pt
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Field
@@ -43,6 +43,10 @@ from dagster_adjunct.resources.schemas.types import has_maps
 from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")
+_MASKED = 20
+"""Up to how many rows a row group may have for each key that is looked for by its bytes, so that
+reading them all costs less than searching for each key.
+"""
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
@@ -243,7 +247,7 @@ class RowGroup:
     Keys, and leading parts of keys, are tuples of values in plain form. Rows are numbered from 0.
     """
 
-    __slots__ = ("_keys", "_values", "rows", "size", "table")
+    __slots__ = ("_first_name", "_keys", "_values", "rows", "size", "table")
 
     def __init__(self, table: pa.Table, layout: BucketLayout) -> None:
         self.table = table
@@ -251,6 +255,7 @@ class RowGroup:
         self.size: int = table.nbytes
         columns = {name: _single_chunk(table.column(name)) for name in layout.columns}
         self._values = {name: _reader(column) for name, column in columns.items()}
+        self._first_name = layout.key[0]
         self._keys = [
             _searchable(columns[name], kind)
             for name, kind in zip(layout.key, layout.key_types, strict=True)
@@ -259,6 +264,16 @@ class RowGroup:
     def key(self, row: int) -> tuple[Plain, ...]:
         """Return the key of this row, in plain form."""
         return tuple(column[row] for column in self._keys)
+
+    def keys(self, begin: int, end: int, parts: int) -> Iterable[tuple[Plain, ...]]:
+        """Return the keys of these rows, in plain form, or so many leading parts of them."""
+        columns = []
+        for column in self._keys[:parts]:
+            if isinstance(column, memoryview):
+                columns.append(column[begin:end].tolist())
+            else:
+                columns.append([column[row] for row in range(begin, end)])
+        return zip(*columns, strict=True)
 
     def find(self, key: tuple[Plain, ...]) -> int | None:
         """Return the number of the row with this key, or None."""
@@ -282,12 +297,37 @@ class RowGroup:
             low = begin
         return bisect_left(self._keys[len(leading)], last, low, high)
 
+    def rows_of(self, keys: Sequence[tuple[Plain, ...]]) -> Any:
+        """Return the numbers (numpy) of the rows of these keys, or leading parts of keys (sorted).
+
+        Where they are one column that is numbers or bytes, all keys are looked for at once.
+        """
+        first = self._keys[0]
+        if len(keys[0]) == 1 and isinstance(first, memoryview):
+            wanted = np.array([value for (value,) in keys], np.int64)
+            values = np.asarray(first)
+            begins = np.searchsorted(values, wanted, "left")
+            return _count_from(begins, np.searchsorted(values, wanted, "right") - begins)
+        if len(keys[0]) == 1 and isinstance(first, _Bytes) and len(keys) * _MASKED > self.rows:
+            values = self.table.column(self._first_name).cast(pa.binary())
+            wanted = pa.array([value for (value,) in keys], pa.binary())
+            return pc.indices_nonzero(pc.is_in(values, value_set=wanted)).to_numpy()
+        begins = np.array([self.first_at_or_after(key) for key in keys])
+        ends = np.array([self.first_at_or_after(end_of_prefix(key)) for key in keys])
+        return _count_from(begins, ends - begins)
+
     def value(self, name: str, row: int) -> Any:
         return self._values[name](row)
 
     def entry(self, names: Sequence[str], row: int) -> dict[str, Any]:
         """Return the values of these columns in one row."""
         return {name: self._values[name](row) for name in names}
+
+
+def _count_from(begins: Any, counts: Any) -> Any:
+    """Return the numbers from each of `begins` on, as many as `counts` says (numpy)."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(begins - before, counts) + np.arange(counts.sum())
 
 
 def row_group_range(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
@@ -561,22 +601,33 @@ class KeyFiles:
             return None
         return (rows, row)
 
-    def places_of(self, bucket: int, keys: Sequence[Key]) -> Iterator[tuple[RowGroup, list[int]]]:
-        """Yield the row groups with rows of these keys, or leading parts of keys (in plain form,
-        sorted), and the numbers of these rows there.
+    def places_of(self, bucket: int, keys: Sequence[Key]) -> Iterator[tuple[RowGroup, Any]]:
+        """Yield the row groups that may have rows of these keys, or leading parts of keys (in plain
+        form, sorted), and the numbers of these rows there (numpy).
         """
-        group: RowGroup | None = None
-        places: list[int] = []
-        for key in keys:
-            for rows, first, after in self.scan(bucket, key, end_of_prefix(key)):
-                if rows is not group:
-                    if group is not None:
-                        yield group, places
-                    group = rows
-                    places = []
-                places += range(first, after)
-        if group is not None:
-            yield group, places
+        stored = self._files.get(bucket)
+        if stored is None or not keys:
+            return
+        file, least, greatest = stored
+        parts = len(keys[0])
+        low = bisect_left(keys, least[:parts])
+        high = len(keys)
+        if greatest:
+            high = bisect_right(keys, greatest[:parts])
+        if low >= high:
+            return
+        footer = self._footer(file)
+        for group in range(len(footer.starts)):
+            # A key that begins before a row group may go on there.
+            begin = (
+                low if group == 0 else bisect_left(keys, footer.starts[group][:parts], low, high)
+            )
+            end = high
+            if group + 1 < len(footer.starts):
+                end = bisect_left(keys, footer.starts[group + 1], low, high)
+            if begin < end:
+                rows = self._group(file, footer, group)
+                yield rows, rows.rows_of(keys[begin:end])
 
     def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
         """Yield (row group, first row, row after the last) for the keys from `start` (included) to

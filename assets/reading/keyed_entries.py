@@ -10,9 +10,12 @@ from typing import Any
 
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
-from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema
 
+_FEW = 8
+"""How many times more entries than records there are where entries are found among the keys of
+records, and not the other way round."""
 _OPEN = 2**62
 """Microseconds: the end of an interval that has none."""
 
@@ -40,8 +43,26 @@ class KeyedEntries:
         """
         if self.rows is not None:
             return pa.array(map(self.rows.get, _zip_columns(columns)), pa.int32())
-        found = pc.index_in(columns[0], value_set=self.entries.column(self.key[0]))
+        entries = self.entries.column(self.key[0])
+        if len(columns[0]) * _FEW < len(entries):
+            return _find_few(columns[0], entries)
+        found = pc.index_in(columns[0], value_set=entries)
         return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _find_few(keys: pa.ChunkedArray, entries: pa.ChunkedArray) -> pa.Array:
+    """Return the row number of each key among many entries, null for a key without one.
+
+    Arrow makes a hash table of the values that are searched: one of few keys, through which the
+    entries pass, takes a tenth of the time that one of all entries takes.
+    """
+    wanted = pc.unique(keys)
+    places = pc.index_in(entries, value_set=wanted)
+    rows = np.nonzero(places.is_valid().to_numpy())[0]
+    row_of = np.full(len(wanted), -1, np.int64)
+    row_of[places.drop_null().to_numpy()] = rows
+    found = row_of[pc.index_in(keys, value_set=wanted).to_numpy()]
+    return pa.array(found, pa.int32(), mask=found < 0)
 
 
 def _zip_columns(columns: Sequence[pa.ChunkedArray]) -> list[tuple[Any, ...]]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -283,28 +282,24 @@ def _parts_of(
 
 
 def read_served(
-    history: ServedHistory,
-    *,
-    first: int = 0,
-    since: datetime | None = None,
-    columns: NamedColumns | None = None,
+    history: ServedHistory, *, first: int = 0, columns: NamedColumns | None = None
 ) -> ServedOverTime | None:
     """Return a reader of what a dataset served up to the newest commit of the history; None if it
     serves nothing.
 
-    Commits before the number `first`, or before the one that was current at `since`, are left out.
-    So are those from before entries were spread over other partitions or had another key.
+    Commits before the number `first` are left out. So are those from before entries were spread
+    over other partitions, or had another key or columns of other types.
     """
     newest = history.newest.version
     if newest is None:
         return None
-    known, first = _list_known(history, newest, first, since)
+    known, first = _list_known(history, newest, first)
     store = history.log.lake.store
     return ServedOverTime(store, history.log.name, known, first=first, columns=columns)
 
 
 def _list_known(
-    history: ServedHistory, newest: SealedVersion, first: int, since: datetime | None
+    history: ServedHistory, newest: SealedVersion, first: int
 ) -> tuple[list[Served], int]:
     """Return the commits whose entries can still be read, in the order of time, and the number of
     the first one; 0 if nothing was served before.
@@ -315,8 +310,6 @@ def _list_known(
         if one is None or not _is_readable_as(history, one.version, newest):
             return known[::-1], known[-1].number
         known.append(one)
-        if since is not None and one.at is not None and one.at <= since:
-            return known[::-1], one.number
     return known[::-1], first
 
 

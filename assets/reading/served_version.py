@@ -213,9 +213,9 @@ class ServedVersion:
 
         return _retry_discarded(hold) or self.lend(lambda reader: reader)
 
-    def lend_served(self, since: datetime | None = None) -> ServedOverTime:
-        """Return a reader of what the dataset has served, from the commit that was current at
-        `since` on; its versions stay leased until `close`.
+    def lend_served(self) -> ServedOverTime:
+        """Return a reader of all that the dataset has served; its versions stay leased until
+        `close`.
 
         Raises NoSealedVersionError where nothing is served, and ConfigurationError for a version
         that was chosen.
@@ -230,9 +230,7 @@ class ServedVersion:
             )
 
         def hold() -> ServedOverTime:
-            reader = read_served(
-                ServedHistory.read(self._stored.log.lake, self._stored.name), since=since
-            )
+            reader = read_served(ServedHistory.read(self._stored.log.lake, self._stored.name))
             if reader is None:
                 raise self._stored.not_served_error(self._stored.require_manifest())
             versions = reader.leased

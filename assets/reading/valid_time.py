@@ -230,12 +230,20 @@ def frame_over_time(
     have a column of this name. Raises what `history_frame` raises.
     """
     rows = reader.history_frame(spark)
-    known = "true"
+    if with_ids and INTERVAL_ID not in reader.schema:
+        rows = _add_interval_ids(reader, rows)
     pruned = _pruned(reader)
-    if pruned is not None:
-        known = f"{VALID_TO} IS NULL OR {VALID_TO} > timestamp_micros({pruned})"
-    if not with_ids or INTERVAL_ID in reader.schema:
-        return rows.where(known)
+    if pruned is None:
+        return rows
+    # Anchors end by then, and only tell since when the interval of the next row has lasted.
+    begun = F.timestamp_micros(F.lit(pruned))
+    is_first = F.col(IS_FIRST) | (F.col(VALID_FROM) <= begun)
+    known = F.col(VALID_TO).isNull() | (F.col(VALID_TO) > begun)
+    return rows.where(known).withColumn(IS_FIRST, is_first)
+
+
+def _add_interval_ids(reader: Reader, rows: DataFrame) -> DataFrame:
+    """Return all rows over time, each with the id of its interval."""
     if not reader.sealed.partition_by:
         rows = rows.coalesce(1)
     identity = interval_id_sql(reader.schema, reader.sealed.key, BEGIN, quote_name)
@@ -244,7 +252,7 @@ def frame_over_time(
         rows,
         lambda view: (
             f"WITH {_runs_sql(reader, view, quote_name, comparable_sql)} SELECT {names},"
-            f" {identity} AS {INTERVAL_ID} FROM runs WHERE {known}"
+            f" {identity} AS {INTERVAL_ID} FROM runs"
         ),
     )
 

@@ -255,9 +255,8 @@ class RowsOverTime:
         """Return the newest row of each (key, valid_from) with the interval in which it is valid.
 
         The columns are those of the rows, and the intervals of a key are adjacent. A row that is
-        valid now has no `__valid_to`, and deletions are rows too (`__tombstone`). The oldest row of
-        a key that did not end before the history's pruned part is `__first`; those before it tell
-        since when its interval has lasted.
+        valid now has no `__valid_to`, the oldest of a key is `__first`, and deletions are rows too
+        (`__tombstone`).
         """
         return self._merge(self.rows)
 
@@ -299,10 +298,6 @@ class RowsOverTime:
         return _NO_GENERATION
 
     @property
-    def _pruned(self) -> int | None:
-        return None if self.sealed.history is None else self.sealed.history.pruned
-
-    @property
     def _changes(self) -> int:
         """The number of rows in deltas."""
         return sum(
@@ -331,14 +326,10 @@ class RowsOverTime:
             f"lead({VALID_FROM}) OVER ({in_time}) AS {_END}",
             f"first({VALID_FROM}) OVER ({in_time} ROWS UNBOUNDED PRECEDING) AS {_OLDEST}",
         )
-        first = f"{_OLDEST} = {VALID_FROM}"
-        if self._pruned is not None:
-            # Rows that ended by then only tell since when an interval has lasted.
-            pruned = f"timestamp_micros({self._pruned})"
-            first = (
-                f"({first} OR {VALID_FROM} <= {pruned}) AND ({_END} IS NULL OR {_END} > {pruned})"
-            )
-        now = {VALID_TO: f"{_END} AS {VALID_TO}", IS_FIRST: f"{first} AS {IS_FIRST}"}
+        now = {
+            VALID_TO: f"{_END} AS {VALID_TO}",
+            IS_FIRST: f"{_OLDEST} = {VALID_FROM} AS {IS_FIRST}",
+        }
         newest = placed.where(f"{_END} IS NULL OR {_END} <> {VALID_FROM}")
         return newest.selectExpr(*[now.get(name) or quote_name(name) for name in rows.columns])
 
@@ -542,8 +533,8 @@ class VersionReader:
 
         A bucketed scan with the columns of `schema`, `__valid_from`, `__valid_to` (null: open),
         `__first` (the first row of its key) and `__tombstone` (the key has no entry in the
-        interval). The intervals of a key are adjacent. Before its first row a key may have one that
-        only tells since when the interval of that has lasted (see `Timeline`). Raises DatasetError
+        interval). The intervals of a key are adjacent. Its first row may be an anchor, which only
+        tells since when the interval of the second has lasted (see `Timeline`). Raises DatasetError
         for a version without history, and ManifestMismatchError as `frame` does.
         """
         rows = self._over_time(resolve_session(spark)).intervals()
@@ -639,7 +630,7 @@ class VersionReader:
             if files.id not in generations:
                 continue
             for rows, begin, end in files.scan(bucket, (), None):
-                keys.update(rows.key(row)[: len(self._key)] for row in range(begin, end))
+                keys.update(rows.keys(begin, end, len(self._key)))
         return sorted(keys)
 
     def stored_rows_of(self, bucket: int, keys: Sequence[Key]) -> tuple[pa.Table, Any]:
@@ -727,6 +718,14 @@ class VersionReader:
     def _plain_key(self, key: object) -> Key:
         values = coerce_key(self._what, self._key, key)
         return tuple([plain(value) for plain, value in zip(self._plain, values, strict=True)])
+
+    def place_keys(self, keys: pa.Table) -> dict[int, list[Key]]:
+        """Return the keys of a table, in plain form, by their bucket."""
+        placed: dict[int, list[Key]] = {}
+        for values in zip(*(column.to_pylist() for column in keys.columns), strict=True):
+            key = self._plain_key(values if len(values) > 1 else values[0])
+            placed.setdefault(self._bucket(key), []).append(key)
+        return placed
 
     def _bucket(self, key: Key) -> int:
         if self._bucket_columns:
@@ -824,3 +823,29 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
         if not kept.all():
             rows = rows.filter(kept)
     return rows.select(sealed.columns.names)
+
+
+def read_entries_of(view: VersionReader, bucket: int, keys: Sequence[Key]) -> pa.Table:
+    """Return the entries of these keys (in plain form, sorted) in a bucket, by lookups."""
+    return entries_among(view, *view.stored_rows_of(bucket, keys))
+
+
+def entries_among(view: VersionReader, rows: pa.Table, generation: Any) -> pa.Table:
+    """Return the entries among stored rows of a version, which have these numbers of generations
+    (numpy).
+    """
+    sealed = view.sealed
+    if rows.num_rows and sealed.positioned:
+        kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
+        rows = rows.filter(pa.array(kept))
+    return rows.select(sealed.columns.names)
+
+
+def look_up_entries(view: VersionReader, keys: pa.Table) -> pa.Table:
+    """Return the entries of these keys, each once and without null; the columns are in the order
+    of the key.
+    """
+    found = [view.schema.to_arrow().empty_table()]
+    for bucket, placed in sorted(view.place_keys(keys).items()):
+        found.append(read_entries_of(view, bucket, sorted(placed)))
+    return pa.concat_tables(found)

@@ -12,6 +12,8 @@ and reject the same ones with the same messages.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration import change_formats, change_values
@@ -25,6 +27,7 @@ from dagster_adjunct.assets.declaration.change_formats import (
 from dagster_adjunct.assets.declaration.change_values import Order, Samples
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.extractors import (
+    KeyValueExtractor,
     Projection,
     PythonExtractor,
     mask_columns,
@@ -43,7 +46,7 @@ from dagster_adjunct.assets.sources.json_records import records_to_json
 from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import VALID_FROM
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.paths import path_expression, read_path, split_path
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name, quote_text
 from dagster_adjunct.resources.schemas.values import (
@@ -109,11 +112,26 @@ def add_order(
     return add_problem(rows.withColumn(ORDER, position), *reasons).drop(*paths, SNAPSHOT)
 
 
-def _comparable_samples(order: Order, samples: Samples | None, are_texts: bool) -> Samples:
-    """Return the first value of each name, in whose format later ones must be: a number where none
-    is known, None for positions that are numbers themselves.
+def _add_group_order(rows: DataFrame, order: Order) -> DataFrame:
+    """Return the rows with the same position: the ordering columns of groups say which is newer. A
+    row that sets no group gets a problem.
+    """
+    names_group = reduce(or_, (named_column(name).isNotNull() for name in order))
+    rows = rows.withColumn(ORDER, F.lit(0).cast("bigint")).drop(SNAPSHOT)
+    return add_problem(rows, F.when(~names_group, no_group_reason(order)))
 
-    `are_texts` says whether positions are texts.
+
+def no_group_reason(order: Order) -> str:
+    """Return the reason for rejecting a change that sets no group of columns."""
+    return f"no value to order by: null in {', '.join(map(repr, order))}"
+
+
+def _comparable_samples(order: Order, samples: Samples | None, are_texts: bool) -> Samples:
+    """Return the first value of each name, whose format later ones must have; a number if none are
+    known.
+
+    `are_texts` says whether positions are texts. Otherwise they are numbers, which need no samples:
+    all are None.
     """
     if not are_texts:
         return (None,) * len(order)
@@ -259,7 +277,10 @@ def decode_changes(
     following = spec.following
     rows = _reject_unplaced(spec, decode_rows(source, records))
     position = F.col(OFFSET)
-    if following.order is not None:
+    if following.groups:
+        rows = _add_group_order(rows, following.ordering)
+        position = F.col(ORDER)
+    elif following.order is not None:
         rows = add_order(spec, rows, readable_schema(source), samples)
         position = F.col(ORDER)
     if positions_from and following.order_by is None:
@@ -383,6 +404,8 @@ def _extract_entries(
     extractor = mask_columns(spec.extractor, spec.masked)
     kept = extractor.keeps(spec.key_columns)
     marks = metadata_columns(rows.columns)
+    if KEPT in rows.columns:
+        rows = _name_kept_entries(rows, extractor, entry_schema)
     around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
     if kept and isinstance(extractor, Projection | PythonExtractor):
         entries = extractor.apply_to_changes(around, entry_schema, what, spec.key_steps)
@@ -401,6 +424,23 @@ def _extract_entries(
     if kept:
         return entries
     return add_problem(entries, F.when(F.col(TOMBSTONE), UNKEYED_DELETION))
+
+
+def _name_kept_entries(rows: DataFrame, extractor: KeyValueExtractor, entries: Schema) -> DataFrame:
+    """Return the rows with null in what they leave out, and the columns of the entries that are
+    made of that in KEPT.
+    """
+    assert isinstance(extractor, Projection), "others were rejected when it was declared"
+    there = {name.lower(): name for name in rows.columns}
+    left_out = {}
+    names = []
+    for entry in entries.names:
+        for column in extractor.record_columns(entry):
+            name = there.get(column.lower(), column)
+            is_left_out = F.coalesce(F.array_contains(KEPT, name), F.lit(False))
+            left_out[name] = F.when(~is_left_out, named_column(name))
+            names.append(F.when(is_left_out, entry))
+    return rows.withColumns({**left_out, KEPT: F.array_compact(F.array(*names))})
 
 
 def _add_valid_from(rows: DataFrame, name: str | None) -> DataFrame:
@@ -516,7 +556,9 @@ def decode_arrow_changes(
     schema = source.schema
     following = spec.following
     rows = _reject_unplaced_in_arrow(spec, decode_arrow_rows(source, records))
-    if following.order is not None:
+    if following.groups:
+        rows = _add_group_order_in_arrow(rows, following.ordering)
+    elif following.order is not None:
         rows = _add_order_in_arrow(spec, rows, readable_schema(source), samples)
     if following.history is not None:
         rows = _add_valid_from_in_arrow(rows, following.valid_from)
@@ -582,6 +624,15 @@ def _add_order_in_arrow(
     position = pc.binary_join_element_wise(*parts, "") if are_texts else parts[0]
     rows = _set_column(rows, ORDER, position)
     return add_problems(rows, list(map(reasons.get, range(rows.num_rows))))
+
+
+def _add_group_order_in_arrow(rows: pa.Table, order: Order) -> pa.Table:
+    """Return what `_add_group_order` returns, for rows in Arrow."""
+    lacks = reduce(pc.and_, (rows.column(name).is_null() for name in order))
+    rows = _set_column(rows, ORDER, pa.array(np.zeros(rows.num_rows, np.int64)))
+    if SNAPSHOT in rows.column_names:
+        rows = rows.drop_columns([SNAPSHOT])
+    return _add_problem_where(rows, lacks, no_group_reason(order))
 
 
 def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:

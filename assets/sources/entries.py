@@ -101,7 +101,48 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     _check_history_columns(spec, schema, what)
     if not spec.follows_changes:
         _check_sensitive(spec, records, schema, what)
+    if isinstance(spec, UnboundedDataset) and spec.following.groups:
+        _check_groups(spec, schema, what)
     return schema
+
+
+def _check_groups(spec: UnboundedDataset, schema: Schema, what: str) -> None:
+    """Raise SchemaMismatchError unless each stored column is in one group of `order_by`, whose
+    ordering columns are numbers, dates or timestamps.
+    """
+    stored = [name for name in schema.names if name not in spec.key]
+    for name, problem in _list_group_problems(spec, schema, stored):
+        raise errors.SchemaMismatchError(
+            f"{what}: the column {name!r} {problem}.",
+            "Name each stored column in one group: order_by={ORDERING_COLUMN: [COLUMN, …], …}. Or"
+            " leave columns out of the dataset with columns=.",
+            dataset=spec.name,
+            column=name,
+            argument="order_by",
+        )
+
+
+def _list_group_problems(
+    spec: UnboundedDataset, schema: Schema, stored: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield each column that is not in one group of these stored columns, or can't order one, and
+    why.
+    """
+    named = []
+    for order, columns in spec.following.groups:
+        named += [order, *columns]
+        if order in stored and position_type((order,), schema) != "bigint":
+            kind = schema.field(order).type
+            yield (
+                order,
+                f"orders a group, but is {kind}: expected an integer, a date or a timestamp",
+            )
+    for name in named:
+        if name not in stored:
+            yield name, "is in a group of order_by, but is no stored column outside of the key"
+    for name in stored:
+        if name not in named:
+            yield name, "is in no group of order_by, so nothing orders its changes"
 
 
 def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what: str) -> None:
@@ -609,7 +650,7 @@ class OpenedChanges(OpenedStream):
     def position_type(self) -> PositionType:
         """The type of the changes' positions."""
         order = self.spec.following.order
-        if order is None:
+        if order is None or self.spec.following.groups:
             return "bigint"
         rows = derive_row_schema(self.spec, self.records)
         return position_type(order, with_read_paths(self.spec, rows))
@@ -645,7 +686,7 @@ class OpenedChanges(OpenedStream):
     @property
     def orders_itself(self) -> bool:
         """Whether changes say themselves which one of a key is newer: by `order_by`, or by the
-        times of a history that are no dates, on which a key may well change twice.
+        times of a history. Dates do not say it: a key may well change twice a day.
         """
         following = self.spec.following
         if following.order_by is not None:

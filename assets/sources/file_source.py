@@ -114,14 +114,14 @@ def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
 def _to_folder(name: str, inside: list[ListedFile], complete: str) -> Folder:
     """Return the folder of this name, with those of its files that are data."""
     marker = f"{name}/{complete}" if name else complete
-    ending = None
+    completion = None
     data = []
     for file in inside:
         if file.path == marker:
-            ending = file
+            completion = file
         elif not any(map(_hidden, file.path.split("/"))):
             data.append(file)
-    return Folder(name, _by_name(data), ending)
+    return Folder(name, _by_name(data), completion)
 
 
 _MEMBERS = ("rows", "checksum", "valid_from")
@@ -694,8 +694,8 @@ class FileVersions(VersionSource):
     def _differs(self, markers: Markers, folder: Folder, *, asked: bool = False) -> bool:
         """Whether a folder is another delivery than the recorded one.
 
-        Replaced files may still be arriving, so they are none before the completion object is
-        rewritten, unless the version is `asked` for.
+        Replaced files make it one only once the completion object is rewritten, since more of them
+        may be arriving until then; at once if the version is `asked` for.
         """
         before = markers.get(folder.marker.path)
         if before is None:
@@ -783,8 +783,8 @@ def _content_of(delivery: Delivery) -> FolderContent:
 def _is_completed_again(done: Delivered, complete: ListedFile) -> bool:
     """Whether a folder was completed again since its delivery, both by the clock of the store.
 
-    Only for a delivery of long ago, whose markers are no longer recorded, it is compared with the
-    time when its name became free.
+    The markers of a delivery of long ago are no longer recorded. Then the time when its name became
+    free stands for that of the delivery.
     """
     before = done.markers.get(complete.path)
     if before is not None:

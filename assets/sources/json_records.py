@@ -27,8 +27,8 @@ _ESCAPED = str.maketrans({**{chr(code): f"\\u{code:04X}" for code in range(32)},
 
 
 def find_fractions(schema: Schema) -> str | None:
-    """Return the path of the first float or double, which only Java's release writes as Spark
-    does; None if there is none.
+    """Return the path of the first float or double, which only Spark itself can write, as the text
+    depends on the release of Java; None if there is none.
     """
     for field in schema.fields:
         for path, type_ in nested_types(parse_type(field.type)):

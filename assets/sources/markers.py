@@ -217,9 +217,7 @@ def _is_repeated_alone(segments: Sequence[MarkedSegment], reusable: Collection[s
 
 
 def is_bare(markers: Iterable[Marker]) -> bool:
-    """Whether no records precede these markers, by the stream's own count: their producer states
-    none.
-    """
+    """Whether no records precede any of these markers, by the count of the stream itself."""
     return all(marker.counted and marker.rows == 0 for marker in markers)
 
 
@@ -443,15 +441,9 @@ def position_from_manifest(manifest: BoundedManifest) -> InputPosition:
 
 def find_truncated_partitions(
     offsets: IntOffsets, oldest: IntOffsets
-) -> dict[SystemStreamPartition, tuple[int, int]]:
-    """Return the unread offsets that retention has removed: (first, the oldest one left) by
-    partition.
-    """
-    return {
-        ssp: (offset, oldest[ssp])
-        for ssp, offset in sorted(offsets.items())
-        if offset < oldest[ssp]
-    }
+) -> list[SystemStreamPartition]:
+    """Return the partitions of which retention has removed unread records, those at `offsets`."""
+    return [ssp for ssp in sorted(offsets) if offsets[ssp] < oldest[ssp]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ def _cut(source: OpenedChanges, ranges: Ranges, count: int) -> Iterator[Ranges]:
 
 
 def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) -> OrderSamples:
-    """Return what these changes of rows show."""
+    """Return what these changes of rows show of each name in `order_by`."""
     order = spec.following.ordering
     lacks = F.startswith(F.col(PROBLEM), F.lit(change_values.NO_PATH))
     known = F.col(PROBLEM).isNull() | lacks
@@ -167,7 +167,7 @@ def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) ->
 
 
 def samples_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> OrderSamples:
-    """Return what these changes of rows show, whose order is made of columns."""
+    """Return what `samples_in_frame` returns, for changes in Arrow that columns order."""
     order = spec.following.ordering
     rows = rows.filter(pc.is_null(rows.column(PROBLEM)))
     places = rows.select([OFFSET, PARTITION])

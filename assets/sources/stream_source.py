@@ -150,8 +150,8 @@ class StreamSource(VersionSource):
     def _find_loss(self, offsets: IntOffsets, oldest: IntOffsets) -> Lost | None:
         """Return the ranges of unread offsets that retention has removed, None without any."""
         ranges = {}
-        for ssp, (first, left) in find_truncated_partitions(offsets, oldest).items():
-            ranges[str(ssp)] = (str(first), str(left))
+        for ssp in find_truncated_partitions(offsets, oldest):
+            ranges[str(ssp)] = (str(offsets[ssp]), str(oldest[ssp]))
         return Lost(versions=(), ranges=ranges, at=self._now()) if ranges else None
 
     def _await(self, incomplete: IncompleteVersion, offsets: IntOffsets) -> Awaiting:

@@ -314,7 +314,7 @@ def _plan_completion(
     layout = commit.table_layout(advance.source, advance.names)
     ties = find_tie_rule(advance.source, layout)
     places_rows = again and (by_offset or replaced_from is not None)
-    if ties is None and not spec.following.completes and not places_rows:
+    if ties is None and not spec.following.reads_rows and not places_rows:
         return None
     return RowCompletion(
         dataset=spec.name,
@@ -325,6 +325,7 @@ def _plan_completion(
         again=again,
         horizon=replaced_from,
         ties=ties,
+        groups=spec.following.groups,
     )
 
 
@@ -558,9 +559,8 @@ def apply_ranges(
         advance.manifest.first_ordered,
     )
     # Changes are completed from rows of the served version, so it is leased.
-    completes = advance.spec.following.completes and not advance.running
     read = None
-    if completes:
+    if advance.spec.following.reads_rows and not advance.running:
         read = advance.manifest.version
     try:
         with (

@@ -181,7 +181,7 @@ def commit_with_retries(
             fresh = as_unbounded(current)
         if fresh is None or not _has_same_progress(advance.manifest, fresh):
             return None
-        if advance.spec.following.completes and _has_erased(advance):
+        if advance.spec.following.reads_rows and _has_erased(advance):
             return None
         return replace(seen, commit=commit, manifest=fresh)
 

@@ -1,6 +1,7 @@
 """Completes changes that leave out columns, from the changes before them and from stored rows.
 
-The rows of one bucket are ordered by key and position:
+If changes have an order of their own, or times, merge_columns.py and merge_groups.py do that, in
+any order. By offset, the rows of one bucket are ordered by key and position:
 
     key  a      b      a change that
     k    1      2      is a whole row
@@ -23,8 +24,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
+from dagster_adjunct.assets.declaration.policies import ColumnGroups
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
-from dagster_adjunct.assets.unbounded.merge_columns import ColumnMerge, SortedRows
+from dagster_adjunct.assets.unbounded.merge_columns import ColumnMerge, SortedRows, lacks_whole_row
+from dagster_adjunct.assets.unbounded.merge_groups import GroupMerge
 from dagster_adjunct.assets.unbounded.stored_rows import StoredRows
 from dagster_adjunct.assets.unbounded.tied_changes import (
     Tie,
@@ -69,14 +72,16 @@ class RowCompletion:
     With `again`, for a rewind, the generations hold the changes already, and only changes that are
     not superseded must be complete. By offset, positions are raised to at least those of the stored
     rows of their keys. Else changes of a key are late where no row of it is stored and the newest
-    of them is not above the `horizon`: a tombstone that was dropped might win against them. Late
-    changes are left out. They are counted in the stats, and if `set_aside` listed there like
-    incomplete ones, unless the newest change of the key is a deletion.
+    of them is not above the `horizon`: a tombstone that was dropped might win against them. Where
+    columns are merged, the stored row has to be known whole, and only the newest change of the
+    whole row counts. Late changes are left out. They are counted in the stats, and if `set_aside`
+    listed there like incomplete ones, unless the newest change of the key is a deletion.
 
     By the rule `ties`, changes of which nothing says which one is newer are set aside, too, or
     raise KeyOrderError.
 
-    Where the layout has SET_AT, nothing is incomplete: changes are merged by column, in any order.
+    Where the layout has SET_AT, nothing is incomplete: changes are merged by column, or by these
+    `groups` of columns, in any order.
     """
 
     input_columns: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
@@ -90,6 +95,7 @@ class RowCompletion:
     again: bool = False
     horizon: int | None = None
     ties: TieRule | None = None
+    groups: ColumnGroups = ()
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -272,17 +278,32 @@ class BucketCompletion:
         highest = np.full(len(first), lowest)
         position = rows.column(POSITION).to_numpy()
         keys = rows.select(self._key).take(first)
+        columns = []
+        if self._declared.merges_columns:
+            columns.append((SET_AT, pa.string()))
         for of, found in self._stored.iterate(
-            keys, np.arange(len(first)), pa.schema([]), positions=True
+            keys, np.arange(len(first)), pa.schema(columns), positions=True
         ):
-            highest[of] = np.maximum(highest[of], found.column(POSITION).to_numpy())
+            is_known = np.ones(len(of), bool)
+            if columns:
+                is_known = ~lacks_whole_row(found.column(SET_AT))
+            known = of[is_known]
+            highest[known] = np.maximum(highest[known], found.column(POSITION).to_numpy()[is_known])
         if by_offset:
             raised = pa.array(np.maximum(position, highest[key]))
             return rows.set_column(rows.column_names.index(POSITION), POSITION, raised), new
         assert horizon is not None
         last = np.append(first[1:], len(new)) - 1
-        late = ((highest == lowest) & (position[last] <= horizon))[key]
-        counted = late & ~rows.column(TOMBSTONE).to_numpy()[last][key]
+        deleted = rows.column(TOMBSTONE).to_numpy()
+        if self._declared.merges_columns:
+            # Changes above the horizon decide only if they set all columns.
+            is_whole = deleted | (_count_kept(rows) == 0)
+            decided = np.logical_or.reduceat(is_whole & (position > horizon), first)
+            late = (highest == lowest)[key] & ~decided[key] & (position <= horizon)
+            counted = late & ~deleted
+        else:
+            late = ((highest == lowest) & (position[last] <= horizon))[key]
+            counted = late & ~deleted[last][key]
         self._late += int(counted.sum())
         if self._declared.set_aside:
             places = (rows.column(name).filter(counted).to_pylist() for name in (PARTITION, OFFSET))
@@ -368,7 +389,11 @@ class BucketCompletion:
         if not changes.num_rows:
             return changes.drop_columns([KEPT])
         rows = self._sort_with_stored(changes)
-        merge = ColumnMerge(rows, self._layout)
+        merge: ColumnMerge | GroupMerge
+        if self._declared.groups:
+            merge = GroupMerge(rows, self._layout, self._declared.groups)
+        else:
+            merge = ColumnMerge(rows, self._layout)
         rule = self._declared.ties
         if rule is not None:
             ties = merge.find_ties(by_offset=rule.order_by is None)
@@ -424,7 +449,7 @@ class BucketCompletion:
         highest = self._highest_stored()
         if highest is None:
             return np.zeros(0, np.int64)
-        is_partial = pc.greater(pc.fill_null(pc.list_value_length(changes.column(KEPT)), 0), 0)
+        is_partial = pa.array(_count_kept(changes) > 0)
         values = changes.column(POSITION)
         if self._over_time:
             values = changes.column(VALID_FROM).cast("int64")
@@ -476,6 +501,13 @@ class BucketCompletion:
             tables.append(found.select(schema.names))
             count += len(of)
         return stored, highest, pa.concat_tables(tables)
+
+
+def _count_kept(rows: pa.Table) -> Any:
+    """Return how many columns each change leaves out."""
+    if KEPT not in rows.column_names:
+        return np.zeros(rows.num_rows, np.int64)
+    return pc.fill_null(pc.list_value_length(rows.column(KEPT)), 0).to_numpy()
 
 
 def _stream_order(position: Any) -> Any:

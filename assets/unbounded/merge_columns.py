@@ -37,7 +37,7 @@ from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.unbounded.tied_changes import Tie
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import SET_AT, BucketLayout
-from dagster_adjunct.resources.lazy_modules import np, pa
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
@@ -110,35 +110,38 @@ class ColumnMerge:
         position = self._rows.column(POSITION).to_numpy()
         kept = kept_matrix(self._rows.column(KEPT), self._names) & ~self._is_deleted[:, None]
         said = np.column_stack([~kept, ~kept.any(axis=1)])
+        places = {name: column for column, name in enumerate(self._stored_names)}
         whole: dict[int, Any] = {}
-        parts: dict[tuple[int, int], Any] = {}
         never = []
+        parts: tuple[list[int], list[int], list[Any]] = ([], [], [])
         for row, set_at in self._iterate_set_at():
-            if set_at[_WHOLE] is None:
+            since = set_at.pop(_WHOLE)
+            if since is None:
                 never.append(row)
             else:
-                whole[row] = set_at[_WHOLE]
-            for column, name in enumerate(self._stored_names):
-                if name in set_at:
-                    parts[row, column] = set_at[name]
+                whole[row] = since
+            for name, value in set_at.items():
+                if name in places:  # else the column was dropped
+                    for part, found in zip(parts, (row, places[name], value), strict=True):
+                        part.append(found)
         values = [position]
-        for found in (whole, parts):
-            values.append(np.array(list(found.values()), position.dtype))
+        for found in (whole.values(), parts[2]):
+            values.append(np.array(list(found), position.dtype))
         positions, ranks = np.unique(np.concatenate(values), return_inverse=True)
         row_rank, of_whole, of_parts = np.split(ranks, np.cumsum(list(map(len, values[:2]))))
         rank = np.repeat(row_rank[:, None], said.shape[1], axis=1)
         rank[list(whole)] = of_whole[:, None]
         said[never] = False
-        places = tuple(np.array(list(parts), np.int64).reshape(-1, 2).T)
-        said[places] = True
-        rank[places] = of_parts
+        said[parts[:2]] = True
+        rank[parts[:2]] = of_parts
         return said, rank, row_rank, positions
 
     def _iterate_set_at(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield each row that was not written by one change, with the positions of its columns."""
-        for row, text in enumerate(self._rows.column(SET_AT).to_pylist()):
-            if text is not None:
-                yield row, json.loads(text)
+        texts = self._rows.column(SET_AT)
+        rows = pc.indices_nonzero(texts.is_valid())
+        for row, text in zip(rows.to_pylist(), texts.take(rows).to_pylist(), strict=True):
+            yield row, json.loads(text)
 
     def _find_newest(self, rank: Any) -> Any:
         """Return the row of each group with the highest rank, by column; -1 where all are -1.
@@ -238,9 +241,9 @@ class ColumnMerge:
         rows = self._rows.drop_columns([KEPT]).take(top)
         for column, name in enumerate(self._names):
             places = pa.array(source[:, column], mask=source[:, column] < 0)
-            rows = _set_column(rows, name, self._rows.column(name).take(places))
-        rows = _set_column(rows, TOMBSTONE, pa.array(~exists))
-        rows = _set_column(rows, SET_AT, set_at)
+            rows = set_column(rows, name, self._rows.column(name).take(places))
+        rows = set_column(rows, TOMBSTONE, pa.array(~exists))
+        rows = set_column(rows, SET_AT, set_at)
         return Merged(
             rows,
             superseded=int(self._is_new.sum() - applied.sum()),
@@ -280,24 +283,33 @@ class ColumnMerge:
         rank = np.where(sets, np.take_along_axis(self._rank, np.maximum(winner, 0), axis=0), -1)
         whole = rank[:, -1]
         is_part = sets[:, :-1] & (rank[:, :-1] != whole[:, None])
-        texts: list[str | None] = [None] * len(groups)
         partly = (whole < 0) | (whole != self._row_rank[self._top[groups]]) | is_part.any(axis=1)
         found: dict[int, dict[str, Any]] = {}
-        for row in np.flatnonzero(partly).tolist():
-            found[row] = {_WHOLE: self._position(whole[row])}
-        for row, column in np.argwhere(is_part).tolist():
-            found[row][self._stored_names[column]] = self._position(rank[row, column])
+        rows = np.flatnonzero(partly)
+        for row, position in zip(rows.tolist(), self._positions_of(whole[rows]), strict=True):
+            found[row] = {_WHOLE: position}
+        rows, columns = np.nonzero(is_part)
+        positions = self._positions_of(rank[rows, columns])
+        for row, column, position in zip(rows.tolist(), columns.tolist(), positions, strict=True):
+            found[row][self._stored_names[column]] = position
+        texts: list[str | None] = [None] * len(groups)
         for row, set_at in found.items():
             texts[row] = json.dumps(set_at, separators=(",", ":"), ensure_ascii=False)
         return pa.array(texts, pa.string())
 
-    def _position(self, rank: int) -> Any:
-        """Return the position of a rank as a Python value, None for -1."""
-        if rank < 0:
-            return None
-        value = self._positions[rank]
-        return value if isinstance(value, str) else int(value)
+    def _positions_of(self, ranks: Any) -> list[Any]:
+        """Return the positions of these ranks as Python values, None for -1."""
+        values = self._positions[ranks].tolist()
+        return [
+            None if rank < 0 else value for rank, value in zip(ranks.tolist(), values, strict=True)
+        ]
 
 
-def _set_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
+def lacks_whole_row(set_at: pa.ChunkedArray) -> Any:
+    """Return for which stored rows no change of the whole row is known, by their `__set_at`."""
+    return pc.fill_null(pc.starts_with(set_at, f'{{"{_WHOLE}":null'), False).to_numpy()
+
+
+def set_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
+    """Return the rows with these values in one of their columns."""
     return rows.set_column(rows.column_names.index(name), name, values)

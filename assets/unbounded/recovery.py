@@ -21,6 +21,7 @@ version stays until it is done.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -306,6 +307,8 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedChanges, now: 
         )
     before = manifest.declaration
     after = source.declaration
+    if before.groups != after.groups:
+        return "order_by has other groups of columns than when it began"
     if before.by_column and not after.by_column:
         return "changes could leave out columns when it began, and are whole rows now"
     if (before.order_by, before.position_type) != (after.order_by, after.position_type):
@@ -381,7 +384,10 @@ def must_evolve(
     declared = source.declaration
     evolution = evolve_table_columns(source, served.named_columns, manifest.declaration.input_names)
     order = order_named_now(spec, served)
-    if (order, served.position_type) != (declared.order_by, declared.position_type):
+    groups = manifest.declaration.groups
+    _check_same_groups(spec, groups, declared.groups, served)
+    has_same_order = (order, served.position_type) == (declared.order_by, declared.position_type)
+    if not has_same_order and not groups:
         raise order_change_error(spec.name, served.order_by, declared.order_by)
     if served.by_column and not declared.by_column:
         raise _whole_rows_error(spec)
@@ -391,6 +397,38 @@ def must_evolve(
         return True
     kept = describe_history_length(served.history)
     return kept != describe_history_length(history_from_spec(spec))
+
+
+_Groups = Mapping[str, tuple[str, ...]]
+
+
+def _check_same_groups(
+    spec: UnboundedDataset, before: _Groups, after: _Groups, served: SealedVersion
+) -> None:
+    """Raise DatasetError for a column that is ordered by another column than before. Groups may be
+    added and dropped.
+    """
+
+    def order_of(groups: _Groups, follow: Callable[[str], str]) -> dict[str, str]:
+        found = {}
+        for order, columns in groups.items():
+            for name in (order, *columns):
+                found[follow(name)] = follow(order)
+        return found
+
+    old = order_of(before, lambda name: spec.evolution.follow(name, served.columns))
+    new = order_of(after, str)
+    moved = [name for name in old.keys() & new.keys() if old[name] != new[name]]
+    if not moved and bool(old) == bool(new):
+        return
+    named = f"the column {min(moved)!r} is" if moved else "its columns are"
+    raise DatasetError(
+        f"dataset {spec.name!r}: {named} in another group of order_by than before. Stored values"
+        " are in the order of then.",
+        "Restore the groups, or rebuild the dataset with these: adjunct dataset rebuild"
+        f" {spec.name} MODULE:APP --reason ….",
+        dataset=spec.name,
+    )
 
 
 def _whole_rows_error(spec: UnboundedDataset) -> DatasetError:

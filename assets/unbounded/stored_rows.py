@@ -78,21 +78,21 @@ class StoredRows:
         constants: dict[str, Any] = {} if positions else {POSITION: 0}
         if not stored.file.stats.get("tombstones"):
             constants[TOMBSTONE] = False
-        layout = self._layout_with([name for name in whole.names if name not in constants])
+        wanted = [name for name in whole.names if name not in constants]
+        layout = self._layout_with([*keys.column_names, *wanted])
         numbers = [np.zeros(0, int)]
         tables = [whole.empty_table()]
         for group in range(file.num_row_groups):
             maybe = self._keys_in_range(file.metadata, group, keys)
             if not len(maybe):
                 continue
-            names = self.layout.stored_names(keys.column_names)
-            head = file.read_row_group(group, columns=names, use_threads=False).select(names)
-            number, row = _match_keys(head.columns, keys.take(maybe))
+            stored_names = list(layout.stored.columns)
+            read = file.read_row_group(group, columns=stored_names, use_threads=False)
+            key = read.select(self.layout.stored_names(keys.column_names))
+            number, row = _match_keys(key.columns, keys.take(maybe))
             if not len(row):
                 continue
             numbers.append(maybe[number])
-            stored_names = list(layout.stored.columns)
-            read = file.read_row_group(group, columns=stored_names, use_threads=False)
             values = conform_to_layout(read.take(row), layout)
             columns = []
             for field in whole:
@@ -105,12 +105,11 @@ class StoredRows:
         return np.concatenate(numbers), pa.concat_tables(tables)
 
     def _layout_with(self, names: Sequence[str]) -> BucketLayout:
-        """Return the layout of the key and these columns, hidden or not, for reading files."""
+        """Return the layout of these columns, hidden or not, for reading files."""
         known = self.layout.schema
-        shown = [name for name in dict.fromkeys([*self.layout.key, *names]) if name in known]
         return replace(
             self.layout,
-            schema=known.select(shown),
+            schema=known.select([name for name in dict.fromkeys(names) if name in known]),
             bucket_by=(),
             partitions=1,
             key=(),

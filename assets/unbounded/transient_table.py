@@ -436,7 +436,7 @@ class TransientTable:
             rows = rows.withColumn(SET_AT, F.lit(None).cast("string"))
         ties = find_tie_rule(self._source, layout)
         has_missing_columns = KEPT in rows.columns
-        if not has_missing_columns and ties is None:
+        if not has_missing_columns and not merges_columns and ties is None:
             return rows
         completion = RowCompletion(
             spec.name,
@@ -445,6 +445,7 @@ class TransientTable:
             by_offset=spec.following.order is None,
             set_aside=False,
             ties=ties,
+            groups=spec.following.groups,
         )
         order = named_columns((*spec.key, POSITION, OFFSET, PARTITION))
         return complete_frame(self._repartition(rows).sortWithinPartitions(*order), completion)

@@ -55,10 +55,12 @@ from dagster_adjunct.resources.sql.checking import (
     check_expression,
     check_select,
     needs_spark_analysis,
+    nondeterministic_parts,
 )
 from dagster_adjunct.resources.sql.expression import (
     did_you_mean,
     multi_record_functions,
+    other_records_construct,
     parse_expression,
 )
 from dagster_adjunct.resources.user_code import check_plain_function
@@ -197,6 +199,7 @@ class Check:
         types: dict[str, str | None] = dict(columns.types)
         _check_rule(self, dataset, types, or_select="")
         if self.function is check_sql:
+            _check_depends_on_row(self, dataset, types)
             return str(self.arguments[0])
         what = f"dataset {dataset!r}"
         if self.function is check_no_nulls:
@@ -806,6 +809,23 @@ def _check_allowed(
             f"List values of type {kind}.",
             dataset=dataset,
             column=column,
+        )
+
+
+def _check_depends_on_row(check: Check, dataset: str, types: Mapping[str, str | None]) -> None:
+    """Raise PlanningError for a condition that may give another result when the row is read again:
+    what is set aside, and what is stored, are computed one after the other.
+    """
+    condition = check.arguments[0]
+    used = other_records_construct(condition)
+    if not used:
+        used = ", ".join(nondeterministic_parts(condition, types))
+    if used:
+        raise errors.PlanningError(
+            f"{_name_validator(check, dataset)}: {condition!r} uses {used}: expected a condition"
+            " that depends on the changed row alone.",
+            "Compare columns of the row, or have its producer add what is missing.",
+            dataset=dataset,
         )
 
 

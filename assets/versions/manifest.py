@@ -472,6 +472,13 @@ class BoundedManifest(CommonManifest):
                 together.append(ref.id)
         return tuple(together)
 
+    def time_of(self, version: str) -> datetime:
+        """Return since when a version is valid that states it."""
+        ref = self.ref(version)
+        assert ref is not None
+        assert ref.valid_from is not None
+        return ref.valid_from
+
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
         """Return the fields, besides offsets, that change when the repartitioned input starts at
         these offsets.

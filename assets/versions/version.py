@@ -518,8 +518,10 @@ class DatasetDeclaration(RowForm, Ownership):
     is the number of partitions of the input (0: files, a query or a local table). `input_names` are
     the stored names of the input's columns, if entries are its records. `versions_by` is the order
     of versions: by arrival or by name (version partitions); with `by_time` it is by the time since
-    when they are valid. For an unbounded dataset, `keep_tombstones` is how far below the newest
-    position deletions are kept. Order and policies may change: they are those of the last advance.
+    when they are valid. For an unbounded dataset, `groups` are the columns that each name of
+    `order_by` orders, if they have orders of their own, and `keep_tombstones` is how far below the
+    newest position deletions are kept. Order and policies may change: they are those of the last
+    advance.
     """
 
     kind: DatasetKind
@@ -534,6 +536,7 @@ class DatasetDeclaration(RowForm, Ownership):
     versions_by: Literal["arrival", "name"] = "arrival"
     by_time: bool = False
     discard: DiscardPolicy = DiscardPolicy()
+    groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     keep_tombstones: int | None = Field(default=None, ge=0)
     compaction: DeltaCompaction = DeltaCompaction()
 
@@ -610,6 +613,7 @@ def _kind_facts(spec: AdjunctDataset) -> dict[str, Any]:
             following = spec.following
             return {
                 "order_by": following.order,
+                "groups": dict(following.groups),
                 "keep_tombstones": following.keep_tombstones,
                 "compaction": following.compaction,
             }

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from dagster_adjunct.examples.flights.data import load
 from dagster_adjunct.tables import PostgresTable, RemoteTable, SqliteTable
@@ -19,6 +20,21 @@ LAST_SEEN = {
     "last_time_hour": "timestamp",
     "last_dep_delay": "int",
 }
+# The last flight of an aircraft, with the conditions in which it left.
+CONDITIONS = {
+    "tailnum": "string",
+    "time_hour": "timestamp",
+    "carrier": "string",
+    "flight": "int",
+    "origin": "string",
+    "dest": "string",
+    "temp": "double",
+    "wind_speed": "double",
+    "visib": "double",
+    "observed": "timestamp",
+    "came_from": "string",
+    "there_since": "timestamp",
+}
 
 
 def aircraft_state() -> RemoteTable:
@@ -31,6 +47,13 @@ def carrier_desks() -> RemoteTable:
     return _table("carrier-desks", "carrier", {"carrier": "string", "desk": "string"})
 
 
+def last_conditions() -> RemoteTable:
+    """Return the table of each aircraft's last flight, with what is known of its conditions by
+    now.
+    """
+    return _table("last-conditions", "tailnum", CONDITIONS, newest_by="time_hour")
+
+
 def fill_carrier_desks() -> None:
     """Put the desk of every carrier, as that somebody would have."""
     from dagster_adjunct.tables import BlockingTable
@@ -40,7 +63,7 @@ def fill_carrier_desks() -> None:
             desks.put(airline["carrier"], {"desk": f"{airline['name']} operations"})
 
 
-def _table(name: str, key: str, columns: Mapping[str, str]) -> RemoteTable:
+def _table(name: str, key: str, columns: Mapping[str, str], **options: Any) -> RemoteTable:
     table = name.replace("-", "_")
     if os.environ.get("ADJUNCT_DEMO_POSTGRES"):
         store = PostgresTable(
@@ -49,4 +72,6 @@ def _table(name: str, key: str, columns: Mapping[str, str]) -> RemoteTable:
     else:
         path = os.environ.get("ADJUNCT_DEMO_SQLITE", ".adjunct/demo.sqlite")
         store = SqliteTable(path=path, table=table, key=key, columns=columns, create=True)
-    return RemoteTable(name, key=key, read_function=store, write_function=store, batch_size=5_000)
+    return RemoteTable(
+        name, key=key, read_function=store, write_function=store, batch_size=5_000, **options
+    )

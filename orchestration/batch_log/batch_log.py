@@ -31,6 +31,7 @@ from pydantic import ValidationError
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.batch_log.intent import (
     Epochs,
+    HeldTime,
     Intent,
     Offsets,
     Partition,
@@ -72,13 +73,15 @@ class RequestedPosition(StoredDocument):
 class ResolvedStartpoint(RequestedPosition):
     """A startpoint with the `offset` at which it starts, stored before anything is read from there.
 
-    `id` is that of its request, `stream` is the identity of the stream.
+    `id` is that of its request, `stream` is the identity of the stream. With `force`, what is
+    restated from there has no limits.
     """
 
     ssp: Partition
     stream: str | None
     offset: str
     resolved_at: datetime
+    force: bool = False
 
     def is_of(self, request: str, stream: str | None) -> bool:
         """Whether it is of this request, and of the stream with this identity."""
@@ -293,11 +296,12 @@ class OffsetState(StoredDocument):
 
     def with_joined(self, intent: Intent, *, done: bool = True) -> OffsetState:
         """Return the state after a batch that read these versions of datasets; if it is `done` and
-        has restated results, none are left that were made of versions before those at the end.
+        has restated results, none are left that were made of other versions.
         """
         joined = dict(self.joined)
         if intent.restating is not None and done:
-            joined |= {name: (end,) for name, end in intent.restating.ends.items()}
+            for name in intent.restating.datasets:
+                joined.pop(name, None)
         for name, read in intent.joined.restated.items():
             before = list(joined.get(name, ()))
             if read in before:
@@ -474,7 +478,8 @@ class ApplicationState(StoredDocument):
     the input records and counters of all closed batches. `given_up` is the number of the abandoned
     batch before the next one, which reads its records again: local tables remove what it wrote.
     `times` are the event times of the inputs, and `passed` the times up to which datasets were
-    complete for the records that waited for them. After a rename, `writes_as` is the name by which
+    complete for the records that waited for them. `held` has the records that the last batch, or
+    run, found waiting at the checkpoint. After a rename, `writes_as` is the name by which
     outputs know the application; the log of the former name has the new one in `renamed_to`. `note`
     says what else there is to know of this commit, such as its purpose if no batch made it.
     """
@@ -489,6 +494,7 @@ class ApplicationState(StoredDocument):
     given_up: int | None = None
     times: TimeState = TimeState()
     passed: dict[str, PassedTime] = Default(default_factory=dict)
+    held: dict[Partition, HeldTime] = Default(default_factory=dict)
     writes_as: str | None = None
     renamed_to: str | None = None
     note: str | None = None
@@ -582,8 +588,10 @@ class BatchLog:
         intent = done.intent
         checkpoint, offsets = _apply_batch(state, intent, done.closed_at)
         passed = dict(state.passed)
-        if not intent.replays:
+        held = state.held
+        if not intent.reads_again:
             passed |= intent.joined.passed
+            held = intent.held
         closed = ApplicationState(
             checkpoint=checkpoint,
             batch=intent.batch,
@@ -593,6 +601,7 @@ class BatchLog:
             offsets=offsets,
             times=times or state.times,
             passed=passed,
+            held=held,
             writes_as=state.writes_as,
         )
         note = None

@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_application_known,
     check_not_renamed,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Epochs, HeldTime, Intent, Offsets
 from dagster_adjunct.orchestration.operators.waiting import LATE_CHANGES
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
@@ -40,7 +40,9 @@ class Checkpoint(Report):
     and not applied yet: the next run starts there instead. `open` is a batch that has not finished:
     a run is in it, or the next run repeats it. `times` are the event times of the inputs,
     `versions` the versions of datasets and state tables that the last batch read. `late_changes`
-    are those that came after a join had passed their time, by join that waits.
+    are those that came after a join had passed their time, by join that waits, `held` the first
+    records that the last run found waiting, and `restated` the times when results were last
+    restated, by dataset.
     """
 
     offsets: Offsets
@@ -55,11 +57,13 @@ class Checkpoint(Report):
     times: TimeState = field(default_factory=TimeState)
     versions: Mapping[str, str | None] = field(default_factory=dict)
     late_changes: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[SystemStreamPartition, HeldTime] = field(default_factory=dict)
+    restated: Mapping[str, datetime] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the checkpoint as JSON values."""
         facts = Report.to_json(self) | {"at": self.at}
-        del facts["versions"]
+        del facts["versions"], facts["held"]
         return facts
 
 
@@ -154,6 +158,8 @@ class CheckpointManager:
             times=state.times,
             versions={} if state.last is None else state.last.intent.versions,
             late_changes=late,
+            held=state.held,
+            restated=offsets.restated,
         )
 
     def history(

@@ -60,6 +60,23 @@ def without_stream(
     return others
 
 
+class HeldTime(StoredDocument):
+    """The first record of a partition that waits: its offset in the stream of this identity, its
+    event time by the expression `by`, and when it was written.
+
+    Where records wait by event time, `newest` is the latest one of the records up to the offset
+    `seen_to`; None where that is not known.
+    """
+
+    stream: str | None
+    offset: int
+    by: str
+    time: datetime
+    since: datetime
+    newest: datetime | None = None
+    seen_to: str | None = None
+
+
 class PassedTime(StoredDocument):
     """The time up to which a dataset was complete for the records that an application has joined
     with it: its joins have passed it.
@@ -106,6 +123,7 @@ class JoinedVersions(StoredDocument):
     - `followed`: the versions between which the changes of a dataset are read.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
     - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
+    - `in_time`: the joins whose records have all waited until the watermark had passed their times.
     - `passed`: by dataset that records wait for, the time that joins have passed after this batch.
     - `late`: by dataset, how many changes came since the batch before, after the joins had passed
       their time.
@@ -118,6 +136,7 @@ class JoinedVersions(StoredDocument):
     followed: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     reading: JoinVersions = AS_OF
     known: dict[str, datetime | None] = Default(default_factory=dict)
+    in_time: tuple[str, ...] = ()
     passed: dict[str, PassedTime] = Default(default_factory=dict)
     late: dict[str, int] = Default(default_factory=dict)
     restated: dict[str, ReadVersions] = Default(default_factory=dict)
@@ -139,15 +158,17 @@ class Restating(StoredDocument):
     """What a batch restates: the results of records whose places are stored in the object `places`,
     because of the `changes` of datasets in these ranges.
 
-    `keys` is how many keys have changed, `records` how many records have them. `ends` has what
-    the datasets served at the ends of the ranges.
+    `keys` is how many keys have changed, `records` how many records have them.
     """
 
     places: str
     changes: dict[Partition, OffsetRange]
     keys: int
     records: int
-    ends: dict[str, ReadVersions] = Default(default_factory=dict)
+
+    def describe(self) -> str:
+        """Return what it does, as the end of a sentence."""
+        return f"restates results: {self.keys:,} keys of {', '.join(sorted(self.datasets))} changed"
 
     @property
     def datasets(self) -> set[str]:
@@ -170,6 +191,7 @@ class Intent(StoredDocument):
     - `tasks`: how many tasks read each record of a broadcast input; None without broadcast inputs.
     - `waiting`: partitions with `idle_after` that have records for a later batch, so they do not
       count as idle.
+    - `held`: the first record that waits for a dataset, of each partition that has one.
     - `cut`: whether retention deleted some of its records before it finished. Outputs that were
       written before that keep all of its records.
     """
@@ -186,6 +208,7 @@ class Intent(StoredDocument):
     restating: Restating | None = None
     tasks: int | None = None
     waiting: tuple[Partition, ...] = ()
+    held: dict[Partition, HeldTime] = Default(default_factory=dict)
     cut: bool = False
 
     @property

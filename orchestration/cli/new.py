@@ -140,7 +140,11 @@ def infer_beginning(urls: Sequence[str]) -> Beginning:
     """
     inferred = infer_from_files(urls, rows=_ROWS)
     files = find_files(urls)
-    stems = [each.file.path.rsplit("/", 1)[-1].split(".")[0] for each in files]
+    stems = []
+    for each in files:
+        _, _, file_name = each.file.path.rpartition("/")
+        stem, _, _ = file_name.partition(".")
+        stems.append(stem)
     stream = re.sub(r"[^A-Za-z0-9]+", "-", _common_name(stems)).strip("-").lower()[:80]
     return Beginning(stream or "records", inferred, guess_key(inferred), _for_shell(files))
 

@@ -117,9 +117,7 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     _show_times(app, last, times, inputs)
     for text in held:
         show_line(f"{text}.")
-    for join, late in last.late_changes.items():
-        if late:
-            show_line(f"{join}: {late:,} changes came after records of their time were read.")
+    _show_late(last)
     for ssp, start in last.resolved.items():
         show_line(
             f"{ssp}: the next batch begins at {start.position} instead, offset {start.offset} "
@@ -128,6 +126,17 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     for text in kept:
         show_line(f"{text}.")
     _show_open(last)
+
+
+def _show_late(last: Checkpoint) -> None:
+    """Print how many changes of datasets came late, and when results have followed such changes."""
+    for join, late in last.late_changes.items():
+        if late:
+            show_line(f"{join}: {late:,} changes came after records of their time were read.")
+    for dataset, at in last.restated.items():
+        show_line(
+            f"Results follow dataset {dataset}: they were restated last at {format_time(at)}."
+        )
 
 
 def _show_open(last: Checkpoint) -> None:
@@ -195,7 +204,8 @@ def _explain_abandon(intent: Intent, *, skip: bool) -> None:
     show_line(f"{_describe_batch(intent)}:")
     for ssp, span in intent.ranges.items():
         if span.start != span.end:
-            show_line(f"  {ssp}: offsets {span.start} to {span.end}")
+            within = "" if intent.restating is None else "some of the "
+            show_line(f"  {ssp}: {within}offsets {span.start} to {span.end}")
     show_line(
         "A run that is at work on it fails with CommitConflictError, and its results do not count."
     )
@@ -203,6 +213,8 @@ def _explain_abandon(intent: Intent, *, skip: bool) -> None:
         "Its records are read again in another batch: an output that already has their results"
         " gets them twice."
     )
+    if intent.restating is not None:
+        effect = "The results of its records, and of others with changed keys, are restated again."
     if skip:
         effect = (
             "Its records count as read: outputs and tables that do not have their results yet never"
@@ -216,6 +228,8 @@ def _describe_batch(intent: Intent) -> str:
     what = f"{len(intent.ranges)} partitions"
     if intent.replays:
         what = "a replay"
+    if intent.restating is not None:
+        what = f"a restatement of {intent.restating.records} records"
     return f"batch {intent.batch} of {what}, begun by {intent.run} at {format_time(intent.clock)}"
 
 
@@ -344,7 +358,8 @@ def _describe_held(
     for ssp, end in ends.items():
         if end.behind:
             unread[ssp] = last.offsets[ssp]
-    return [held.describe() for held in find_held(systems_for(app, lake=lake), lake, app, unread)]
+    held = find_held(systems_for(app, lake=lake), lake, app, unread, last.held)
+    return [record.describe() for record in held]
 
 
 def _stream_ends(
@@ -353,7 +368,7 @@ def _stream_ends(
     """Return where the streams of all input partitions end."""
     systems = systems_for(app, lake=lake)
     ends: dict[SystemStreamPartition, _StreamEnd] = {}
-    for name in app.inputs:
+    for name in (*app.inputs, *app.restated):
         ssps = [ssp for ssp in last.offsets if ssp.qualified_stream == name]
         if ssps:
             system = systems[ssps[0].system].snapshot(ssps[0].stream)
@@ -398,7 +413,11 @@ startpoint = click.Group("startpoint")
     show_default=True,
     help="If the position has no offset when a run starts: fail, or continue at the checkpoint.",
 )
-@flag("--force", "For a dataset's stream: accept that its table gets older or incomplete.")
+@flag(
+    "--force",
+    "For a dataset's stream: accept that its table gets older or incomplete. For changes that"
+    " results follow: restate any number of results, once.",
+)
 @flag("--replace", "Let a replay replace a startpoint, or a startpoint a replay.")
 @flag("--dry-run", "Only show what would happen.")
 @audit_options

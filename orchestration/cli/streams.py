@@ -229,7 +229,8 @@ def _saved_input(folder: Path, form: str | None) -> Path:
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @lake_option()
 def maintain(lake: Lake, names: tuple[str, ...]) -> None:
-    """Apply the retention and compaction that streams declare, and delete unreferenced objects.
+    """Apply the retention and compaction that streams declare, index records by the keys of
+    `find_by`, and delete unreferenced objects.
 
     Without NAME, maintain all streams. Unreferenced objects are kept for an hour. For cron; safe
     while readers and writers work.
@@ -240,7 +241,7 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
         show_line(
             f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by"
             f" retention, {done.merged_segments} segments merged into {done.merged_into},"
-            f" {done.deleted_objects} objects deleted."
+            f" {done.indexes} indexes written, {done.deleted_objects} objects deleted."
         )
         if not done.dropped_segments:
             continue

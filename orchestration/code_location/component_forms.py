@@ -101,6 +101,11 @@ class Form:
         return not is_mapping or any(_is_class(kind) for kind in self.members)
 
     @property
+    def classes(self) -> list[type]:
+        """The classes whose arguments, as a mapping of one class, make the value."""
+        return [kind for kind in self.members if isinstance(kind, type) and is_dataclass(kind)]
+
+    @property
     def enums(self) -> list[type[Enum]]:
         """The enums of which a text names a member."""
         return [kind for kind in self.members if _is_enum(kind)]

@@ -461,17 +461,23 @@ class Translation:
         if makes is not None:
             return self.call(makes, value[name], (*place, name))
         if form.values is None:
-            self.refuse_mapping(value, place)
+            self.refuse_mapping(value, form, place)
         return {key: self.value(each, form.values, (*place, key)) for key, each in value.items()}
 
-    def refuse_mapping(self, value: Mapping[str, Any], place: Place) -> NoReturn:
+    def refuse_mapping(self, value: Mapping[str, Any], form: Form, place: Place) -> NoReturn:
         """Refuse a mapping that neither makes an object nor names one to import."""
+        what = name_of(place, {})
+        for kind in form.classes:
+            if value and value.keys() <= set(signature_of(kind).names()):
+                name = kind.__name__
+                problem = f"{what} has arguments of {name}, but does not name it."
+                step = f"Write {{{name}: {{{', '.join(f'{key}: …' for key in value)}}}}}."
+                self.refuse(problem, step, place)
         step = 'Give {Class: {argument: value}}, or {python: "module:name"}.'
         if len(value) == 1:
             name = next(iter(value))
             step = f"{did_you_mean(name, _public_names())}{step}"
             self.refuse(f"the package has no class or function {name!r}.", step, (*place, name))
-        what = name_of(place, {})
         found = f"has the keys {' and '.join(value)}" if value else "is empty"
         self.refuse(f"{what} {found}: expected one class or function.", step, place)
 

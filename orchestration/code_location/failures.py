@@ -68,8 +68,9 @@ def decide_wait(failure: Failure | None, now: Circumstances) -> str:
     )
 
 
-def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
-    """Return why a run's failure is permanent, as `translate_errors` recorded it; "" if it is not.
+def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> tuple[str, str]:
+    """Return why a run's failure is permanent, as `translate_errors` recorded it, and the name of
+    the error's class; "" if it is not.
 
     Killed runs and errors that are not Adjunct's do not count as permanent.
     """
@@ -78,8 +79,9 @@ def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
         failure = None if event is None else event.step_failure_data.user_failure_data
         permanent = None if failure is None else failure.metadata.get("permanent")
         if failure is not None and permanent is not None and permanent.value:
-            return failure.description or "its error is permanent"
-    return ""
+            error = failure.metadata["error"].value
+            return failure.description or "its error is permanent", str(error)
+    return "", ""
 
 
 def wait_after_failure(tick: Tick, app: Application, records: Sequence[dg.RunRecord]) -> str:
@@ -98,9 +100,9 @@ def wait_after_failure(tick: Tick, app: Application, records: Sequence[dg.RunRec
         return ""
     run = newest.dagster_run.run_id
     if tick.cursor.failed != run:
-        reason = permanent_failure(tick.instance, run)
+        reason, error = permanent_failure(tick.instance, run)
         stored = read_store(tick.lake, app) if reason else ""
-        tick.remember(failed=run, permanent=reason, store=stored)
+        tick.remember(failed=run, permanent=reason, error=error, store=stored)
     if not tick.cursor.permanent:
         return ""
     last = application_state(tick.lake, app.name).last

@@ -345,7 +345,10 @@ class StartpointConfig(dg.Config):
     )
     force: bool = Field(
         default=False,
-        description="For a dataset's stream: accept that its table gets older or incomplete.",
+        description=(
+            "For a dataset's stream: accept that its table gets older or incomplete. For changes"
+            " that results follow: restate any number of results, once."
+        ),
     )
     replace: bool = Field(
         default=False, description="Let a replay replace a startpoint, or a startpoint a replay."

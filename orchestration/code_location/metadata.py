@@ -22,6 +22,7 @@ from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import OutputStream
 from dagster_adjunct.orchestration.application.lineage import dataset_source
+from dagster_adjunct.orchestration.operators.lookups import RESTATED
 from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnSources,
     LineageNode,
@@ -308,6 +309,8 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
     for name, counts in joins.items():
         for what in ("unmatched", "before_history", "null_times", "early", "late_changes"):
             facts[f"adjunct/{what}/{name}"] = counts.get(what)
+    for what, count in report.counters.get(RESTATED, {}).items():
+        facts[f"adjunct/{RESTATED}_{what}"] = count
     facts |= _timing_metadata(report.seconds)
     facts["adjunct/lost_offsets"] = lost or None
     facts |= _list_metadata(report)

@@ -238,7 +238,8 @@ class SensorCursor(StoredDocument):
     `scan` is an unfinished scan of streams, `seen` the delivered version that an earlier tick has
     found, `outside` the names of delivered versions that are no partitions and were reported,
     `failed` the id of the last failed run that was checked, `permanent` why its failure is
-    permanent ("" if it is not), and `store` a digest of what was stored for the application then.
+    permanent ("" if it is not), `error` the name of its error's class, and `store` a digest of what
+    was stored for the application then.
     """
 
     asked: LastRequest = LastRequest()
@@ -247,6 +248,7 @@ class SensorCursor(StoredDocument):
     outside: tuple[str, ...] = ()
     failed: str = ""
     permanent: str = ""
+    error: str = ""
     store: str = ""
 
 

@@ -43,7 +43,7 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     scan_streams,
 )
 from dagster_adjunct.orchestration.operators.waiting import waits_by_input
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, RestatementError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
@@ -243,6 +243,7 @@ def _request_for_records(
     """Measure what is unread, and request a run if there is enough."""
     from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
     from dagster_adjunct.orchestration.planner.planner import systems_for
+    from dagster_adjunct.orchestration.startpoints.due_restatements import describe_due
     from dagster_adjunct.orchestration.step import progress
     from dagster_adjunct.orchestration.step.waiting import describe_held
 
@@ -256,7 +257,13 @@ def _request_for_records(
     begun = tick.cursor.scan
     if begun is not None and begun.of == scan.of:
         scan = begun
-    backlog = measure_backlog(systems, app, state, scan, rule, now, deadline)
+    records = partial(_application_runs, tick, outputs, now - _LONGEST_WAIT)
+    refused = _find_refused_restatement(tick, app, records)
+
+    def restates(stream: str) -> str:
+        return "" if refused else describe_due(lake, systems, app, state, stream)
+
+    backlog = measure_backlog(systems, app, state, scan, rule, now, deadline, restates)
     scan = backlog.scan
     if not backlog.complete:
         tick.remember(scan=scan)
@@ -273,12 +280,13 @@ def _request_for_records(
         delayed = progress.describe_waiting_datasets(lake, systems, app)
         if delayed or unfinished or scan.due:
             return delayed
-        return describe_held(systems, lake, app, _list_unread(systems, app, state))
+        unread = _list_unread(systems, app, state)
+        return describe_held(systems, lake, app, unread, state.held)
 
     what = decide_launch(backlog, rule, unfinished, waiting)
     if isinstance(what, Skip):
-        return what
-    failed = wait_after_failure(tick, app, _application_runs(tick, outputs, now - _LONGEST_WAIT))
+        return Skip(f"{what.skip_message} {refused}") if refused else what
+    failed = "" if refused else wait_after_failure(tick, app, records())
     if failed:
         return Skip(f"{what}; {failed}")
     tags = {"adjunct/lag": str(scan.lag)}
@@ -287,10 +295,23 @@ def _request_for_records(
     return tick.request_run(
         f"{app.name}:{lake.id}",
         what,
-        {"position": progress.position_to_json(app, state), "ends": scan.ends},
+        {"position": progress.position_to_json(app, state), "ends": scan.ends, "refused": refused},
         tags=tags,
         run_config=rule.run_config(app.name),
     )
+
+
+def _find_refused_restatement(
+    tick: Tick, app: Application, records: Callable[[], Sequence[dg.RunRecord]]
+) -> str:
+    """Return why results are not restated until something changes, "" if they may be.
+
+    A run that has failed for it has read its inputs before: new records are a reason for another.
+    """
+    if not app.restated:
+        return ""
+    failed = wait_after_failure(tick, app, records())
+    return failed if tick.cursor.error == RestatementError.__name__ else ""
 
 
 def _list_unread(
@@ -323,8 +344,11 @@ def measure_backlog(
     rule: LaunchWhen,
     now: datetime,
     deadline: Deadline,
+    restates: Callable[[str], str] = lambda stream: "",
 ) -> Backlog:
     """Continue a scan of the application's streams until it is complete or the deadline has passed.
+
+    `restates` returns why a run is needed to follow the changes of a dataset, "" if none is.
 
     Ages of records are looked up only if the rule has an `age` and nothing else is a reason for a
     run.
@@ -336,6 +360,8 @@ def measure_backlog(
 
     def visit(stream: str) -> StreamFinding:
         """Return what is unread of an input, and the ends of a stream that feeds a dataset."""
+        if stream in app.restated:
+            return StreamFinding(due=restates(stream))
         ends = ""
         if stream in feeding:
             ends = digest(progress.read_stream_ends(opened(stream), stream))
@@ -344,7 +370,9 @@ def measure_backlog(
         found = progress.measure_stream_progress(opened(stream), app.inputs[stream], state)
         return StreamFinding(ends=ends, lag=found.lag, due=found.due)
 
-    backlog = scan_streams(scan, dict.fromkeys([*app.inputs, *feeding]), visit, deadline)
+    backlog = scan_streams(
+        scan, dict.fromkeys([*app.inputs, *feeding, *app.restated]), visit, deadline
+    )
     scan = backlog.scan
     is_due = bool(scan.due) or rule.enough(scan.lag) or bool(progress.describe_unfinished(state))
     if rule.age is None or not backlog.complete or not scan.lag or is_due:

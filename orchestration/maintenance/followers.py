@@ -8,7 +8,7 @@ the policy of the dataset says (`followed`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,11 +16,13 @@ from datetime import datetime
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.change_streams import followed_dataset, parse_commit
 from dagster_adjunct.assets.reading.served_history import ServedHistory
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     application_state,
     list_application_states,
 )
+from dagster_adjunct.orchestration.batch_log.intent import ReadVersions
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     OffsetOutOfRangeError,
@@ -134,17 +136,51 @@ def find_versions_for_followers(
     if states is None:
         states = list_application_states(lake)
     needed = {}
+    lagging = set()
+    let_go = set()
     for follower in find_lagging_followers(lake, dataset, states, policy):
         if follower.version is not None and follower.is_kept(now):
             needed[follower.version] = follower.describe(now)
-            for version in _list_joined(states[follower.application], dataset):
-                needed.setdefault(version, follower.describe(now))
+            lagging.add(follower.application)
+        else:
+            let_go.add(follower.application)
+    for application, joined in _list_joined(states, dataset):
+        if application in let_go:
+            continue
+        if application in lagging or not _is_level(lake, dataset, joined):
+            text = f"application {application} has results that follow dataset {dataset}, made with"
+            for version in _list_versions(joined):
+                needed.setdefault(version, f"{text} version {version}")
     return needed
 
 
-def _list_joined(state: ApplicationState, dataset: str) -> Iterator[str]:
-    """Yield the versions that results were made with which are not restated yet."""
-    for read in state.offsets.joined.get(dataset, ()):
+def _list_joined(
+    states: Mapping[str, ApplicationState], dataset: str
+) -> Iterator[tuple[str, tuple[ReadVersions, ...]]]:
+    """Yield the applications whose results follow changes of the dataset, with what they have read
+    of it since these were restated.
+    """
+    for application, state in states.items():
+        joined = state.offsets.joined.get(dataset, ())
+        if joined and state.renamed_to is None:
+            yield application, joined
+
+
+def _is_level(lake: Lake, dataset: str, joined: Iterable[ReadVersions]) -> bool:
+    """Whether nothing but what is served now was read of a dataset that arrives in versions."""
+    manifest = ServedHistory.read(lake, dataset).manifest
+    if not isinstance(manifest, BoundedManifest):
+        return True
+    for read in joined:
+        if read.version != manifest.served_id:
+            return False
+        if read.over_time and set(read.over_time) != set(manifest.versions_over_time):
+            return False
+    return True
+
+
+def _list_versions(joined: Iterable[ReadVersions]) -> Iterator[str]:
+    for read in joined:
         if read.version is not None:
             yield read.version
         yield from read.over_time

@@ -48,6 +48,7 @@ class AsOfJoin(Join):
             as_of=self.as_of,
             wait=self.wait,
             restate=self.restate,
+            on=self.on,
         )
 
     def summary(self) -> str:

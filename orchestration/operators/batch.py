@@ -60,9 +60,9 @@ class Planned(Protocol):
         nothing relies on it.
         """
 
-    def has_waited(self, operator: str) -> bool:
-        """Whether the records of a join have waited for its dataset: not if the batch was first
-        read before `wait=` was declared.
+    def may_be_early(self, operator: str) -> bool:
+        """Whether records of a join may be read before its dataset is complete up to their time:
+        not if they waited until then, or if nothing waited when they were first read.
         """
 
     def known_until(self, operator: str) -> datetime | None:

@@ -221,7 +221,9 @@ class Join(PassThroughSpec):
 
     @property
     def match(self) -> Match:
-        return Match(self.dataset, self.min_match_rate, wait=self.wait, restate=self.restate)
+        return Match(
+            self.dataset, self.min_match_rate, wait=self.wait, restate=self.restate, on=self.on
+        )
 
     def summary(self) -> str:
         return f"{self.how} join {self.dataset} on {describe_on(self.on)}"
@@ -298,7 +300,7 @@ class Join(PassThroughSpec):
         if self.wait is None:
             return matched
         early = "false"
-        if batch.planned.has_waited(operator):
+        if batch.planned.may_be_early(operator):
             early = f"{EVENT_TIME} is not null"
             known = batch.planned.known_until(operator)
             if known is not None:

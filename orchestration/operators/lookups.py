@@ -13,6 +13,7 @@ from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID
 from dagster_adjunct.assets.reading.point_in_time import Known
 from dagster_adjunct.orchestration.operators.columns import check_duration, validate_column_names
 from dagster_adjunct.resources.schemas.paths import Path
+from dagster_adjunct.resources.times import write_span
 from dagster_adjunct.resources.validation import validated
 
 BeforeHistory = Literal["null", "oldest", "error"]
@@ -51,7 +52,7 @@ class Wait:
 
     def describe(self) -> str:
         """Return a description for plans."""
-        return f"at most {self.at_most} by the {self.by}"
+        return f"at most {write_span(self.at_most)} by the {self.by}"
 
 
 @validated
@@ -77,8 +78,14 @@ class Restate:
 
     def describe(self) -> str:
         """Return a description for plans."""
-        often = "" if self.every is None else f", at most once in {self.every}"
-        return f"records of the last {self.age}{often}"
+        often = "" if self.every is None else f", at most once in {write_span(self.every)}"
+        return f"records of the last {write_span(self.age)}{often}"
+
+
+RESTATED = "restated"
+"""The counters of what was restated: `changed_keys` of datasets, and `records` that were read again
+for them.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.columns import is_sure_name
 from dagster_adjunct.orchestration.operators.event_times import EventTime
-from dagster_adjunct.orchestration.operators.lookups import AsOf, Restate, Wait
+from dagster_adjunct.orchestration.operators.lookups import AsOf, Pairs, Restate, Wait
 from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,
     Catalog,
@@ -64,6 +64,7 @@ def find_schemas(value: object) -> Iterator[Schema]:
 class Match:
     """A lookup of each record in a dataset, or else in a remote table.
 
+    `on` has pairs (column of the record, column of the dataset's key), in the order of the key.
     `min_rate` is the fraction of records that must have an entry. With `as_of` None, the current
     entry is looked up. `wait` says how long records wait for the dataset, and `restate` which
     results follow later changes of its entries; None if they don't.
@@ -75,6 +76,7 @@ class Match:
     as_of: AsOf | None = None
     wait: Wait | None = None
     restate: Restate | None = None
+    on: Pairs = ()
 
     @property
     def node(self) -> LineageNode:

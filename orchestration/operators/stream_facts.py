@@ -318,7 +318,7 @@ class StreamFacts:
 
     `schema` is None where the columns are unknown. `evolves` says that writers may add and widen
     columns, `numbered` that offsets are numbers, and `in_arrow` that its records can be read
-    without Spark. `identity` and `former` are those of `StreamInfo`.
+    without Spark. `identity`, `former` and `find_by` are those of `StreamInfo`.
     """
 
     name: str
@@ -332,6 +332,7 @@ class StreamFacts:
     by_time: bool = True
     identity: str | None = None
     former: Mapping[str, str] = field(default_factory=dict)
+    find_by: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         validate_partition_count(f"partitions of stream {self.name!r}", self.partitions or 0)

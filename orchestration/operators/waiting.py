@@ -51,6 +51,9 @@ def list_waits(operators: Iterable[Operator]) -> tuple[WaitsFor, ...]:
 class HeldRecord:
     """The first record of a partition that waits: for which dataset, its event time, and since when
     it is in its stream. `known_until` is the dataset's watermark; None if it has none.
+
+    `newest` is the latest event time of the partition up to the offset `seen_to`, if records wait
+    by event time and all these times are believed. `stream` is the identity of the stream.
     """
 
     ssp: SystemStreamPartition
@@ -59,6 +62,9 @@ class HeldRecord:
     time: datetime
     since: datetime
     known_until: datetime | None
+    newest: datetime | None = None
+    seen_to: str | None = None
+    stream: str | None = None
 
     def describe(self) -> str:
         """Return the record in a sentence without a period."""

@@ -141,12 +141,14 @@ class RestatedInput:
     columns, or paths of values, with the dataset's key, in its order.
 
     `time` is that of the time by which entries are joined; None for a join of current entries, and
-    for a time that the records of the stream do not have: then the age counts alone.
+    for a time that the records of the stream do not have: then the age counts alone. `indexed` says
+    that the stream is declared to have an index by the key.
     """
 
     stream: str
     keys: tuple[str, ...]
     time: str | None = None
+    indexed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,7 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
             by_time=can.finds_times,
             identity=info.identity,
             former=info.former,
+            find_by=info.find_by,
         )
 
     def size_of(stream: str) -> int | None:

@@ -397,8 +397,10 @@ def _escape(text: str) -> str:
 
 AS_OF_NOTE = (
     "A record later than the dataset's last change of its key is joined with the last known entry."
-    " Output that is written does not change when the dataset learns of an earlier change later; a"
-    " replay writes it again, to an output stream as further records."
+)
+STAYS_NOTE = (
+    "that is written does not change when the dataset learns of an earlier change later; a replay"
+    " writes it again, to an output stream as further records."
 )
 _WITHOUT_ENTRY = {
     "null": "nothing",
@@ -453,7 +455,7 @@ def render_text(plan: PlannedApplication) -> str:
     ]
     if plan.by_time:
         rows = _table(_BY_TIME, plan.by_time)
-        lines += _section("Joins by the records' own times", [*rows, f"  {AS_OF_NOTE}"])
+        lines += _section("Joins by the records' own times", [*rows, *_note_as_of(plan)])
     lines += _section("Waits for datasets", _table(_WAITS, plan.waits))
     lines += _section("Results that follow later changes of datasets", _list_restated(plan))
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
@@ -462,11 +464,23 @@ def render_text(plan: PlannedApplication) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _note_as_of(plan: PlannedApplication) -> list[str]:
+    """Return what becomes of output if the datasets of joins by time learn of earlier changes."""
+    restating = [one.join for one in plan.restatements]
+    stays = [one.join for one in plan.by_time if one.join not in restating]
+    lines = [f"  {AS_OF_NOTE}"]
+    if stays:
+        whose = "" if not restating else f" of {', '.join(stays)}"
+        lines.append(f"  Output{whose} {STAYS_NOTE}")
+    return lines
+
+
 def _list_restated(plan: PlannedApplication) -> list[str]:
     lines = []
     for restated in plan.restatements:
         for one in restated.inputs:
-            found = f"by {', '.join(one.keys)}"
+            how = "an index of" if one.indexed else "reading"
+            found = f"by {how} {', '.join(one.keys)}"
             if one.time is not None:
                 found += f", within the changed times of {one.time}"
             lines.append(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.operator import BROADCAST, Operator
 from dagster_adjunct.orchestration.operators.stream_facts import (
     Catalog,
@@ -23,7 +22,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.streams.system import CHANGES
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.streams.system import CHANGES, LAKE
 
 
 def plan_restatements(
@@ -78,20 +78,21 @@ class _Graph:
 
     def find_inputs(self, join: Operator) -> Iterator[RestatedInput]:
         """Yield how the records of each input that reaches the join are found."""
-        assert isinstance(join.spec, Join)
-        on = dict(join.spec.on)
         match = join.spec.match
         assert match is not None
+        on = dict(match.on)
         found: dict[str, RestatedInput] = {}
         for path in self._paths_above(join):
             source = path[0]
             stream = str(source.spec.reads)
-            self._check_input(join, source)
             keys = tuple(self._trace_key(join, name, path) for name in on)
+            self._check_input(join, source, keys)
             time = None
             if match.as_of is not None:
                 time, _ = self._trace(match.as_of.column, path)
-            one = RestatedInput(stream, keys, time)
+            facts = require_facts(self.catalog, stream, source.id)
+            indexed = tuple(sorted(keys)) in facts.find_by
+            one = RestatedInput(stream, keys, time, indexed)
             if found.setdefault(stream, one) != one:
                 raise PlanningError(
                     f"{join.id} has restate=, and records of {stream} reach it on several ways,"
@@ -137,7 +138,7 @@ class _Graph:
             name = before
         return name, ""
 
-    def _check_input(self, join: Operator, source: Operator) -> None:
+    def _check_input(self, join: Operator, source: Operator, keys: Sequence[str]) -> None:
         stream = str(source.spec.reads)
         facts = require_facts(self.catalog, stream, source.id)
         problem = ""
@@ -153,6 +154,8 @@ class _Graph:
             problem = f"{stream} can't be read without Spark, in which records are found"
         elif not facts.by_time:
             problem = f"{stream} can't find records by their time, so their age is not known"
+        elif len(set(keys)) < len(keys):
+            problem = f"it compares two columns of the key with the same one of {stream}"
         if problem:
             raise PlanningError(
                 f"{join.id} has restate=, but {problem}.",
@@ -230,8 +233,8 @@ class _Graph:
                 join,
                 operator,
                 f"{state}, and would not follow",
-                "Send the results to a stream, and go on from its latest results in another"
-                ' application: read_stream(…, epochs="latest"), or a dataset that is made of them.',
+                "Send the results to a stream of the lake, and compute this of its latest results"
+                ' (LakeStreams.read, epochs="latest").',
             )
 
     def _check_stream(self, join: Operator, operator: Operator) -> None:
@@ -243,6 +246,15 @@ class _Graph:
                 f"gets records of {' and '.join(sorted(inputs))}, and results that are made of"
                 " several inputs have no positions by which they could be replaced",
                 "Send what is made of each input to a stream of its own.",
+            )
+        dropping = self._find_dropping(join, operator)
+        if dropping is not None and split_stream_name(str(operator.spec.writes))[0] != LAKE:
+            raise self._refused(
+                join,
+                operator,
+                f"sends results to {operator.spec.writes}, which would not show that {dropping.id}"
+                " drops one that was there before",
+                'Keep the record, with nulls (how="left"), or send to a stream of the lake.',
             )
 
     def _check_table(self, join: Operator, operator: Operator) -> None:
@@ -281,7 +293,7 @@ class _Graph:
                 operator,
                 f"writes table {table.name}, and {dropping.id} may drop a record whose row the"
                 " table has by then, which would stay",
-                'Keep the record, with nulls (how="left"), or mark it in a column.',
+                'Keep the record, with nulls (how="left").',
             )
         for name in send.key_sources(table.key):
             if self._may_depend_on_entries(operator.inputs[0], name):

@@ -39,7 +39,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     list_application_states,
     replay_id,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Offsets, ReadVersions
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import (
@@ -411,7 +411,7 @@ def start_run(
     is not consumed), for a recreated stream, and for new partitions of a keyed stream;
     VersionDiscardedError if a version that a replay needs is gone.
     """
-    state, carried = carry_over_positions(state, streams)
+    state, carried = _carry_over(app, streams, state)
     known = state.offsets
     resolved = _Resolving(app, streams, known, plans, now)
     resolved.resolve(tasks, fan_out)
@@ -428,15 +428,6 @@ def start_run(
             identities[name] = stream.info.identity
         if stream.was_recreated(known):
             times = times.without_stream(name)
-    recreated = {name for name, stream in streams.items() if stream.was_recreated(known)}
-    skipped = {}
-    for ssp, spans in known.skipped.items():
-        if ssp.qualified_stream not in recreated:
-            skipped[ssp] = spans
-    before = dict.fromkeys(moved, "0")
-    for ssp in moved:
-        if ssp.qualified_stream not in recreated:
-            before[ssp] = state.checkpoint.get(ssp, "0")
     begun = known.begun
     if app.startpoints:
         begun &= resolved.list_done()
@@ -444,14 +435,12 @@ def start_run(
         update={
             "resolved": dict(resolved.startpoints),
             "begun": begun,
-            "skipped": skipped,
             "streams": identities,
+            "joined": _keep_joined(app, known),
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
     ).with_replays(resolved.replays.values())
-    offsets = offsets.with_reading(
-        before, {ssp: OffsetRange(checkpoint[ssp], checkpoint[ssp]) for ssp in moved}
-    )
+    offsets = _skip(offsets, state, streams, {ssp: checkpoint[ssp] for ssp in moved})
     held: set[SystemStreamPartition] = set()
     for task in tasks:
         held.update(fan_out.held.get(task, ()))
@@ -472,6 +461,47 @@ def start_run(
             *describe_unapplied(fan_out),
         ),
     )
+
+
+def _carry_over(
+    app: Application, streams: Mapping[str, StreamSnapshot], state: ApplicationState
+) -> tuple[ApplicationState, tuple[str, ...]]:
+    """Return the state with its positions carried over to streams that were repartitioned, and
+    notes on that.
+    """
+    after, notes = carry_over_positions(state, streams)
+    now = after.offsets.streams
+    moved = [name for name in app.inputs if now.get(name) != state.offsets.streams.get(name)]
+    if moved and app.restated:
+        notes = (*notes, "results of records from before that follow no changes of datasets")
+    return after, notes
+
+
+def _keep_joined(app: Application, known: OffsetState) -> dict[str, tuple[ReadVersions, ...]]:
+    """Return what was read of the datasets that results still follow."""
+    followed = {dataset.name for dataset in app.restated.values()}
+    return {name: read for name, read in known.joined.items() if name in followed}
+
+
+def _skip(
+    offsets: OffsetState,
+    state: ApplicationState,
+    streams: Mapping[str, StreamSnapshot],
+    moved: Offsets,
+) -> OffsetState:
+    """Return the positions with what the main position skips where it is moved to these offsets;
+    the offsets of a recreated stream are others than those before.
+    """
+    recreated = {name for name, stream in streams.items() if stream.was_recreated(state.offsets)}
+    skipped = dict(offsets.skipped)
+    before = {}
+    for ssp in moved:
+        before[ssp] = state.checkpoint.get(ssp, "0")
+        if ssp.qualified_stream in recreated:
+            before[ssp] = "0"
+            skipped.pop(ssp, None)
+    there = {ssp: OffsetRange(start, start) for ssp, start in moved.items()}
+    return offsets.model_copy(update={"skipped": skipped}).with_reading(before, there)
 
 
 def _describe_paused(app: Application, offsets: OffsetState) -> list[str]:

@@ -777,7 +777,9 @@ def resolve_request(
         plan = _find_plan(stream, request, plans)
     start = plan.spans[ssp].start if plan is not None else resolve(request.startpoint)
     if request.until is None:
-        return ResolvedStartpoint(id=request.id, offset=start, resolved_at=now, **shared)
+        return ResolvedStartpoint(
+            id=request.id, offset=start, resolved_at=now, force=request.force, **shared
+        )
     end = plan.spans[ssp].end if plan is not None else resolve(request.until)
     order = stream.system.compare(start, end)
     if order > 0:

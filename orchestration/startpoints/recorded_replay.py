@@ -353,7 +353,7 @@ class FirstReads:
 def collect_main_batches(
     history: Iterable[tuple[Commit, ApplicationState]], asked: AskedOffsets
 ) -> MainBatches:
-    """Return the closed batches (no replays) that may have read the offsets.
+    """Return the closed batches of the main input that may have read the offsets.
 
     `history` is newest first; it is read only as far back as batches may have read the offsets.
     """
@@ -364,7 +364,7 @@ def collect_main_batches(
         newest = newest or state
         oldest = commit.number
         done = state.last.intent if state.last is not None else None
-        if done is not None and not done.replays:
+        if done is not None and not done.reads_again:
             intents.setdefault(done.batch, _drop_former_streams(done, state, asked))
         if all(_has_read_none(state, asked, ssp) for ssp in asked.spans):
             return MainBatches(intents, newest, oldest)
@@ -454,7 +454,7 @@ def _explain_hole(
     if state is None:
         return "no batch has read them yet"
     opened = state.open
-    if opened is not None and ssp in opened.ranges and not opened.replays:
+    if opened is not None and ssp in opened.ranges and not opened.reads_again:
         return f"the open batch {opened.batch}, or a later one, reads them first"
     if asked.compare(ssp, state.checkpoint.get(ssp, start), start) <= 0:
         return "no batch has read them yet"

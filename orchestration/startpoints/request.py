@@ -183,6 +183,16 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
             argument="versions",
             application=app.name,
         )
+    if app.restated:
+        names = ", ".join(dataset.name for dataset in app.restated.values())
+        raise errors.ConfigurationError(
+            f"{request.ssp}: versions={asked}, and results of application {app.name!r} follow later"
+            f" changes of {names} (restate=): such a replay would put other results in their place,"
+            " which nothing corrects.",
+            "Leave versions out; or replay in an application without restate=, to another stream.",
+            argument="versions",
+            application=app.name,
+        )
     with_ids = _find_joins_with_ids(app)
     if asked == CURRENT and with_ids:
         raise errors.ConfigurationError(
@@ -382,7 +392,7 @@ def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
 
 def _check_stream_read(app: Application, stream: str) -> None:
     split_stream_name(stream)
-    known = set(app.inputs)
+    known = {*app.inputs, *app.restated}
     fed = {}
     for dataset in app.datasets:
         if _is_rewindable(dataset):
@@ -430,7 +440,8 @@ class StartpointRequest:
     `by` and `reason` say who asks and why. `on_unresolved` says what a run does if the startpoint
     has no offset: fail, or continue from the checkpoint. With `until` it is a bounded replay: the
     records from the startpoint up to, excluding, that position are read again, and the main
-    position does not move. `force` allows a dataset's table to get older, or to lack changes.
+    position does not move. `force` allows a dataset's table to get older, or to lack changes; at
+    the changes by which results are restated, it allows any number of results, once.
     `versions` says which dataset versions a replay is joined with: those of each record's time
     ("as-of"), those served then ("current"), or those of the batches that read the records first
     ("recorded", retained by the plan `recorded`); None is as-of if the application has as-of joins,

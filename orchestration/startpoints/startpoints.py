@@ -51,6 +51,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     is_broadcast,
     to_epoch_ms,
 )
+from dagster_adjunct.orchestration.startpoints.restatement_preview import describe_restatements
 from dagster_adjunct.orchestration.startpoints.store import (
     PendingStartpoint,
     StartpointManager,
@@ -423,7 +424,7 @@ class AskedStartpoints:
     names those that a batch has begun to apply. `written` is whether the requests are stored.
     `tables` says what records that are read again do to each remote table. `notes` say
     which versions replays are joined with, which operators leave out records that are read again,
-    and in a preview, why the requests would be rejected.
+    and in a preview, how many results would be restated, and why the requests would be rejected.
     """
 
     previews: tuple[Preview, ...]
@@ -457,7 +458,8 @@ class StartOptions(TypedDict, total=False):
     With `until`, that part is read again as a bounded replay, and the main position stays. `task`
     is one of the plan, or "dataset NAME"; by default every task that reads the partition.
     `on_unresolved` says what a run does if there is no offset: "fail", the default, or continue
-    from the "checkpoint". `force` allows the table of a dataset to get older. `versions` says what
+    from the "checkpoint". `force` allows the table of a dataset to get older; at the changes by
+    which results are restated, it allows any number of results, once. `versions` says what
     a replay's records are joined with: the entries valid at their time ("as-of", the default if the
     application has as-of joins), what is served then ("current", the default otherwise), or what
     they were joined with when they were first read ("recorded"), which is retained until the replay
@@ -635,6 +637,7 @@ def request_startpoints(
     """
     startpoints = open_startpoints(lake, app)
     startpoints.check_on()
+    _check_ends(app, requests)
     stored = startpoints.read()
     state = application_state(lake, app.name)
     check_not_renamed(app.name, state)
@@ -663,11 +666,27 @@ def request_startpoints(
     notes += describe_versions(app, requests)
     if recorded is not None:
         notes += recorded.describe()
+    if dry_run:
+        notes += describe_restatements(asked, previews)
     again = find_streams_read_again(previews)
     notes += describe_state_effects(app, again)
     tables = describe_remote_tables(plan, again)
     taken_over = tuple(held for held in old if held not in stays)
     return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, tuple(notes))
+
+
+def _check_ends(app: Application, requests: Sequence[StartpointRequest]) -> None:
+    """Raise ConfigurationError for a replay of changes by which results are restated."""
+    for request in requests:
+        stream = request.ssp.qualified_stream
+        if request.until is not None and stream in app.restated:
+            raise ConfigurationError(
+                f"{request.ssp} has the changes by which results are restated, always up to the"
+                " newest: until= can't end them.",
+                "Leave until= out.",
+                argument="until",
+                stream=stream,
+            )
 
 
 def _retain_recorded(

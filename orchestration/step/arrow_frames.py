@@ -10,7 +10,7 @@ from typing import Any
 
 from dagster_adjunct.assets.reading.interval_ids import add_interval_id
 from dagster_adjunct.assets.reading.keyed_entries import KeyedEntries, TimedEntries
-from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.reading.version_reader import VersionReader, look_up_entries
 from dagster_adjunct.orchestration.operators.batch import SAMPLE_SIZE, Checked
 from dagster_adjunct.orchestration.operators.calls import RecordCall
 from dagster_adjunct.orchestration.operators.columns import (
@@ -41,7 +41,7 @@ from dagster_adjunct.orchestration.step.batch_outputs import (
     epochs_of_partitions,
 )
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
-from dagster_adjunct.orchestration.step.kept_entries import EntryCache
+from dagster_adjunct.orchestration.step.kept_entries import EntryCache, count_stored_rows
 from dagster_adjunct.orchestration.step.planned_batch import (
     PlannedBatch,
     reader_over_time,
@@ -350,6 +350,10 @@ def set_column(records: pa.Table, name: str, values: Any, replaced: str | None =
     return records.set_column(place, name, values)
 
 
+_LOOKUP_COST = 20
+"""How many entries are read in the time in which one is looked up."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArrowDatasets:
     """The datasets that this process joins: `Datasets` of operators."""
@@ -364,7 +368,7 @@ class ArrowDatasets:
         key = tuple(entry for _, entry in lookup.on)
         columns = [read_values(frame, stream) for stream, _ in lookup.on]
         if lookup.as_of is None:
-            found = self.entries(lookup.dataset, key)
+            found = self._entries_for(lookup.dataset, key, columns)
             return _take_columns(frame, found.entries, found.find(columns), lookup)
         if lookup.as_of.known_then:
             timed = self._served_entries(lookup.dataset, key)
@@ -375,6 +379,21 @@ class ArrowDatasets:
         places, early = timed.find(columns, times.cast("int64").to_pylist(), oldest=oldest)
         joined = _take_columns(frame, timed.entries, places, lookup)
         return joined.append_column(BEFORE_HISTORY, early).append_column(NO_TIME, times.is_null())
+
+    def _entries_for(
+        self, dataset: str, key: tuple[str, ...], columns: Sequence[pa.ChunkedArray]
+    ) -> KeyedEntries:
+        """Return the entries of a dataset, at least those of these keys.
+
+        A restatement has few records, and its dataset has changed since it was read last: keys are
+        looked up, unless they are so many that reading all entries is cheaper.
+        """
+        view = self.planned.inputs.views[dataset]
+        if self.planned.inputs.places and isinstance(view, VersionReader):
+            keys = pa.table(columns, key).drop_null().group_by(key).aggregate([]).select(key)
+            if keys.num_rows * _LOOKUP_COST <= count_stored_rows(view):
+                return KeyedEntries.of(look_up_entries(view, keys), key)
+        return self.entries(dataset, key)
 
     def entries(self, dataset: str, key: tuple[str, ...]) -> KeyedEntries:
         """Return the entries of a dataset by its key; a dry run takes them for none."""

@@ -302,7 +302,8 @@ def classify_batch(app: Application, inputs: BatchInputs) -> BatchInputs:
     Datasets that are broadcast are read whole by every task, however many there are; so are the
     records of broadcast inputs.
     """
-    partitioned = dict(inputs.views)
+    whole = read_whole(app, inputs)
+    partitioned = dict(whole)
     for dataset in app.datasets:
         if dataset.broadcast:
             partitioned.pop(dataset.name, None)
@@ -311,9 +312,23 @@ def classify_batch(app: Application, inputs: BatchInputs) -> BatchInputs:
     records = inputs.records * (inputs.intent.tasks or 1)
     if records > app.few_records or rows > SMALL_DATASETS or size > SMALL_BYTES:
         return inputs
-    all_rows = sum(map(_count_rows, inputs.views.values()))
+    all_rows = sum(map(_count_rows, whole.values()))
     interpreted = all_rows <= SMALL_ROWS and not inputs.looked_back_at
     return replace(inputs, few=True, interpreted=interpreted)
+
+
+def read_whole(app: Application, inputs: BatchInputs) -> dict[str, View]:
+    """Return the versions of which a batch reads all entries: a restatement looks up current
+    entries by their keys.
+    """
+    if not inputs.places:
+        return dict(inputs.views)
+    whole = {}
+    for operator in app.operators:
+        match = operator.spec.match
+        if match is not None and match.dataset is not None and match.as_of is not None:
+            whole[match.dataset] = inputs.views[match.dataset]
+    return whole
 
 
 def _count_rows(view: View) -> int:

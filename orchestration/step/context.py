@@ -203,6 +203,8 @@ class BatchVersions:
         self._plans: dict[str, RecordedPlan] = {}
         self._leases: dict[str, Lease] = {}
         self._frames: dict[str, tuple[object, DataFrame]] = {}
+        self.refused: dict[object, errors.RestatementError] = {}
+        """Why results are not restated because of some changes, so that this is found out once."""
 
     def stored(self, name: str) -> StoredVersions:
         """Return the stored versions of a dataset or state table."""

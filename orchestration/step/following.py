@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.application.graph import (
     is_advanced_by_runs,
 )
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
-from dagster_adjunct.resources.errors import RunLeaseLostError, TransientError
+from dagster_adjunct.resources.errors import RunLeaseLostError, StreamNotFoundError, TransientError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE, call_in_threads
@@ -46,7 +46,8 @@ _TURNS = 4
 # Seconds between two looks at datasets that are read from files or queries, which take several
 # requests.
 _SOURCES_EVERY = 30.0
-# Seconds between two looks at records that wait for a dataset, which is advanced before.
+# Seconds between two looks at records that wait for a dataset, which is advanced before, and at
+# results that wait for the time when they are restated.
 _HELD_EVERY = 5.0
 # Seconds after which a run that does not wait advances its datasets again.
 _BUSY_EVERY = 10.0
@@ -145,8 +146,8 @@ class Following:
         self._next_busy = self._clock() + _BUSY_EVERY
 
     def wait(self, held: bool = False) -> bool:
-        """Wait for something new; while records are `held` because they wait for a dataset, at most
-        for some seconds.
+        """Wait for something new; while records are `held` because they wait for a dataset, or
+        results for the time when they are restated, at most for some seconds.
 
         Returns whether the step goes on; if not, it begins again, or `ended` says why the run is
         over.
@@ -308,7 +309,7 @@ def follow_application(
     `Watched`.
     """
     fed = {operator.spec.feeds for operator in app.operators}
-    names = set(app.inputs)
+    names = {*app.inputs, *app.restated}
     datasets = set()
     sources = False
     for dataset in app.datasets:
@@ -323,7 +324,12 @@ def follow_application(
 
     def look_at(stream: str) -> str:
         system, name = split_stream_name(stream)
-        return runtime.systems[system].fingerprint(name)
+        try:
+            return runtime.systems[system].fingerprint(name)
+        except StreamNotFoundError:
+            if stream in app.restated:  # the dataset has no version yet
+                return ""
+            raise
 
     watched = Watched(
         streams={name: partial(look_at, name) for name in names},

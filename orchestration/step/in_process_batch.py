@@ -23,7 +23,12 @@ from dagster_adjunct.orchestration.step.arrow_frames import (
     Rehearsed,
     set_column,
 )
-from dagster_adjunct.orchestration.step.batch import BatchParts, add_branches, run_operators
+from dagster_adjunct.orchestration.step.batch import (
+    BatchParts,
+    add_branches,
+    read_whole,
+    run_operators,
+)
 from dagster_adjunct.orchestration.step.batch_outputs import (
     BatchCounts,
     NoOutputs,
@@ -52,7 +57,7 @@ def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
         return "a batch that retention has cut"
     if context.spark is IN_PROCESS:
         return ""
-    for view in (*inputs.views.values(), *inputs.looked_back_at):
+    for view in (*read_whole(context.app, inputs).values(), *inputs.looked_back_at):
         if isinstance(view, Reader | ServedOverTime) and count_stored_rows(view) > SMALL_DATASETS:
             return f"the size of dataset {view.dataset}"
     return "" if inputs.few else "the size of the batch"
@@ -136,6 +141,8 @@ def _read_at_once(frames: ArrowFrames, datasets: ArrowDatasets) -> None:
         if match is not None and match.dataset and match.as_of is None:
             joined.add(match.dataset)
     calls: list[Callable[[], object]] = [partial(frames.read, stream) for stream in streams]
+    if planned.inputs.places:
+        joined.clear()  # keys are looked up
     for name in joined:
         calls.append(partial(datasets.entries, name, planned.app.dataset(name).key))
     call_in_threads(*calls, at_once=planned.context.at_once)

@@ -73,7 +73,7 @@ def late_counters(app: Application, intent: Intent) -> Counters:
     records have been counted.
     """
     counters: Counters = {}
-    if intent.replays:
+    if intent.reads_again:
         return counters
     for one in list_waits(app.operators):
         if one.dataset in intent.joined.late:

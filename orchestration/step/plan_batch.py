@@ -15,6 +15,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from dagster_adjunct.assets.reading.changed_keys import VersionIds
 from dagster_adjunct.assets.reading.served_over_time import ServedOverTime
 from dagster_adjunct.assets.reading.stored_versions import current_manifests
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -25,7 +26,6 @@ from dagster_adjunct.assets.unbounded.local_table import (
 )
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import (
-    BoundedManifest,
     DatasetManifest,
     UnboundedManifest,
     as_unbounded,
@@ -35,6 +35,7 @@ from dagster_adjunct.orchestration.application.application import Application, l
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
 from dagster_adjunct.orchestration.batch_log.intent import (
     Epochs,
+    HeldTime,
     Intent,
     JoinedVersions,
     Ranges,
@@ -46,8 +47,14 @@ from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.operators.waiting import HeldRecord, list_waits
 from dagster_adjunct.orchestration.startpoints.coordinator import start_run
+from dagster_adjunct.orchestration.startpoints.due_restatements import (
+    find_changes,
+    find_due,
+    list_versions_over_time,
+)
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import (
+    AskedApplication,
     InputPositions,
     StreamSnapshot,
     check_open_batch,
@@ -61,16 +68,15 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 )
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
+from dagster_adjunct.orchestration.startpoints.restatement import find_restatement
 from dagster_adjunct.orchestration.step.context import BatchVersions, StepContext, StepState, View
 from dagster_adjunct.orchestration.step.late_changes import pass_watermarks
-from dagster_adjunct.orchestration.step.restatement import (
+from dagster_adjunct.orchestration.step.restated_places import (
     describe_read,
-    find_due,
-    find_restatement,
     ranges_of_places,
     store_places,
 )
-from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting
+from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting, to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.threads import call_in_threads
@@ -116,12 +122,14 @@ class PlannedBatch:
 @dataclass(frozen=True, slots=True)
 class NothingToRead:
     """The inputs have been read up to these positions; `losses` describes what retention deleted
-    before them, and `held` has the records that wait for a dataset.
+    before them, and `held` has the records that wait for a dataset. `restates_later` is whether
+    datasets have changed, and their joins let results follow only later.
     """
 
     positions: InputPositions
     losses: Sequence[str]
     held: tuple[HeldRecord, ...] = ()
+    restates_later: bool = False
 
 
 def maintain_local_tables(context: StepContext, state: ApplicationState) -> None:
@@ -242,7 +250,7 @@ def _open_versions(context: StepContext) -> _OpenVersions:
         limited,
         _find_watermarks(app, read),
         _list_waited(app, read),
-        _list_versions_over_time(app, read),
+        list_versions_over_time(app, read),
     )
 
 
@@ -278,23 +286,6 @@ def _list_waited(
         if isinstance(manifest, UnboundedManifest):
             waited[one.dataset] = manifest
     return waited
-
-
-def _list_versions_over_time(
-    app: Application, manifests: Mapping[str, DatasetManifest | None]
-) -> dict[str, tuple[str, ...]]:
-    """Return all versions of the bounded datasets that are joined by time and have a version."""
-    names = set()
-    for operator in app.operators:
-        match = operator.spec.match
-        if match is not None and match.as_of is not None and not match.as_of.known_then:
-            names.add(str(match.dataset))
-    over_time: dict[str, tuple[str, ...]] = {}
-    for name in sorted(names):
-        manifest = manifests.get(name)
-        if isinstance(manifest, BoundedManifest) and manifest.version is not None:
-            over_time[name] = manifest.versions_over_time
-    return over_time
 
 
 def store_first_positions(context: StepContext, run: StepState, seen: BatchSnapshot) -> StepState:
@@ -350,8 +341,8 @@ def plan_batch(
             return PlannedBatch(restatement, seen.streams)
     if positions.replays and not is_turn_of_main:
         return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
-    readable = _find_readable(context, seen, positions)
-    intent = _plan_main_batch(context, state, positions, readable.ranges)
+    readable = _find_readable(context, seen, positions, state.held)
+    intent = _plan_main_batch(context, state, positions, readable)
     if intent is not None:
         return PlannedBatch(intent, seen.streams, losses)
     if positions.replays:
@@ -362,11 +353,15 @@ def plan_batch(
         restatement = _plan_restatement(context, state, seen, positions)
         if restatement is not None:
             return PlannedBatch(restatement, seen.streams)
-    return NothingToRead(positions, losses, readable.held)
+    later = find_changes(context.app, state, positions, _list_served(context.app, seen))
+    return NothingToRead(positions, losses, readable.held, bool(later))
 
 
 def _find_readable(
-    context: StepContext, seen: BatchSnapshot, positions: InputPositions
+    context: StepContext,
+    seen: BatchSnapshot,
+    positions: InputPositions,
+    stored: Mapping[SystemStreamPartition, HeldTime],
 ) -> HeldRanges:
     """Return what a batch of the main input may read, and what waits.
 
@@ -375,7 +370,7 @@ def _find_readable(
     """
     unread = dict(sorted(positions.unread.items()))
     now = context.lake.now()
-    waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark)
+    waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark, stored)
     ends = unread
     held: dict[SystemStreamPartition, HeldRecord] = {}
     limited = _limit_ranges(context, ends)
@@ -386,7 +381,7 @@ def _find_readable(
             ends = {**ends, record.ssp: found.ranges[record.ssp]}
         limited = _limit_ranges(context, ends)
         if limited == found.ranges:
-            return HeldRanges(limited, tuple(held.values()))
+            return HeldRanges(limited, tuple(held.values()), found.early)
 
 
 def _plan_restatement(
@@ -396,10 +391,21 @@ def _plan_restatement(
 
     Without records to read again it has no ranges, and only moves the positions in the changes.
     """
-    changes = find_due(context, state, positions)
+    served = _list_served(context.app, seen)
+    changes = find_due(context.app, state, positions, served, context.lake.now())
     if not changes:
         return None
-    due = find_restatement(context, state, seen.streams, positions, changes)
+    refused = context.versions.refused
+    of_changes = tuple(sorted(changes.items()))
+    if of_changes in refused:
+        raise refused[of_changes]
+    now = context.lake.now()
+    asked = AskedApplication(context.lake, context.systems, context.app, context.plan, state, now)
+    try:
+        due = find_restatement(asked, seen.streams, positions, changes, served)
+    except errors.RestatementError as error:
+        refused[of_changes] = error
+        raise
     places = ""
     if due.records:
         places = store_places(context, state.batch + 1, due.places)
@@ -414,10 +420,17 @@ def _plan_restatement(
         ranges,
         startpoints=startpoints,
         epochs={ssp: state.offsets.next_epoch(ssp) for ssp in ranges},
-        restating=Restating(
-            places=places, changes=changes, keys=due.keys, records=due.records, ends=dict(due.ends)
-        ),
+        restating=Restating(places=places, changes=changes, keys=due.keys, records=due.records),
     )
+
+
+def _list_served(app: Application, seen: BatchSnapshot) -> dict[str, VersionIds]:
+    """Return what is served of the datasets whose later changes results follow."""
+    served: dict[str, VersionIds] = {}
+    for dataset in app.restated.values():
+        name = dataset.name
+        served[name] = seen.versions[name], seen.over_time.get(name, ())
+    return served
 
 
 def _plan_replay_batch(
@@ -467,12 +480,13 @@ def _plan_recorded_batch(
 
 
 def _plan_main_batch(
-    context: StepContext, state: ApplicationState, positions: InputPositions, ranges: Ranges
+    context: StepContext, state: ApplicationState, positions: InputPositions, readable: HeldRanges
 ) -> Intent | None:
-    """Return the intent of a batch of these ranges of the main input, with its startpoints; None if
-    they are empty.
+    """Return the intent of a batch of what is readable of the main input, with its startpoints;
+    None if that is empty.
     """
     unread = positions.unread
+    ranges = readable.ranges
     if _are_all_empty(context, ranges):
         return None
     startpoints = {}
@@ -499,7 +513,14 @@ def _plan_main_batch(
         epochs=epochs,
         lost=positions.lost,
         waiting=tuple(waiting),
+        joined=JoinedVersions(in_time=_list_in_time(context.app, readable)),
+        held=to_stored(context.app, readable.held),
     )
+
+
+def _list_in_time(app: Application, readable: HeldRanges) -> tuple[str, ...]:
+    joins = [one.join for one in list_waits(app.operators)]
+    return tuple(join for join in joins if join not in readable.early)
 
 
 def share_by_lag(lags: Epochs, limit: int) -> Epochs:
@@ -714,7 +735,7 @@ def _lease_served(
     for dataset in context.app.restated.values():
         view = context.versions.view(dataset.name, versions[dataset.name], state)
         sealed = view.sealed if isinstance(view, VersionReader) else None
-        restated[dataset.name] = describe_read(sealed, over_time.get(dataset.name, ()))
+        restated[dataset.name] = describe_read(sealed, seen.over_time.get(dataset.name, ()))
     joined = joined.model_copy(
         update={
             "versions": versions,
@@ -760,7 +781,7 @@ def open_served(
     """
     served = {}
     for name, commits in intent.joined.served.items():
-        view = views[name]
+        view = views.get(name)
         if isinstance(view, VersionReader):
             served[name] = versions.served(name, commits, view.sealed.named_columns)
     return served

@@ -198,8 +198,9 @@ class PlannedBatch:
     def stream_of(self, operator: str) -> str | None:
         return self.origins[operator].positions
 
-    def has_waited(self, operator: str) -> bool:
-        return operator in self.inputs.intent.joined.known
+    def may_be_early(self, operator: str) -> bool:
+        joined = self.inputs.intent.joined
+        return operator in joined.known and operator not in joined.in_time
 
     def known_until(self, operator: str) -> datetime | None:
         return self.inputs.intent.joined.known.get(operator)

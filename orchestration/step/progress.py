@@ -136,7 +136,7 @@ def position_to_json(app: Application, state: ApplicationState) -> dict[str, obj
     offsets = state.offsets
     checkpoint = {}
     for ssp, at in state.checkpoint.items():
-        if ssp.qualified_stream in app.inputs:
+        if ssp.qualified_stream in app.inputs or ssp.qualified_stream in app.restated:
             checkpoint[str(ssp)] = at
     return {
         "checkpoint": checkpoint,
@@ -290,8 +290,8 @@ class StepEvent:
     - "table" (report): a dataset that lives for one run was built, or has changed.
     - "lost" (text): retention deleted records before they were read.
     - "analysis": the dry run begins; once a run, and when columns change.
-    - "intent" (records, unit, versions, few: whether it takes one task a stage): the intent is
-      committed.
+    - "intent" (records, unit, versions, few: whether it takes one task a stage, restates: what it
+      restates, "" for nothing): the intent is committed.
     - "output" (output): an output is about to be written.
     - "again" (text): the batch is retried after a store failure, or computed by Spark after all.
     - "outputs": all outputs are written.
@@ -323,6 +323,8 @@ class StepEvent:
                 ]
                 return f"planned: {', '.join(counted)}"
         parts = [_EVENT_TEXTS[self.what].format(**{"unit": "records", **detail})]
+        if detail.get("restates"):
+            parts.append(detail["restates"])
         if detail.get("in_process"):
             parts.append("computed without Spark")
         elif detail.get("few"):

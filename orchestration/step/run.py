@@ -73,6 +73,7 @@ from dagster_adjunct.resources.spark.tasks import (
     first_message_line,
     translate_spark_errors,
 )
+from dagster_adjunct.resources.streams.lake.streams import open_systems
 from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.resources.threads import call_in_threads
 from dagster_adjunct.resources.times import subtract_span
@@ -496,7 +497,9 @@ def run_application(  # noqa: PLR0913
     """
     run = f"run-{uuid4().hex[:12]}" if run is None else run
     lake = open_lake() if lake is None else lake
-    systems = systems_for(app, lake=lake) if systems is None else systems
+    if systems is None:
+        systems = systems_for(app, lake=lake)
+    systems = {**open_systems(lake, app.restated), **systems}
     stays = None if follow is None else validate_span("follow", follow)
     if not lake.exists():
         # Plan before taking the lease, which would create the lake: its URL may be mistyped.

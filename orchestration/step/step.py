@@ -49,6 +49,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_not_renamed,
 )
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges
+from dagster_adjunct.orchestration.operators.lookups import RESTATED
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
 from dagster_adjunct.orchestration.step.batch import classify_batch
 from dagster_adjunct.orchestration.step.context import (
@@ -81,7 +82,8 @@ from dagster_adjunct.orchestration.step.progress import (
     times_at_batch_start,
 )
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
-from dagster_adjunct.orchestration.step.restatement import read_places
+from dagster_adjunct.orchestration.step.restated_places import read_places
+from dagster_adjunct.orchestration.step.waiting import to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
@@ -201,7 +203,7 @@ class _RunningStep:
                     self._commit_positions(batch)
                     report = replace(self.state.report, held=batch.held)
                     self.state = replace(self.state, report=report)
-                    if not hooks.wait(bool(batch.held)):
+                    if not hooks.wait(bool(batch.held) or batch.restates_later):
                         return self.state.finish(self.context, caught_up=True)
                 elif self._run_batch(batch, began) and not hooks.go_on():
                     break
@@ -313,6 +315,7 @@ class _RunningStep:
             unit=context.unit,
             versions=intent.versions,
             few=inputs.few,
+            restates="" if restating is None else restating.describe(),
         )
         return inputs
 
@@ -432,7 +435,7 @@ class _RunningStep:
             intent=intent,
             closed_at=context.lake.now(),
             records=inputs.records,
-            counters=add_counters(counters, _count_others(context, intent)),
+            counters=_count_batch(context, intent, counters),
             seconds=seconds,
         )
         context.report("outputs", intent.batch)
@@ -464,19 +467,25 @@ class _RunningStep:
 
     def _commit_positions(self, nothing: NothingToRead) -> None:
         """Commit the positions that the inputs have been read up to, with the startpoints applied
-        there.
+        there, and the records that wait.
 
-        Does nothing if no startpoint or loss has moved a position.
+        Does nothing if no startpoint or loss has moved a position, and the same records wait as
+        before.
         """
         context = self.context
         positions = nothing.positions
-        if not positions.startpoints and not positions.lost:
+        held = to_stored(context.app, nothing.held)
+        applied = {}
+        for ssp, start in positions.startpoints.items():
+            if ssp in positions.unread:
+                applied[ssp] = start.id
+        if not applied and not positions.lost:
+            if held != self.logged.held:
+                waits = self.logged.model_copy(update={"held": held})
+                logged = context.log.commit(self.state.logged, waits, by=context.run)
+                self.state = replace(self.state, logged=logged)
             return
-        applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
-        starts = {}
-        for ssp, span in (*positions.unread.items(), *positions.changed.items()):
-            if ssp in applied or ssp in positions.unread:
-                starts[ssp] = span.start
+        starts = {ssp: span.start for ssp, span in positions.unread.items()}
         lost = _count_lost(context, positions.lost)
         before = self.logged
         offsets = before.offsets.with_applied(applied, None, context.lake.now())
@@ -485,6 +494,7 @@ class _RunningStep:
             "checkpoint": before.checkpoint | starts,
             "offsets": offsets.with_reading(before.checkpoint, here),
             "totals": add_counters(before.totals, lost),
+            "held": held,
         }
         note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
         logged = context.log.commit(
@@ -493,8 +503,8 @@ class _RunningStep:
         context.startpoints.remove_applied(context.tasks, applied)
         texts = []
         for ssp in applied:
-            start = logged.state.offsets.applied[ssp]
-            texts.append(f"{start.describe(ssp)} applied; there is nothing to read yet")
+            there = logged.state.offsets.applied[ssp]
+            texts.append(f"{there.describe(ssp)} applied; there is nothing to read yet")
         report = self.state.report
         report = replace(report, counters=add_counters(report.counters, lost))
         state = replace(self.state, logged=logged, report=report)
@@ -590,14 +600,20 @@ def _forget_old_batches(context: StepContext) -> None:
         _log.warning("the batch log of %s keeps old commits for now: %s", context.app.name, error)
 
 
-def _count_others(context: StepContext, intent: Intent) -> Counters:
-    """Return the counters of a batch besides those of its outputs and operators."""
-    counters = _count_lost(context, intent.lost)
+def _count_batch(context: StepContext, intent: Intent, written: Counters) -> Counters:
+    """Return the counters of a batch; `written` are those of its outputs and operators.
+
+    Records whose results are restated do not count again for the match rates of joins.
+    """
+    counters = add_counters(written, _count_lost(context, intent.lost))
     restating = intent.restating
-    if restating is not None:
-        counted = {"changed_keys": restating.keys, "records": restating.records}
-        counters = add_counters(counters, {"restated": counted})
-    return counters
+    if restating is None:
+        return counters
+    for operator in context.app.operators:
+        if operator.spec.match is not None:
+            counters.pop(operator.id, None)
+    counted = {"changed_keys": restating.keys, "records": restating.records}
+    return add_counters(counters, {RESTATED: counted})
 
 
 def _read_places(inputs: BatchInputs) -> dict[str, pa.Table]:

@@ -7,11 +7,11 @@ allows. A record that may be read already waits, too, if it comes after one that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -21,7 +21,7 @@ from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedM
 from dagster_adjunct.assets.versions.version import datetime_from_micros
 from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.intent import Offsets, Ranges, of_stream
+from dagster_adjunct.orchestration.batch_log.intent import HeldTime, Offsets, Ranges, of_stream
 from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS, EventTime
 from dagster_adjunct.orchestration.operators.lookups import Wait
 from dagster_adjunct.orchestration.operators.waiting import (
@@ -31,6 +31,7 @@ from dagster_adjunct.orchestration.operators.waiting import (
     waits_by_input,
 )
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, snapshot_streams
+from dagster_adjunct.orchestration.step.event_times import TIME
 from dagster_adjunct.orchestration.step.progress import declared_event_times
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
@@ -53,21 +54,26 @@ from dagster_adjunct.resources.times import to_microseconds
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TIME = "time"
 ARRIVED = "arrived"
-"""The event time of a record and the time when it was written, in microseconds, next to PARTITION
-and OFFSET.
-"""
+"""The time when a record was written, in microseconds, next to PARTITION, OFFSET and TIME."""
+
+
+@cache
+def _columns() -> pa.Schema:
+    """Return the columns of the times that are read."""
+    whole = pa.int64()
+    return pa.schema([(PARTITION, pa.int32()), (OFFSET, whole), (TIME, whole), (ARRIVED, whole)])
 
 
 @dataclass(frozen=True, slots=True)
 class HeldRanges:
     """The parts of some ranges that may be read now, and the first record of each partition that
-    waits.
+    waits. `early` are the joins for which records in these parts are read before their time.
     """
 
     ranges: Ranges
     held: tuple[HeldRecord, ...] = ()
+    early: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +83,51 @@ class _StreamTimes:
     stream: StreamSnapshot
     declared: EventTime
     spark: Callable[[], SparkSession]
+    stored: Mapping[SystemStreamPartition, HeldTime]
 
     def read(self, ranges: Ranges) -> pa.Table:
         """Return PARTITION, OFFSET, TIME (null for none) and ARRIVED of the records in these
-        ranges.
+        ranges, or of records that stand for them.
         """
+        parts = []
+        others = {}
+        for ssp, span in ranges.items():
+            held = self._find_stored(ssp)
+            if held is not None and self._is_record(ssp, span, held):
+                parts.append(_stand_in(ssp, held, held.time))
+            else:
+                others[ssp] = span
+        if others:
+            parts.append(self._read_stream(others))
+        return pa.concat_tables(parts)
+
+    def read_rest(self, ssp: SystemStreamPartition, span: OffsetRange) -> pa.Table:
+        """Return the event times of the records in a range of a partition, or their newest one, and
+        newer ones from before it: what a run has seen is not read again.
+        """
+        held = self._find_stored(ssp)
+        if held is None or held.newest is None or held.seen_to is None:
+            return self._read_stream({ssp: span})
+        compare = self.stream.system.compare
+        known = _stand_in(ssp, held, held.newest)
+        if compare(held.seen_to, span.end) >= 0:
+            return known
+        if compare(held.seen_to, span.start) > 0:
+            span = OffsetRange(held.seen_to, span.end)
+        return pa.concat_tables([known, self._read_stream({ssp: span})])
+
+    def _find_stored(self, ssp: SystemStreamPartition) -> HeldTime | None:
+        """Return what a run has stored of a partition of this stream, by this event time."""
+        held = self.stored.get(ssp)
+        if held is None or held.stream != self.stream.info.identity:
+            return None
+        return held if held.by == self.declared.expression else None
+
+    def _is_record(self, ssp: SystemStreamPartition, span: OffsetRange, held: HeldTime) -> bool:
+        """Whether a range has no other record than the one that is held."""
+        return span == OffsetRange(str(held.offset), self.stream.system.advance(ssp, span.start, 1))
+
+    def _read_stream(self, ranges: Ranges) -> pa.Table:
         system = self.stream.system
         if not isinstance(system, NumberedOffsets):
             raise ConfigurationError(
@@ -113,7 +159,18 @@ class _StreamTimes:
         records = read_frame(self.stream.system, self.spark(), ranges)
         time = self.declared.column(f"input {self.stream.name}", records)
         columns = [F.unix_micros(time).alias(TIME), F.unix_micros(TIMESTAMP).alias(ARRIVED)]
-        return records.select(PARTITION, OFFSET, *columns).toArrow()
+        return records.select(PARTITION, OFFSET, *columns).toArrow().cast(_columns())
+
+
+def _stand_in(ssp: SystemStreamPartition, held: HeldTime, time: datetime) -> pa.Table:
+    """Return a record with this event time in the place of the one that is held."""
+    columns = {
+        PARTITION: [ssp.partition],
+        OFFSET: [held.offset],
+        TIME: [to_microseconds(time)],
+        ARRIVED: [to_microseconds(held.since)],
+    }
+    return pa.table(columns, schema=_columns())
 
 
 def _times(records: pa.Table, time: pa.Array) -> pa.Table:
@@ -126,13 +183,15 @@ def _times(records: pa.Table, time: pa.Array) -> pa.Table:
             TIME: pc.if_else(is_time, micros, None),
             ARRIVED: records[TIMESTAMP].cast(arrow_type("timestamp")).cast(pa.int64()),
         }
-    )
+    ).cast(_columns())
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """What decides which records wait: by join, the watermarks `known` of the datasets, the clock,
     and the streams as they are now.
+
+    What the last batch has `stored` of the partitions where records wait is not read again.
     """
 
     app: Application
@@ -140,6 +199,7 @@ class Waiting:
     known: Mapping[str, datetime | None]
     now: datetime
     spark: Callable[[], SparkSession]
+    stored: Mapping[SystemStreamPartition, HeldTime] = field(default_factory=dict)
 
     def hold_back(self, ranges: Ranges, unread: Ranges) -> HeldRanges:
         """Return the parts of these ranges that may be read now.
@@ -150,23 +210,35 @@ class Waiting:
         declared = declared_event_times(self.app)
         cut = dict(ranges)
         held: list[HeldRecord] = []
+        early: set[str] = set()
         for name, waits in waits_by_input(self.app.operators).items():
-            of_input = {}
-            for ssp, span in of_stream(ranges, name).items():
-                if self.streams[name].system.compare(span.start, span.end) < 0:
-                    of_input[ssp] = span
+            of_input = _without_empty(self.streams[name].system, of_stream(ranges, name))
             if not of_input:
                 continue
-            reader = _StreamTimes(self.streams[name], declared[name], self.spark)
+            reader = _StreamTimes(self.streams[name], declared[name], self.spark, self.stored)
             times = reader.read(of_input)
             for ssp, span in of_input.items():
                 of_partition = times.filter(pc.equal(times[PARTITION], ssp.partition))
-                rest = {ssp: OffsetRange(span.end, unread[ssp].end)}
-                first = self._find_held(ssp, of_partition, waits, partial(reader.read, rest))
+                rest = OffsetRange(span.end, unread[ssp].end)
+                read_rest = cache(partial(reader.read_rest, ssp, rest))
+                first = self._find_held(ssp, of_partition, waits, read_rest)
                 if first is not None:
                     cut[ssp] = OffsetRange(span.start, str(first.offset))
-                    held.append(first)
-        return HeldRanges(cut, tuple(held))
+                    newest = self._find_newest(first, of_partition, waits, read_rest)
+                    seen = unread[ssp].end
+                    stream = self.streams[name].info.identity
+                    held.append(replace(first, newest=newest, seen_to=seen, stream=stream))
+                    of_partition = of_partition.filter(pc.less(of_partition[OFFSET], first.offset))
+                early |= self._find_early(of_partition, waits)
+        return HeldRanges(cut, tuple(held), frozenset(early))
+
+    def _find_early(self, times: pa.Table, waits: Sequence[WaitsFor]) -> set[str]:
+        """Return the joins whose dataset is not complete up to the times of all these records."""
+        early = set()
+        for one in waits:
+            if pc.any(_is_beyond(times, self.known[one.join])).as_py():
+                early.add(one.join)
+        return early
 
     def _find_held(
         self,
@@ -196,6 +268,25 @@ class Waiting:
                 )
         return found
 
+    def _find_newest(
+        self,
+        first: HeldRecord,
+        times: pa.Table,
+        waits: Sequence[WaitsFor],
+        read_rest: Callable[[], pa.Table],
+    ) -> datetime | None:
+        """Return the newest event time of a partition from its first record that waits on; None if
+        none waits by event time, or a time is not believed yet.
+        """
+        if all(one.wait.by == "clock" for one in waits):
+            return None
+        after = times.filter(pc.greater_equal(times[OFFSET], first.offset))
+        newest = _newest((after, read_rest()), MAX_MICROS)
+        last_credible = min(one.wait.at_most for one in waits) + self.now
+        if newest > to_microseconds(last_credible):
+            return None
+        return datetime_from_micros(newest)
+
     def _is_within(
         self, held: pa.Table, wait: Wait, times: pa.Table, read_rest: Callable[[], pa.Table]
     ) -> pa.Array:
@@ -217,11 +308,19 @@ class Waiting:
         return pc.and_(is_credible, pc.greater(dated, now_or_newest - at_most))
 
 
+def _without_empty(system: StreamSystem, ranges: Ranges) -> Ranges:
+    return {ssp: span for ssp, span in ranges.items() if system.compare(span.start, span.end) < 0}
+
+
 def describe_held(
-    systems: Mapping[str, StreamSystem], lake: Lake, app: Application, unread: Offsets
+    systems: Mapping[str, StreamSystem],
+    lake: Lake,
+    app: Application,
+    unread: Offsets,
+    stored: Mapping[SystemStreamPartition, HeldTime],
 ) -> tuple[str, ...]:
     """Return, for each partition with `unread` records, what its first one waits for, if a run
-    could read none of these; else ().
+    could read none of these; else (). `stored` is what the last run has found of them.
 
     A run advances the datasets first, so none is waited for if one has anything to read.
     """
@@ -233,17 +332,21 @@ def describe_held(
         manifest = StoredVersions(lake, dataset).manifest()
         if manifest is None or _has_unread(systems, lake, dataset, manifest):
             return ()
-    held = find_held(systems, lake, app, unread)
+    held = find_held(systems, lake, app, unread, stored)
     if len(held) < len(unread):
         return ()
     return tuple(record.describe() for record in held)
 
 
 def find_held(
-    systems: Mapping[str, StreamSystem], lake: Lake, app: Application, unread: Offsets
+    systems: Mapping[str, StreamSystem],
+    lake: Lake,
+    app: Application,
+    unread: Offsets,
+    stored: Mapping[SystemStreamPartition, HeldTime],
 ) -> tuple[HeldRecord, ...]:
-    """Return the first `unread` record of each partition, if it waits; () if only Spark can compute
-    event times.
+    """Return the first `unread` record of each partition, if it waits; none of partitions whose
+    event times only Spark can compute, and of which the last run has not `stored` one.
 
     A dataset that a run would find silent counts as silent. What retention has dropped does not
     wait.
@@ -257,11 +360,34 @@ def find_held(
         if stream is not None and stream.system.compare(stream.oldest[ssp], start) <= 0:
             first[ssp] = OffsetRange(start, stream.system.advance(ssp, start, 1))
             ranges[ssp] = OffsetRange(start, stream.upcoming[ssp])
+    found = {ssp: stored[ssp] for ssp in first if ssp in stored}
     known = _find_watermarks_of_run(lake, app)
-    try:
-        return Waiting(app, streams, known, lake.now(), _no_session).hold_back(first, ranges).held
-    except NeedsSpark:
-        return ()
+    waiting = Waiting(app, streams, known, lake.now(), _no_session, found)
+    others = {ssp: span for ssp, span in first.items() if ssp not in found}
+    held: list[HeldRecord] = []
+    for part in (*({ssp: first[ssp]} for ssp in found), others):
+        with suppress(NeedsSpark):
+            held += waiting.hold_back(part, ranges).held
+    return tuple(held)
+
+
+def to_stored(
+    app: Application, held: Iterable[HeldRecord]
+) -> dict[SystemStreamPartition, HeldTime]:
+    """Return what a run stores of the records that it has found waiting."""
+    declared = declared_event_times(app)
+    stored = {}
+    for record in held:
+        stored[record.ssp] = HeldTime(
+            stream=record.stream,
+            offset=record.offset,
+            by=declared[record.ssp.qualified_stream].expression,
+            time=record.time,
+            since=record.since,
+            newest=record.newest,
+            seen_to=None if record.newest is None else record.seen_to,
+        )
+    return stored
 
 
 def _find_watermarks_of_run(lake: Lake, app: Application) -> dict[str, datetime | None]:

@@ -376,7 +376,10 @@ def _check_files(
     for generation in generations:
         attempt = attempt_id(generation.folder)
         listed |= {f"{attempt}/{file.name}" for file in generation.files}
-    seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
+    seen = set()
+    for uri in spark.table(name).inputFiles():
+        attempt, file_name = unquote(uri).rsplit("/", 2)[-2:]
+        seen.add(f"{attempt}/{file_name}")
     if listed == seen:
         return
     missing = sorted(listed - seen)
@@ -408,8 +411,8 @@ def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
 
 
 def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
-    """Return whether the columns are those of a layout to which columns were added, or whose
-    columns were widened or dropped since; both have stored names.
+    """Whether a file with these columns may be from before columns of the layout were added,
+    widened or dropped; both have stored names.
 
     Files of a layout without hidden columns are never older than it, unless it is projected.
     """
@@ -515,12 +518,12 @@ class Timeline:
     Its second row becomes its first.
 
     An interval may begin before the edge and last beyond it, in several rows. So that it always
-    begins at the same time, its first row stays, as an *anchor*, which is never the key's first:
+    begins at the same time, its first row stays, as an *anchor*:
 
         key  valid_from  value          valid_to  first
-        a    1           7              4         no      the anchor
+        a    1           7              4         yes     the anchor
         a    2           7                                pruned
-        a    4           7              9         yes
+        a    4           7              9         no
         a    9           8              -         no
     """
 
@@ -633,7 +636,8 @@ class Timeline:
         kept = kept.copy()
         kept[anchors] = True
         ends[anchors] = _micros(rows)[reaching + 1]
-        first = first & in_history
+        first[reaching + 1] = False
+        first[anchors] = True
         filled = _with_ends(rows, _ends_array(ends, same), pa.array(first))
         return filled.filter(pa.array(kept))
 

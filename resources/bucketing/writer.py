@@ -534,8 +534,7 @@ class BucketFileWriter:
 
 
 class _ScatteredKeys:
-    """Counts the keys whose rows have different values, and different ones of the column
-    `scatters`.
+    """Counts the keys whose rows differ in their values and also in the column `scatters`.
 
     The rows of a key are adjacent, over several batches: the last row of a batch is the first one
     of the next.

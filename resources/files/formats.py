@@ -180,20 +180,21 @@ class QuoteReader(ArrowReadableFile):
         # all at once.
         around = np.r_[letters[opening - 1], letters[closing + 1]]
         if np.isin(around, [*_DELIMITERS, ord('"')]).all():
-            opened = opening[letters[opening - 1] != ord('"')][-1:].tolist()
+            openings = opening[letters[opening - 1] != ord('"')]
+            opened = int(openings[-1]) if len(openings) else None
             self._quoted ^= len(quotes) % 2 == 1
         else:
             opened = self._search(block, whole)
-        if self._quoted and opened:
-            self._opened = self._excerpt(block, opened[0], opened[0] + 1)
+        if self._quoted and opened is not None:
+            self._opened = self._excerpt(block, opened, opened + 1)
         self._lines += block.count(b"\n", 1, whole)
         self._carried = block[whole - 1 :]
 
-    def _search(self, block: bytes, whole: int) -> list[int]:
-        """Look for a misplaced quote, one by one; return where the last quoted value begins ([]
-        without one).
+    def _search(self, block: bytes, whole: int) -> int | None:
+        """Look at each quote whether it is misplaced; return where the last quoted value begins,
+        None without one.
         """
-        opened: list[int] = []
+        opened = None
         for run in _QUOTES.finditer(block, 1, whole):
             start, end = run.span()
             count = end - start
@@ -201,7 +202,7 @@ class QuoteReader(ArrowReadableFile):
                 if block[start - 1] not in _DELIMITERS:
                     continue  # quotes in the text of a value that is not quoted
                 self._quoted = True
-                opened = [start]
+                opened = start
                 count = count - 1
             if count % 2:
                 # In a pair, the first escapes the second; one without a partner closes the value.

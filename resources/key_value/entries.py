@@ -241,7 +241,7 @@ class EntryCoder(Generic[K, V]):
         try:
             if type(family) is str:
                 prefix = segment.family_prefix(family)
-            else:
+            else:  # without the cache, which holds only texts
                 prefix = segment.family_prefix.__wrapped__(family)
         except (AttributeError, UnicodeEncodeError):
             prefix = b""

@@ -576,8 +576,10 @@ class KeyValueTableManager:
         created = StoredScope(created_at=self.lake.now()).model_dump(mode="json")
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
-            is_new = snapshot.get(scope) is None
-            return ({scope: created} if is_new else {}), is_new
+            """Return what to write, and whether the scope is new."""
+            if snapshot.get(scope) is None:
+                return {scope: created}, True
+            return {}, False
 
         return self._namespace.transact(decide, by=_BY)
 
@@ -588,6 +590,7 @@ class KeyValueTableManager:
         check_table_name("scope", scope)
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool | list[TableInfo]]:
+            """Return what to write, and whether the scope is deleted, or some tables in it."""
             if snapshot.get(scope) is None:
                 return {}, False
             tables = list(islice(tables_in_scope(snapshot, scope, None), 3))
@@ -716,9 +719,11 @@ class KeyValueTableManager:
         table = TableName.checked(scope, name)
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+            """Return what to write, and whether there is an entry."""
             require_scope(snapshot, scope)
-            exists = snapshot.get(table.key) is not None
-            return ({table.key: None} if exists else {}), exists
+            if snapshot.get(table.key) is None:
+                return {}, False
+            return {table.key: None}, True
 
         return self._namespace.transact(decide, by=_BY)
 
@@ -775,6 +780,7 @@ class KeyValueTableManager:
             def commit(
                 snapshot: NamespaceSnapshot, expected: StoredTable | None = expected
             ) -> tuple[dict[str, Any], TableTransition]:
+                """Return what to write, and the transition that it begins."""
                 require_scope(snapshot, table.scope)
                 current = find_stored_table(snapshot, table)
                 if preflight and current != expected:

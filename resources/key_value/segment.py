@@ -124,8 +124,9 @@ def partition_of(prefix: bytes, partitions: int) -> int:
     Partitions are equal ranges of the high 52 bits of Murmur3 (x64, 128 bits, seed 0, first word).
     """
     # By name: mmh3 (5.3.1) ignores a fourth positional argument, and the hash would be signed.
-    high = mmh3.hash64(prefix, 0, True, signed=False)[0] >> (64 - HASH_BITS)
-    return high * partitions >> HASH_BITS
+    first_word, _ = mmh3.hash64(prefix, 0, True, signed=False)
+    high = first_word >> (64 - HASH_BITS)
+    return (high * partitions) >> HASH_BITS
 
 
 def family_range(prefix: bytes) -> KeyRange:

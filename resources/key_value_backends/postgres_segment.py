@@ -265,7 +265,8 @@ class PostgresPages:
         ahead = self._ahead
         self._ahead = None
         unread = None
-        if ahead is not None and ahead[:3] == (within, limit, values):
+        wanted = (within, limit, values)
+        if ahead is not None and (ahead.within, ahead.limit, ahead.values) == wanted:
             unread = ahead.unread
         pool = self._segment._pool()
         if unread is not None and await pool.take_again(unread.wire):
@@ -430,10 +431,11 @@ class PostgresSegment:
         else:
             write = self._apply_batch
         for _ in range(_ROUNDS):
-            refused = await self._attempt(write, changes, token)
-            if refused:
-                raise ConditionsFailed(refused)
-            if refused is not None:
+            failed = await self._attempt(write, changes, token)
+            if failed:
+                raise ConditionsFailed(failed)
+            had_conflict = failed is None
+            if not had_conflict:
                 return
             await pause(random.random() * _PAUSE)
         problem = (

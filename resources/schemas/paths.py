@@ -191,8 +191,8 @@ def read_path(records: pa.Table, steps: Sequence[str]) -> pa.ChunkedArray:
 def set_value(
     values: pa.Array, steps: Sequence[str], new: pa.Array, where: pa.BooleanArray
 ) -> pa.Array:
-    """Return the values, in which those at these steps are replaced by the `new` ones `where` that
-    is true. A struct on the way that is null there becomes one, unless the new value is null.
+    """Return the values, in which those at these steps are replaced by the `new` ones in the rows
+    where `where` is true. A null on the way there becomes a struct, unless the new value is null.
     """
     if not steps:
         return pc.if_else(where, new, values)

@@ -412,8 +412,8 @@ def _is_pandas(value: object) -> bool:
 
 
 def _error_text(error: Exception) -> str:
-    """Return the message of an error of Arrow in one line; for pandas, its second argument names
-    the column.
+    """Return the message of an error of Arrow in one line, with the column's name if pandas raised
+    it.
     """
     words = []
     for argument in error.args:

@@ -629,5 +629,7 @@ def struct_schema(struct: Struct, like: Schema) -> Schema:
 
 
 def sorted_names(names: Iterable[tuple[Steps, str]]) -> tuple[tuple[Steps, str], ...]:
-    """Return the names that differ from the last of their steps, in order."""
+    """Return those pairs of steps and stored name in which the stored name is not the member's own,
+    in order.
+    """
     return tuple(sorted((steps, stored) for steps, stored in names if steps[-1] != stored))

@@ -159,8 +159,8 @@ def first_unreadable(
 def _describe_unreadable(
     name: str, row: int, values: pa.Array | pa.ChunkedArray
 ) -> UnreadableValue:
-    """Return the unreadable value of a column that the row's value, in a column of one, is or
-    has within.
+    """Return the unreadable value that is, or is inside, the only one of these values, which is
+    that of the row.
     """
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     path, values = _unreadable_part(array, name)
@@ -170,7 +170,7 @@ def _describe_unreadable(
 
 
 def _unreadable_part(values: pa.Array, path: str) -> tuple[str, pa.Array]:
-    """Return the simple values, with their path, of which one is unreadable."""
+    """Return the path and the values of the first simple part that has an unreadable value."""
     kind = values.type
     if pt.is_dictionary(kind):
         return _unreadable_part(values.dictionary_decode(), path)

@@ -53,8 +53,10 @@ def adopt_columns(
     problems = _find_other_cases(moved.schema, declared)
     if problems:
         return Evolution(known, names, problems=problems)
-    before, after = _merge_structs(schema_struct(moved.schema), schema_struct(declared))
-    retyped = struct_schema(before, moved.schema)
+    before = schema_struct(moved.schema)
+    wanted = schema_struct(declared)
+    retyped = struct_schema(_merge_structs(before, wanted, adds=False), moved.schema)
+    after = _merge_structs(before, wanted, adds=True)
     added = Schema(tuple(Field(each.name, str(each.type)) for each in after.members))
     sensitive = {*moved.schema.sensitive, *declared.sensitive}
     merged = evolve(retyped, moved.names, added.with_sensitive(*sensitive))
@@ -72,39 +74,31 @@ def _find_other_cases(known: Schema, declared: Schema) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _merge_structs(known: Struct, declared: Struct) -> tuple[Struct, Struct]:
-    """Return two structs: the known members with their declared types, and these with the added
-    members.
-    """
-    retyped = []
-    merged = []
+def _merge_structs(known: Struct, declared: Struct, *, adds: bool) -> Struct:
+    """Return the known members with their declared types and, if `adds`, the new members."""
+    members = []
     for member in known.members:
         wanted = declared.member(member.name)
-        before = member.type
-        after = member.type
+        type_ = member.type
         if wanted is not None:
-            before, after = _merge_types(member.type, wanted.type)
-        retyped.append(Member(member.name, before))
-        merged.append(Member(member.name, after))
-    for wanted in declared.members:
-        if known.member(wanted.name) is None:
-            merged.append(wanted)
-    return Struct(tuple(retyped)), Struct(tuple(merged))
+            type_ = _merge_types(member.type, wanted.type, adds=adds)
+        members.append(Member(member.name, type_))
+    if adds:
+        for wanted in declared.members:
+            if known.member(wanted.name) is None:
+                members.append(wanted)
+    return Struct(tuple(members))
 
 
-def _merge_types(known: Type, declared: Type) -> tuple[Type, Type]:
-    """Return two types: the known one with the declared simple types, and this one with the added
-    members.
-    """
+def _merge_types(known: Type, declared: Type, *, adds: bool) -> Type:
+    """Return the known type with the declared simple types and, if `adds`, the new members."""
     if isinstance(known, Struct) and isinstance(declared, Struct):
-        return _merge_structs(known, declared)
+        return _merge_structs(known, declared, adds=adds)
     if isinstance(known, Array) and isinstance(declared, Array):
-        before, after = _merge_types(known.element, declared.element)
-        return Array(before), Array(after)
+        return Array(_merge_types(known.element, declared.element, adds=adds))
     if isinstance(known, Map) and isinstance(declared, Map):
-        before, after = _merge_types(known.value, declared.value)
-        return Map(before), Map(after)
-    return declared, declared
+        return Map(_merge_types(known.value, declared.value, adds=adds))
+    return declared
 
 
 def names_in_files(columns: Schema, names: StoredNames) -> StoredNames:

@@ -179,14 +179,13 @@ def _has_rule(node: exp.Expr) -> bool:
     if name in _PARTS_OF_NODES:
         is_keyword = name == "Identifier" and node.name.lower() in _WORDS
         return not is_keyword or bool(node.args.get("quoted"))
-    given = _given_arguments(node)
-    _, *arguments = _RULES.get(name, (None,))
-    if name not in _RULES or not given <= {*_OF_EACH_NODE, *arguments}:
+    if name not in _RULES or not _reads_all_arguments(node):
         return False
     if name == "Bracket":
         return len(node.expressions) == 1
     if isinstance(node, exp.Column):
         return not _has_number_as_name(node)
+    given = _given_arguments(node)
     if name == "Is":
         return "this" in given and type(node.expression).__name__ in ("Null", "Boolean")
     return name != "In" or "expressions" in given
@@ -199,6 +198,12 @@ def _given_arguments(node: exp.Expr) -> set[str]:
         if argument not in (None, [], False):
             given.add(name)
     return given
+
+
+def _reads_all_arguments(node: exp.Expr) -> bool:
+    """Whether the rule of a node reads all arguments that the node has."""
+    further = _OF_SOME_NODES.get(type(node).__name__, ())
+    return _given_arguments(node) <= {*_OF_EACH_NODE, *further}
 
 
 def _has_number_as_name(column: exp.Column) -> bool:
@@ -317,10 +322,10 @@ class _Compiler:
 
     def value(self, node: exp.Expr) -> _Value:
         """Return the compiled node. Raises _NotCompiled."""
-        rule, *arguments = _RULES.get(type(node).__name__, (None,))
-        if rule is None or not _given_arguments(node) <= {*_OF_EACH_NODE, *arguments}:
+        rule = _RULES.get(type(node).__name__)
+        if rule is None or not _reads_all_arguments(node):
             raise _NotCompiled(_describe(node))
-        return rule(self, node)  # type: ignore[no-any-return]
+        return rule(self, node)
 
     def values(self, node: exp.Expr, *names: str) -> list[_Value]:
         """Return the compiled arguments of a node that have these names."""
@@ -857,7 +862,7 @@ def _dot(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _bracket(compiler: _Compiler, node: exp.Expr) -> _Value:
-    """Return `values[index]`, or `element_at(values, index)`: this has the offset 1."""
+    """Compile `values[index]` or `element_at(values, index)`, whose node has the offset 1."""
     if len(node.expressions) != 1:
         raise _NotCompiled(_describe(node))
     value = compiler.value(node.this)
@@ -951,60 +956,77 @@ def _inner(compiler: _Compiler, node: exp.Expr) -> _Value:
     return compiler.value(node.this)
 
 
-# For each class of nodes, its rule, then the names of the arguments that this reads besides those
-# of _OF_EACH_NODE.
+# By the class of nodes.
+_RULES: dict[str, Rule] = {
+    "Column": _column,
+    "Dot": _dot,
+    "Bracket": _bracket,
+    "ArraySize": _size,
+    "ArrayContains": _array_contains,
+    "Struct": _struct,
+    "PropertyEQ": _dot,
+    "Literal": _literal,
+    "Null": lambda compiler, node: _NULL,
+    "Boolean": lambda compiler, node: _constant(node.this, "boolean"),
+    "Paren": _inner,
+    "Cast": _cast_node,
+    "TryCast": _cast_node,
+    "EQ": _comparison_rule("equal"),
+    "NEQ": _comparison_rule("not_equal"),
+    "LT": _comparison_rule("less"),
+    "LTE": _comparison_rule("less_equal"),
+    "GT": _comparison_rule("greater"),
+    "GTE": _comparison_rule("greater_equal"),
+    "NullSafeEQ": _null_safe,
+    "EqualNull": _null_safe,
+    "And": _logical("and_kleene"),
+    "Or": _logical("or_kleene"),
+    "Not": _logical("invert"),
+    "Is": _is,
+    "In": _in,
+    "Between": _between,
+    "If": _if,
+    "Case": _case,
+    "Nvl2": _nvl2,
+    "Nullif": _nullif,
+    "Coalesce": _coalesce,
+    "Neg": _negation,
+    "Add": _arithmetic(kernel("add_checked")),
+    "Sub": _arithmetic(kernel("subtract_checked")),
+    "Mul": _arithmetic(kernel("multiply_checked")),
+    "Mod": _arithmetic(remainder),
+    "Div": _arithmetic(divide, "double"),
+    "IntDiv": _arithmetic(kernel("divide_checked"), "bigint"),
+    "DPipe": _concat,
+    "Concat": _concat,
+    "Upper": _of_text(of_ascii("ascii_upper")),
+    "Lower": _of_text(of_ascii("ascii_lower")),
+    "Length": _of_text(kernel("utf8_length"), "int"),
+    "Trim": _trim,
+    "Substring": _substring("start", "length"),
+    "Left": _substring("expression"),
+    "StartsWith": _search("starts_with"),
+    "EndsWith": _search("ends_with"),
+    "Contains": _search("match_substring"),
+    "Like": _like,
+    "Anonymous": _by_name,
+}
+# The arguments that rules read: of nodes of any class, and the further ones of these.
 _OF_EACH_NODE = ("this", "expression", "expressions")
-_RULES: dict[str, tuple[Any, ...]] = {
-    "Column": (_column, "table", "db", "catalog"),
-    "Dot": (_dot,),
-    "Bracket": (_bracket, "offset", "safe"),
-    "ArraySize": (_size,),
-    "ArrayContains": (_array_contains,),
-    "Struct": (_struct,),
-    "PropertyEQ": (_dot,),
-    "Literal": (_literal, "is_string"),
-    "Null": (lambda compiler, node: _NULL,),
-    "Boolean": (lambda compiler, node: _constant(node.this, "boolean"),),
-    "Paren": (_inner,),
-    "Cast": (_cast_node, "to"),
-    "TryCast": (_cast_node, "to"),
-    "EQ": (_comparison_rule("equal"),),
-    "NEQ": (_comparison_rule("not_equal"),),
-    "LT": (_comparison_rule("less"),),
-    "LTE": (_comparison_rule("less_equal"),),
-    "GT": (_comparison_rule("greater"),),
-    "GTE": (_comparison_rule("greater_equal"),),
-    "NullSafeEQ": (_null_safe,),
-    "EqualNull": (_null_safe,),
-    "And": (_logical("and_kleene"),),
-    "Or": (_logical("or_kleene"),),
-    "Not": (_logical("invert"),),
-    "Is": (_is,),
-    "In": (_in,),
-    "Between": (_between, "low", "high"),
-    "If": (_if, "true", "false"),
-    "Case": (_case, "ifs", "default"),
-    "Nvl2": (_nvl2, "true", "false"),
-    "Nullif": (_nullif,),
-    "Coalesce": (_coalesce,),
-    "Neg": (_negation,),
-    "Add": (_arithmetic(kernel("add_checked")),),
-    "Sub": (_arithmetic(kernel("subtract_checked")),),
-    "Mul": (_arithmetic(kernel("multiply_checked")),),
-    "Mod": (_arithmetic(remainder),),
-    "Div": (_arithmetic(divide, "double"), "typed", "safe"),
-    "IntDiv": (_arithmetic(kernel("divide_checked"), "bigint"),),
-    "DPipe": (_concat, "safe"),
-    "Concat": (_concat, "safe", "coalesce"),
-    "Upper": (_of_text(of_ascii("ascii_upper")),),
-    "Lower": (_of_text(of_ascii("ascii_lower")),),
-    "Length": (_of_text(kernel("utf8_length"), "int"),),
-    "Trim": (_trim, "position"),
-    "Substring": (_substring("start", "length"), "start", "length"),
-    "Left": (_substring("expression"),),
-    "StartsWith": (_search("starts_with"),),
-    "EndsWith": (_search("ends_with"),),
-    "Contains": (_search("match_substring"),),
-    "Like": (_like, "negate"),
-    "Anonymous": (_by_name,),
+_OF_SOME_NODES = {
+    "Column": ("table", "db", "catalog"),
+    "Bracket": ("offset", "safe"),
+    "Literal": ("is_string",),
+    "Cast": ("to",),
+    "TryCast": ("to",),
+    "Between": ("low", "high"),
+    "If": ("true", "false"),
+    "Case": ("ifs", "default"),
+    "Nvl2": ("true", "false"),
+    "Div": ("typed", "safe"),
+    "DPipe": ("safe",),
+    "Concat": ("safe", "coalesce"),
+    "Trim": ("position",),
+    "Substring": ("start", "length"),
+    "Like": ("negate",),
 }

@@ -98,7 +98,7 @@ def choose_by_row(
     result: Callable[[pa.Table], Any],
     otherwise: Callable[[pa.Table], Any],
 ) -> Any:
-    """Return what `choose` does, but call `result` and `otherwise` with their own rows only."""
+    """Return what `choose` returns, but call `result` and `otherwise` with their own rows only."""
     condition = pc.fill_null(condition, False)
     if isinstance(condition, pa.Scalar):
         return (result if condition.as_py() else otherwise)(table)

@@ -728,7 +728,7 @@ def _elements_of(known: KnownTypes, node: exp.Expr | None) -> Variable:
 
 
 def _entries_of(known: KnownTypes, *nodes: exp.Expr) -> list[Variable]:
-    """Return a key of maps, and a value of each of them."""
+    """Return variables that stand for a key of these maps, and for a value of each."""
     kinds = list(map(known.type, nodes))
     variables = [Variable(key_type(kinds[0]))]
     for kind, node in zip(kinds, nodes, strict=True):

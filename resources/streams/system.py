@@ -424,7 +424,8 @@ class StreamInfo:
     stays, so that ranges have fewer records than offsets. `identity`, if the system has one,
     changes when the stream is deleted and recreated, or `repartitioned`. `former` says what became
     of columns that it had before, by name or path: "renamed to email", "dropped". `names` are the
-    stored names of its columns, for a system that renames columns.
+    stored names of its columns, for a system that renames columns. `find_by` are the keys, each one
+    or more columns in order, by which `find_records` need not read all of a range.
     """
 
     name: str
@@ -439,6 +440,7 @@ class StreamInfo:
     repartitioned: Repartitioning | None = None
     former: Mapping[str, str] = field(default_factory=dict)
     names: StoredNames = AS_NAMED
+    find_by: tuple[tuple[str, ...], ...] = ()
 
     def has_all_keys(self, oldest: Mapping[SystemStreamPartition, str]) -> bool:
         """Return whether the stream still holds the newest record of every key, given its oldest

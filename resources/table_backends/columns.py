@@ -351,9 +351,8 @@ def check_key_text(table: str, column: Column) -> None:
     """Raise SchemaMismatchError for a key column whose type may write equal values as different
     texts.
     """
-    if column.kind is Kind.FLOAT or (
-        column.kind is Kind.DECIMAL and declared_digits(column) is None
-    ):
+    is_any_decimal = column.kind is Kind.DECIMAL and declared_digits(column) is None
+    if column.kind is Kind.FLOAT or is_any_decimal:
         raise SchemaMismatchError(
             f"{table}: its key column {column.name!r} is {column.type}, whose equal values may have"
             " several texts.",

@@ -167,10 +167,11 @@ def _check_key_schema(
     }
     parts = sorted(description["KeySchema"], key=lambda part: part["KeyType"] != "HASH")
     stored = {part["AttributeName"]: types[part["AttributeName"]] for part in parts}
-    has_same_names = list(stored) == list(declared)
-    if not has_same_names or any(
-        type_ not in (None, stored[name]) for name, type_ in declared.items()
-    ):
+    is_same = list(stored) == list(declared)
+    for name, type_ in declared.items():
+        if type_ is not None and type_ != stored.get(name):
+            is_same = False
+    if not is_same:
         problem = (
             f"{label} has the key {_format_key(stored)}, but {_format_key(declared)} is declared."
         )

@@ -264,8 +264,8 @@ _READ: dict[str, Convert] = {
 
 
 def conform(type_: Type, value: Any) -> Any:
-    """Return a value of any function with the declared fields of structs only, as records have
-    other columns than those that are looked up. Raises TypeError for a boolean as a number.
+    """Return a value with only those fields of structs that the type declares: records of functions
+    may have more. Raises TypeError for a boolean in the place of a number.
     """
     if isinstance(type_, Array) and isinstance(value, list | tuple):
         return [conform(type_.element, item) for item in value]

@@ -237,7 +237,8 @@ class PostgresRequests:
                 cursor = self.connection.cursor()
                 async with cursor.copy(statements.copy, ()) as copy:
                     await copy.write(batch.csv)
-                if not (shape.inserts or shape.conditions):
+                only_updates = not shape.inserts and not shape.conditions
+                if only_updates:
                     # To lock the records in key order, as every request does, and to find the
                     # missing ones.
                     await cursor.execute(statements.lock, (), binary=True)

@@ -394,6 +394,9 @@ class RedisCodec(RowCodec):
         return encoded
 
     def check_added(self, name: str, value: Any) -> Any:
+        """The checked value to add to a column: a number as text, members of JSON as they were
+        given.
+        """
         text = super().check_added(name, value)
         if self.column(name).kind is Kind.JSON:
             return value
@@ -723,12 +726,10 @@ class RedisTable(StoreTable):
     async def check(self, use: TableUse) -> None:
         """Ask the server whether it can be reached and read, and takes writes."""
         await self.open()
-        nobody = f"{self.prefix}:{uuid4().hex}".encode()  # no record has this name
-        commands = [b"*3\r\n" + b"".join(map(pack_argument, (b"HMGET", nobody, b"adjunct_check")))]
+        nobody = f"{self.prefix}:{uuid4().hex}"  # no record has this name
+        commands = [pack_command("HMGET", nobody, "adjunct_check")]
         if use.writes:
-            commands.append(
-                b"*3\r\n" + b"".join(map(pack_argument, (b"HDEL", nobody, b"adjunct_check")))
-            )
+            commands.append(pack_command("HDEL", nobody, "adjunct_check"))
         for answer in await self._servers.here().ask(commands, reads=True):
             if isinstance(answer, Problem) and answer.error is not None:
                 raise answer.error

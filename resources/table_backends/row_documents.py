@@ -364,18 +364,19 @@ def _new_documents(
 ) -> Iterator[tuple[Row, Document | None]]:
     """Yield each key to write with its new document; None if the entry is removed."""
 
-    def kept(key: Row) -> Document:
+    def marks_after(key: Row) -> Document:
         return marks.get(key) or _select_marks(seen.get(key, {}))
 
     for key, record in {**plan.puts, **plan.begins}.items():
-        yield key, {**documents.whole(record), **kept(key)}
+        yield key, {**documents.whole(record), **marks_after(key)}
     for key in plan.deletes:
-        beside = kept(key)
-        yield key, {DELETED: True, **beside} if beside else None
+        kept = marks_after(key)
+        yield key, {DELETED: True, **kept} if kept else None
     for key, changes in plan.changes.items():
         if changes.set or changes.append or key in marks:
             yield key, {**documents.changed(seen[key], changes), **marks.get(key, {})}
-    for key in marks.keys() - {*plan.puts, *plan.begins, *plan.deletes, *plan.changes}:
+    only_marked = marks.keys() - {*plan.puts, *plan.begins, *plan.deletes, *plan.changes}
+    for key in only_marked:
         yield key, {**seen[key], **marks[key]}
 
 

@@ -353,10 +353,8 @@ class SqliteRequests:
 
     def _record(self, names: Sequence[str], key: Sequence[Any]) -> dict[str, Any] | None:
         """Return these columns of the record of an encoded key; None if there is none."""
-        query = (
-            f"SELECT {quote_sqlite_names(names) if names else 1} FROM {self._table} WHERE"
-            f" {self._is_key}"
-        )
+        columns = quote_sqlite_names(names) or "1"  # a query needs a column
+        query = f"SELECT {columns} FROM {self._table} WHERE {self._is_key}"
         row = self.connection.execute(query, key).fetchone()
         if row is None:
             return None

@@ -719,6 +719,15 @@ class WritePlan:
         return groups.values()
 
 
+def _values_to_check(operation: Operation[Any], has_values: bool) -> Sequence[Any]:
+    """Return the values to check, one of each entry; None for entries without one."""
+    entries = operation.entries
+    given = None
+    if has_values:
+        given = entries.values
+    return given or [None] * len(entries)
+
+
 def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries:
     """Check all entries; an invalid one gets a problem of its own.
 
@@ -733,7 +742,7 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
         codec.changes if kind is OperationKind.UPDATE else codec.whole
     )
     has_values = kind not in (OperationKind.GET, OperationKind.DELETE)
-    values: Sequence[Any] = (entries.values if has_values else None) or [None] * len(entries)
+    values = _values_to_check(operation, has_values)
     newest_by = operation.conditions.newest_by
     if newest_by is not None:
         codec.check_order(newest_by)
@@ -826,7 +835,8 @@ class _Planner:
             problem = self.write(entry)
         # A late entry without a record is noted too, so that a replay skips its additions as well.
         is_skipped = problem is not None and problem.state is State.SKIPPED
-        if problem is None or (is_skipped and late and any(entry.value)):
+        has_lost_additions = is_skipped and late and any(entry.value)
+        if problem is None or has_lost_additions:
             applied.remember(conditions, mark, entry.time, late=late)
             plan.applied[entry.key] = applied
         return problem

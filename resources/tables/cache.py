@@ -326,8 +326,8 @@ class CacheLayer:
         """
         keys = operation.entries.keys
         with self._lock:
-            # Else nothing of the keys was kept since, and no get is under way that may keep it.
-            if self._reads or keep_calls != self._kept.keep_calls:
+            others_kept = keep_calls != self._kept.keep_calls
+            if others_kept or self._reads:  # a get under way may keep what it has read before
                 self._forget(keys)
             last = {key for key in keys if self._writing.get(key) is token}
             for key in last:

@@ -218,22 +218,22 @@ class CompactLayer:
         sent: list[_Sent] = []
         for places in without(groups, misfits):
             sent += _merge_entries(operation, places)
-        if all(len(one.places) == 1 for one in sent):
+        if all(len(merged.places) == 1 for merged in sent):
             return await self.below.send(operation)
-        keys = [entries.keys[one.places[0]] for one in sent]
+        keys = [entries.keys[merged.places[0]] for merged in sent]
         defaults = None
         if entries.defaults is not None:
-            defaults = [one.default for one in sent]
-        rows = RowEntries(keys, [one.value for one in sent], defaults)
+            defaults = [merged.default for merged in sent]
+        rows = RowEntries(keys, [merged.value for merged in sent], defaults)
         outcomes = await self.below.send(operation.with_entries(rows))
         problems = dict(misfits)
-        apart = list[int]()
+        apart = list[int]()  # the entries that are sent again, each on its own
         for at, problem in outcomes.problems.items():
-            one = sent[at]
-            if len(one.places) > 1 and _had_no_effect(problem, one.value):
-                apart += one.places
+            merged = sent[at]
+            if len(merged.places) > 1 and _had_no_effect(problem, merged.value):
+                apart += merged.places
             else:
-                problems.update(dict.fromkeys(one.places, problem))
+                problems.update(dict.fromkeys(merged.places, problem))
         whole = Outcomes(len(operation), problems=problems, defaults_put=outcomes.defaults_put)
         entries_sent = len(sent) + len(apart)
         self._count(len(operation) - len(misfits) - entries_sent)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 
@@ -23,6 +24,7 @@ from dagster_adjunct.assets.declaration.dataset import (
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
+from dagster_adjunct.assets.exchange.handover import duckdb_view, polars_frame
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
@@ -580,10 +582,18 @@ def test_paths_say_since_when_entries_are_valid(either: World) -> None:
         rows.append(row)
     append(either, [rows[2], rows[0], rows[1]])
     either.advance(spec)
+    expected = [(_AT, 1), (_AT + dt.timedelta(days=2), 2)]
     with open_dataset(either.lake, "d") as served:
         parts = served.history_of(1)
-    found = [(part.valid_from, part.entry and part.entry["no"]) for part in parts]
-    assert found == [(_AT, 1), (_AT + dt.timedelta(days=2), 2)]
+        found = [(part.valid_from, part.entry and part.entry["no"]) for part in parts]
+        assert found == expected
+        # Entries that differ in nothing but this time are one interval in other engines, too.
+        intervals = polars_frame(served.over_time()).sort("valid_from").collect()
+        assert intervals.select("valid_from", "no").rows() == expected
+        connection = duckdb.connect()
+        duckdb_view(connection, served.over_time(), "intervals")
+        query = "SELECT valid_from, no FROM intervals ORDER BY valid_from"
+        assert connection.execute(query).fetchall() == expected
 
 
 @pytest.mark.parametrize(

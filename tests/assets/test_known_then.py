@@ -15,12 +15,14 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounde
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.retention.erasure import erase_keys
+from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.rounds import rounds
@@ -46,7 +48,8 @@ class Served:
 
     def note(self, now: dict[Key, int]) -> None:
         """Note what is served since the newest commit."""
-        newest = StoredVersions(self.world.lake, self.name).history(1)[0]
+        commits = StoredVersions(self.world.lake, self.name).history(5)
+        newest = next(commit for commit in commits if commit.action != "compact")
         if not self.times or newest.at > self.times[-1]:
             self.times.append(newest.at)
             self.entries.append(dict(now))
@@ -90,6 +93,9 @@ def check(served: Served, spark: SparkSession | None = None) -> None:
         if spark is not None:
             frame = opened.point_in_time(frame_from_arrow(spark, records), **OPTIONS)
             rows = frame.toArrow().to_pylist()
+            served_frame = opened._served.lend_served().frame(spark)
+            plan = served_frame._jdf.queryExecution().executedPlan().toString()
+            assert "Exchange hashpartitioning" not in plan, "one bucketed scan"
             assert sorted(rows, key=repr) == sorted(joined.to_pylist(), key=repr)
 
 
@@ -220,6 +226,50 @@ def test_what_was_discarded_is_null_or_an_error(tmp_path: Path) -> None:
         assert versions
         with pytest.raises(DatasetError, match="a record is from before its history begins"):
             opened.point_in_time(records, **OPTIONS, before_history="error")
+
+
+def test_upkeep_and_new_columns_do_not_change_what_was_served(tmp_path: Path) -> None:
+    world = world_in(tmp_path)
+    world.stream("changes", COLUMNS, ["k"], 2)
+    declared: dict[str, Any] = {"input": "lake.changes", "key": ["k", "no"], "partition_by": "k"}
+    spec = unbounded_dataset(
+        "table", partitions=2, compaction=DeltaCompaction(deltas=2), **declared
+    )
+    served = Served(world, "table")
+    now: dict[Key, int] = {}
+
+    def take_in(number: int, columns: Schema) -> None:
+        key = KEYS[number % 4]
+        values = (*key, START, 1, number, "new")
+        row = dict(zip(columns.names, values, strict=False))
+        table = pa.Table.from_pylist([row], schema=columns.to_arrow())
+        world.streams.append("changes", table, producer="test", sequence=world._next("changes"))
+        now[key] = number
+        world.advance(spec)
+        served.note(now)
+
+    for number in range(6):
+        take_in(number, COLUMNS)
+    actions = {commit.action for commit in StoredVersions(world.lake, "table").history(None)}
+    assert "compact" in actions
+    rebuild_dataset(
+        spec, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test", reason="test"
+    )
+    served.note(now)
+    wider = Schema((*COLUMNS.fields, Field("extra", "string")))
+    world.streams.create("changes", schema=wider, key=["k"], partitions=2)
+    take_in(6, wider)
+    check(served)
+    with open_dataset(world.lake, "table") as opened:
+        options = {**OPTIONS, "select": ["v", "extra"]}
+        joined = opened.point_in_time(served.records(), **options).to_pylist()
+        assert {row["extra"] for row in joined if row["v"] == 6} == {"new"}
+        assert {row["extra"] for row in joined if row["v"] != 6} == {None}
+    erase_keys(world.lake, "table", [KEYS[1]], reason="test", by="test")
+    with open_dataset(world.lake, "table") as opened:
+        joined = opened.point_in_time(served.records(), **OPTIONS).to_pylist()
+    erased = [row["v"] for row in joined if (row["who"]["name"], row["part"]) == KEYS[1]]
+    assert set(erased) == {None}
 
 
 def test_a_chosen_version_does_not_say_what_was_served_at_other_times(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ memory.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -525,3 +526,37 @@ def test_rows_in_several_arrays_or_in_a_part_of_one_are_searched_alike(kind: str
         assert [rest.entry(["k", "v"], row) for row in range(rest.rows)] == table.to_pylist()[1:]
 
     check()
+
+
+@pytest.mark.parametrize("group", [1, 3, 200])
+@pytest.mark.parametrize(
+    ("schema", "make"),
+    [
+        (Schema.of(k="int", n="int"), lambda n: (n,)),
+        (Schema.of(k="string", n="int"), lambda n: (f"key {n:03}",)),
+        (Schema.of(k="decimal(9,2)", n="int"), lambda n: (Decimal(n),)),
+        (Schema.of(k="int", t="date", n="int"), lambda n: (n // 4, dt.date(2026, 1, 1 + n % 4))),
+        (Schema.of(k="string", t="int", n="int"), lambda n: (f"key {n // 4:03}", n % 4)),
+    ],
+    ids=["numbers", "texts", "decimals", "numbers and dates", "texts and numbers"],
+)
+def test_many_keys_and_beginnings_of_keys_are_found_at_once(
+    schema: Schema, make: Callable[[int], Key], group: int
+) -> None:
+    key = schema.names[:-1]
+    rows = {make(n): {**dict(zip(key, make(n), strict=True)), "n": n} for n in range(3, 90, 3)}
+    store = InMemoryStore()
+    spread: dict[str, Any] = {"partition_by": (), "partitions": 1}
+    made = generation(store, 1, schema, key, rows, positioned=False, group=group, **spread)
+    view = VersionReader(store, "d", version([made], schema, key, **spread))
+    (files,) = view._generations
+    plain = [plain_converter(schema.field(name).type) for name in key]
+    draw = random.Random(group)
+    for parts in range(1, len(key) + 1):
+        drawn = {make(n)[:parts] for n in draw.sample(range(100), 40)}
+        asked = sorted(tuple(map(lambda to, value: to(value), plain, each)) for each in drawn)
+        found = []
+        for table, places in files.places_of(0, asked):
+            found += table.table.column("n").take(pa.array(places)).to_pylist()
+        assert found == [row["n"] for k, row in sorted(rows.items()) if k[:parts] in drawn]
+    assert [*files.places_of(0, [])] == []

@@ -27,6 +27,7 @@ from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.startpoints import StartpointOldest, Startpoints, StartpointUpcoming
 from tests.orchestration.step_world import StepWorld
 
 TICK = dt.timedelta(microseconds=1)
@@ -173,6 +174,34 @@ def test_what_was_discarded_is_null_or_fails_the_batch(world: StepWorld) -> None
     with pytest.raises(OperatorFailedError) as caught:
         world.run(application(PRICES, "strict", before_history="error"))
     assert caught.value.operator == "join-2-prices"
+
+
+@pytest.mark.parametrize("world", ["in process"], indirect=True)
+def test_replays_look_back_from_now_or_from_the_recorded_batch(world: StepWorld) -> None:
+    world.send("prices", ("a", 1))
+    first = advance(world, PRICES)
+    ahead = first + dt.timedelta(days=1)
+    world.send("sales", (0, "a", first), (1, "a", ahead))
+    app = application(PRICES)
+    world.run(app)
+    world.send("prices", ("a", 2))
+    advance(world, PRICES)
+    startpoints = Startpoints(app, lake=world.lake)
+    # A record from after all commits meets the newest one that its batch knows.
+    answers = {"recorded": {0: 1, 1: 1}, "as-of": {0: 1, 1: 2}, "current": {0: 2, 1: 2}}
+    for epoch, (versions, expected) in enumerate(answers.items(), 1):
+        startpoints.request(
+            "lake.sales",
+            StartpointOldest(),
+            until=StartpointUpcoming(),
+            versions=versions,
+            reason="test",
+            by="test",
+        )
+        world.run(app)
+        sent = world.streams.read_arrow(world.streams.all_ranges("app-out")).to_pylist()
+        rows = [row for row in sent if row["__epoch"] == epoch]
+        assert {row["n"]: row["price"] for row in rows} == expected, versions
 
 
 def test_what_nobody_can_know_is_refused_in_the_plan() -> None:

@@ -393,6 +393,9 @@ def test_records_get_the_id_of_the_interval_and_the_values_of_their_own_time(
             identity = None if told is None else second if n in (6, 7) else first
             assert rows[n]["price_id"] == identity, (name, n)
         compact_dataset(world.lake, "tariffs", spark=IN_PROCESS, by="test", level="major")
+    world.run(application(tariffs, "oldest", **options, before_history="oldest"))
+    rows = {row["n"]: row for row in world.rows("oldest-out")}
+    assert [(rows[n]["note"], rows[n]["price_id"]) for n in (0, 1)] == [("y", first)] * 2
 
 
 @in_process_at_first

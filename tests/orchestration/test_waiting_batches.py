@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -20,15 +20,18 @@ from dagster_adjunct.assets.versions import watermark
 from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
 from dagster_adjunct.orchestration.operators.lookups import Wait
 from dagster_adjunct.orchestration.step import step as step_module
 from dagster_adjunct.orchestration.step.context import RunHooks
 from dagster_adjunct.orchestration.step.following import Following, Machine, Watched
 from dagster_adjunct.orchestration.step.late_changes import late_counters
+from dagster_adjunct.orchestration.step.waiting import _StreamTimes, find_held
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
 from dagster_adjunct.streams import Retention
@@ -76,6 +79,8 @@ def test_a_replay_goes_on_while_new_records_wait() -> None:
     assert world.read() == {F0: [0, 1, 2, 0, 1, 2]}
     first, second, *again = [one.intent.joined.known for one in world.work.inputs]
     assert again == [first, second]  # so the same records are marked
+    in_time = [one.intent.joined.in_time for one in world.work.inputs]
+    assert in_time == [("join-2-prices",), (), ("join-2-prices",), ()]
 
 
 @pytest.mark.parametrize("ahead", [timedelta(minutes=3), timedelta(days=365_000)])
@@ -374,3 +379,81 @@ def test_a_replay_counts_no_late_changes_and_passes_nothing() -> None:
     assert "join-2-prices" not in world.run().counters
     world.send("facts", ("a", 1, 1))
     assert world.run().counters["join-2-prices"]["late_changes"] == 1
+
+
+@contextmanager
+def only_spark_reading() -> Iterator[None]:
+    """Let nobody read event times without Spark: of Kafka's records, say."""
+
+    def need_spark(reader: Any, ranges: Any) -> Any:
+        raise NeedsSpark("the event time")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_StreamTimes, "_read_stream", need_spark)
+        yield
+
+
+@pytest.mark.lengthy
+def test_the_sensor_goes_by_what_the_last_run_found_where_it_can_read_nothing_itself(
+    tmp_path: Path,
+) -> None:
+    world = QuickWorld(lake=open_lake(tmp_path))
+    world.clock.forward(minutes=5)
+    world.send("prices", ("a", 3, 1))
+    world.send("facts", ("a", 1, 1), ("a", 4, 2), ("a", 9, 3))
+    world.run()
+    ticker = Ticker(world.lake, world.make(), DagsterInstance.ephemeral(), "app_new_records")
+    with only_spark_reading():
+        assert "waits at offset 1" in ticker.skipped()
+        world.send("prices", ("a", 4, 1))
+        world.advance()
+        assert "waits at offset 1" in ticker.skipped(), "complete up to its time, not beyond"
+        world.send("prices", ("a", 5, 1))
+        world.advance()
+        ticker.asked()
+    world.run()
+    assert world.read() == {F0: [0, 1]}
+    with only_spark_reading():
+        assert "waits at offset 2" in ticker.skipped()
+        world.clock.forward(hours=2)
+        ticker.asked()  # the wait is over
+
+
+def test_what_waits_by_event_time_is_known_while_its_stream_stays_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait = Wait(10 * MINUTE, by="event time")
+    world = QuickWorld(wait=wait, options={"max_batch_records": 1})
+    world.clock.forward(hours=1)
+    world.send("prices", ("a", 3, 1))
+    world.send("facts", ("a", 1, 1), ("a", 4, 2), ("a", 9, 3))
+    world.run()
+
+    def held() -> list[int]:
+        state = BatchLog(world.lake, "app").read().state
+        with only_spark_reading():
+            found = find_held(world.systems, world.lake, world.make(), state.checkpoint, state.held)
+        return [record.offset for record in found]
+
+    assert held() == [1]
+    world.send("facts", ("a", 13, 4))
+    assert held() == [], "unknown"
+    read = []
+    read_stream = _StreamTimes._read_stream
+
+    def reading(reader: _StreamTimes, ranges: Any) -> Any:
+        read.extend((int(span.start), int(span.end)) for span in ranges.values())
+        return read_stream(reader, ranges)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_StreamTimes, "_read_stream", reading)
+        world.run()
+    assert read == [(3, 4)], "what was seen is not read again"
+    assert held() == [1]
+    world.send("facts", ("a", 14, 5))
+    world.run()
+    assert world.read() == {F0: [0, 1]}
+    assert held() == [2]
+    world.send("facts", ("a", 61 + 11, 6))
+    world.run()
+    assert held() == [], "a time that is not believed yet may be believed later"

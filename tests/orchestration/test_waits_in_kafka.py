@@ -12,6 +12,8 @@ import pytest
 from dagster_adjunct import Application, unbounded_dataset
 from dagster_adjunct.changes import Watermark
 from dagster_adjunct.kafka import Json, KafkaTopic, KeyText
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.step.waiting import find_held
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.clocks import Clock, on_clock
 from tests.orchestration.kafka_world import KafkaWorld
@@ -74,6 +76,9 @@ def test_records_wait_between_the_gaps_of_transactions(
     world.advance(prices)
     (held,) = world.run(app).held
     assert (held.offset, found()) == (4, {1: 10})
+    logged = BatchLog(lake, "app").read().state
+    (known,) = find_held(world.systems, lake, app, logged.checkpoint, logged.held)
+    assert known.describe() == held.describe(), "without Spark"
     world.produce("prices", 0, [(begin + 4 * MINUTE, "a", {"v": 12})])
     world.advance(prices)
     assert world.run(app).held == ()

@@ -11,10 +11,9 @@ import time
 import uuid
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -57,7 +56,6 @@ from dagster_adjunct.resources.threads import requested_once
 
 _FAN = 8
 _SMALLEST = 128 * 1024  # bytes; all runs up to this size are of class 0
-_MOST = 1000  # a class above all others, for claimed runs, which are not merged
 
 
 def size_class(run: RunRef) -> int:
@@ -80,14 +78,26 @@ def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
     claimed = {run for claim in levels.claims if claim.until > now for run in claim.of}
     classes = {run.id: size_class(run) for run in levels.runs if run.id not in claimed}
     for largest in sorted({*classes.values()}):
-        for is_small, neighbours in groupby(
-            levels.runs,
-            lambda run: classes.get(run.id, _MOST) <= largest,  # noqa: B023 (used at once)
-        ):
-            group = tuple(neighbours)
-            if is_small and sum(classes[run.id] == largest for run in group) >= _FAN:
-                return group
+        for group in _adjacent_runs(levels.runs, classes, largest):
+            if sum(classes[run.id] == largest for run in group) >= _FAN:
+                return tuple(group)
     return ()
+
+
+def _adjacent_runs(
+    runs: Sequence[RunRef], classes: Mapping[str, int], largest: int
+) -> Iterator[list[RunRef]]:
+    """Yield the groups of adjacent runs that may be merged and are of at most the class
+    `largest`.
+    """
+    group: list[RunRef] = []
+    for run in runs:
+        if run.id in classes and classes[run.id] <= largest:
+            group.append(run)
+        else:
+            yield group
+            group = []
+    yield group
 
 
 _WINDOW = 2_000  # entries of one run that are merged with those of other runs at a time

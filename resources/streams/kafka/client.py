@@ -255,6 +255,7 @@ class BrokerRefusals:
         """Whether the client logs in by tokens, which expire and are asked for again."""
 
     def __call__(self, error: Any) -> None:
+        """Keep an error that librdkafka reports, if it is permanent, for `check`."""
         if error.name() in _REFUSED_CODES:
             self._refusal = error
 

@@ -477,8 +477,8 @@ _BITS = 128
 
 
 class TransactionMark(StoredDocument):
-    """The mark of one partition: `rows` records of the append `sequence`, whose digest is `digest`,
-    begin at `first`.
+    """What an append leaves in a partition: its sequence and digest, and that `rows` records of it
+    begin at the offset `first`.
 
     `topic` is the topic's id, so that the marks of a deleted topic of the same name are recognized.
     """

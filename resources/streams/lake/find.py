@@ -176,11 +176,12 @@ class _Scan:
     def may_find(self, parquet: pq.ParquetFile, group: int) -> bool:
         """Return whether a row group may have one of the keys, by the statistics of its columns."""
         facts = parquet.metadata.row_group(group)
-        paths = {facts.column(place).path_in_schema: place for place in range(facts.num_columns)}
+        paths = [facts.column(place).path_in_schema for place in range(facts.num_columns)]
         for path, ordered in zip(self.key.paths, self.ordered, strict=True):
-            if ordered is None or path not in paths:
+            # A column whose name has a dot may be written like a value inside another one.
+            if ordered is None or paths.count(path) != 1:
                 continue
-            stats = facts.column(paths[path]).statistics
+            stats = facts.column(paths.index(path)).statistics
             if stats is None or not stats.has_min_max:
                 continue
             place = bisect_left(ordered, stats.min)
@@ -193,7 +194,7 @@ def _scan_file(
     files: StreamFiles, part: FilePart, scan: _Scan, values: _Values
 ) -> Iterator[pa.Table]:
     """Yield the values of those records of a part of a file that have one of the keys."""
-    parquet = open_segment_file(files, part.segment, part.file)
+    parquet = open_segment_file(files, part.segment, part.file, for_few=True)
     for group in iter_groups_between(parquet, part.low, part.high):
         if not scan.may_find(parquet, group):
             continue
@@ -237,7 +238,7 @@ def _read_rows(
     """
     if not len(rows):
         return
-    parquet = open_segment_file(files, part.segment, part.file)
+    parquet = open_segment_file(files, part.segment, part.file, for_few=True)
     for group, least, greatest, _ in iter_row_groups(parquet, ROW):
         first, last = 0, len(rows)
         if isinstance(least, int) and isinstance(greatest, int):

@@ -50,7 +50,9 @@ INDEX_NAME = "_keys-"
 FEWEST_RECORDS = 10_000
 """The fewest records of a segment that has an index: fewer are read as quickly."""
 _FORMAT = 1
-_ROWS_PER_GROUP = 2_048
+_LARGE_SEGMENT = 1_000_000
+_ROWS_PER_GROUP = 2_048  # of a large segment, so that a key is found among few rows
+_MOST_PER_GROUP = 16_384  # of others, which have few groups: opening one costs as much as its rows
 _BYTES_SORTED = 128 * 1024 * 1024  # of keys that are sorted at once
 _GROUPS_READ = 256  # at once
 _HASH = "hash"
@@ -133,14 +135,16 @@ def write_index(files: StreamFiles, segment: Segment, key: StoredKey) -> None:
     path = files.store.staging_dir() / f"{uuid4().hex}.parquet"
     try:
         with staged_file_errors(files.store, path, files.prefix):
-            _write_file(str(path), key, _iter_keys(files, segment, key))
+            size = _ROWS_PER_GROUP if segment.rows >= _LARGE_SEGMENT else _MOST_PER_GROUP
+            _write_file(str(path), key, _iter_keys(files, segment, key), size)
         with suppress(ObjectExistsError):
             files.store.upload(path, index_key(files, segment, key))
     finally:
         path.unlink(missing_ok=True)
 
 
-def _write_file(path: str, key: StoredKey, parts: Iterator[pa.Table]) -> None:
+def _write_file(path: str, key: StoredKey, parts: Iterator[pa.Table], size: int) -> None:
+    """Write an index in row groups of this size."""
     schema = _index_schema(key)
     encodings = {}
     for field in schema:
@@ -157,7 +161,7 @@ def _write_file(path: str, key: StoredKey, parts: Iterator[pa.Table]) -> None:
     ) as writer:
         for table in parts:
             order = np.argsort(table.column(_HASH).to_numpy(), kind="stable")
-            writer.write_table(table.take(pa.array(order)), row_group_size=_ROWS_PER_GROUP)
+            writer.write_table(table.take(pa.array(order)), row_group_size=size)
 
 
 def _index_schema(key: StoredKey) -> pa.Schema:

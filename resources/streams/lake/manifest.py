@@ -15,10 +15,12 @@ even if it produced none. So ranges are stored, not only the positions of record
 from __future__ import annotations
 
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import chain, pairwise
+from itertools import chain, groupby, islice
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any, NamedTuple, cast
 
 from pydantic import Field, model_validator
@@ -98,14 +100,16 @@ def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[s
     if sources is None:
         return after
     mine = after.setdefault(sources.reader, {})
+    spans: dict[str, list[SourceRange]] = {}
     for span in sources.ranges:
-        if span.start >= span.end:
-            continue
-        before = mine.get(span.source, Coverage())
-        replayed = before.replayed
-        if span.epoch:
-            replayed = _add_range(before.replayed, span)
-        mine[span.source] = Coverage(until=max(before.until, span.end), replayed=replayed)
+        if span.start < span.end:
+            spans.setdefault(span.source, []).append(span)
+    for source, added in spans.items():
+        before = mine.get(source, Coverage())
+        again = [ReplayedRange(one.start, one.end, one.epoch) for one in added if one.epoch]
+        replayed = _add_ranges((*before.replayed, *again)) if again else before.replayed
+        until = max(before.until, *(span.end for span in added))
+        mine[source] = Coverage(until=until, replayed=replayed)
     return after
 
 
@@ -135,19 +139,28 @@ def find_replaced_since(before: ReadCoverage, now: ReadCoverage) -> list[Superse
     return ranges
 
 
-def _add_range(replayed: Sequence[ReplayedRange], span: SourceRange) -> tuple[ReplayedRange, ...]:
-    ranges = (*replayed, ReplayedRange(span.start, span.end, span.epoch))
+def _add_ranges(ranges: Iterable[ReplayedRange]) -> tuple[ReplayedRange, ...]:
+    """Return the offsets of all these ranges as disjoint ranges in order, each with the highest
+    epoch.
+    """
+    edges = []
+    for known in ranges:
+        edges += [(known.start, known.epoch, True), (known.end, known.epoch, False)]
     merged: list[ReplayedRange] = []
-    edges = {known.start for known in ranges} | {known.end for known in ranges}
-    for start, end in pairwise(sorted(edges)):
-        epoch = 0
-        for known in ranges:
-            if known.start <= start < known.end:
-                epoch = max(epoch, known.epoch)
+    open_epochs: list[int] = []
+    start = epoch = 0
+    for edge, at_edge in groupby(sorted(edges), key=itemgetter(0)):
         if merged and (merged[-1].end, merged[-1].epoch) == (start, epoch):
-            merged[-1] = merged[-1]._replace(end=end)
+            merged[-1] = merged[-1]._replace(end=edge)
         elif epoch:
-            merged.append(ReplayedRange(start, end, epoch))
+            merged.append(ReplayedRange(start, edge, epoch))
+        for _, changed, begins in at_edge:
+            if begins:
+                open_epochs.append(changed)
+            else:
+                open_epochs.remove(changed)
+        start = edge
+        epoch = max(open_epochs, default=0)
     return tuple(merged)
 
 
@@ -158,9 +171,10 @@ def split_by_epoch(
     nothing was replayed.
     """
     at = start
-    for known in replayed:
-        if known.end <= at or known.start >= end:
-            continue
+    first = bisect_right(replayed, start, key=attrgetter("end"))
+    for known in islice(replayed, first, None):
+        if known.start >= end:
+            break
         if at < known.start:
             yield ReplayedRange(at, known.start, 0)
         yield ReplayedRange(max(at, known.start), min(known.end, end), known.epoch)

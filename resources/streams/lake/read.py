@@ -178,9 +178,14 @@ def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schem
     return pa.schema([*schema, *(pa.field(name, arrow_type(more[name])) for name in more)])
 
 
-def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> pq.ParquetFile:
+def open_segment_file(
+    files: StreamFiles, segment: Segment, file: FileEntry, *, for_few: bool = False
+) -> pq.ParquetFile:
     """Return the open file of a segment. Raises ManifestMismatchError if it is missing or
     damaged.
+
+    If it is read `for_few` of its rows, texts stay in the dictionaries in which they are stored,
+    which takes a third of the time.
     """
     prefix = files.prefix
     key = segment.key_of(files.prefix, file)
@@ -188,7 +193,15 @@ def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> 
         "Restore the object from a backup or an older object version; other ranges stay readable."
     )
     try:
-        parquet = pq.ParquetFile(open_object(files.store, key, file.size), pre_buffer=True)
+        source = open_object(files.store, key, file.size)
+        parquet = pq.ParquetFile(source, pre_buffer=True)
+        if for_few:
+            parquet = pq.ParquetFile(
+                source,
+                pre_buffer=True,
+                metadata=parquet.metadata,
+                read_dictionary=_columns_in_dictionaries(parquet),
+            )
     except (ObjectNotFoundError, pa.ArrowInvalid) as error:
         problem = (
             f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read"
@@ -202,6 +215,18 @@ def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> 
         )
         raise ManifestMismatchError(problem, step, key=key)
     return parquet
+
+
+def _columns_in_dictionaries(parquet: pq.ParquetFile) -> list[str]:
+    """Return the columns of texts that a file has in dictionaries."""
+    names = []
+    if parquet.metadata.num_row_groups:
+        facts = parquet.metadata.row_group(0)
+        for column in map(facts.column, range(facts.num_columns)):
+            is_text = column.physical_type == "BYTE_ARRAY" and "." not in column.path_in_schema
+            if is_text and column.has_dictionary_page:
+                names.append(column.path_in_schema)
+    return names
 
 
 def iter_row_groups(

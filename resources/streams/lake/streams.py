@@ -250,6 +250,7 @@ def _describe_stream(name: str, state: StreamState) -> StreamInfo:
         repartitioned=repartitioned,
         former=former,
         names=declared.names,
+        find_by=declared.find_by or (),
     )
 
 

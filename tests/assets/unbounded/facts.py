@@ -114,10 +114,11 @@ class Log:
     for.
 
     `late` are the moments at which deletions were forgotten: facts from these offsets on do not
-    count up to this position.
+    count up to this position. Values from `limit` on break a rule of the table.
     """
 
     by_position: bool = False
+    limit: int | None = None
     facts: list[list[Fact]] = field(default_factory=lambda: [[] for _ in range(PARTITIONS)])
     late: list[tuple[Ends, int]] = field(default_factory=list)
 
@@ -133,6 +134,12 @@ class Log:
         at = self.facts[partition][offset][1]
         return any(offset >= ends[partition] and at <= horizon for ends, horizon in self.late)
 
+    def is_bad(self, partition: int, offset: int) -> bool:
+        """Whether no table can hold this fact."""
+        key, _, value = self.facts[partition][offset]
+        breaks = self.limit is not None and value is not None and value >= self.limit
+        return key is None or breaks or self.is_late(partition, offset)
+
     def table(self, ends: Ends, starts: Ends | None = None) -> Content:
         """Return what a table holds that has read so far."""
         newest = self.newest(ends, starts)
@@ -144,7 +151,7 @@ class Log:
             for offset in range((starts or {}).get(partition, 0), ends[partition]):
                 key, at, value = facts[offset]
                 position = at if self.by_position else offset
-                if key is None or self.is_late(partition, offset):
+                if key is None or self.is_bad(partition, offset):
                     continue
                 if key not in by_key or position >= by_key[key][0]:
                     by_key[key] = (position, value)
@@ -156,7 +163,7 @@ class Log:
             (partition, offset)
             for partition, facts in enumerate(self.facts)
             for offset in range(ends[partition])
-            if facts[offset][0] is None or self.is_late(partition, offset)
+            if self.is_bad(partition, offset)
         }
 
 

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped,
 from dagster_adjunct.assets.declaration.change_values import PLACEHOLDER
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.extractors import Projection
+from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.reading.stored_file import (
@@ -583,8 +583,17 @@ def test_what_came_before_a_snapshots_row_stays_incomplete_when_it_is_applied_ag
         DebeziumEnvelope("k STRING, b INT", on_missing="keep"),
     ],
 )
-def test_keeping_values_is_refused_with_an_extractor(form: Any) -> None:
-    extractor = Projection("k STRING, b INT")
+@pytest.mark.parametrize(
+    "extractor",
+    [
+        PythonExtractor("a.b:c", "k STRING, b INT"),
+        Projection("k STRING, b INT", where="b > 0"),
+        Projection("k STRING, b INT", {"b": "a + b"}),
+    ],
+)
+def test_keeping_values_is_refused_with_an_extractor_that_may_need_them(
+    form: Any, extractor: Any
+) -> None:
     with pytest.raises(ConfigurationError) as reported:
         unbounded_dataset(
             NAME, input="lake.s", key="k", broadcast=True, changes=form, extractor=extractor

@@ -185,9 +185,15 @@ def test_a_base_says_where_each_row_ends_and_keeps_what_was_valid_at_the_edge(
         ):
             begin -= 1
         if left and begin < len(spans) - len(left):  # the interval begins in an older row
-            expected.append((key, at(mine[begin][0]), at(left[0][0][0]), False, False))
+            expected.append((key, at(mine[begin][0]), at(left[0][0][0]), False, True))
         expected += [
-            (key, at(s), None if e is None else at(e), m, i == 0)
+            (
+                key,
+                at(s),
+                None if e is None else at(e),
+                m,
+                i == 0 and begin == len(spans) - len(left),
+            )
             for i, ((s, m, _), e) in enumerate(left)
         ]
     names = ("k", "__valid_from", "__valid_to", "__tombstone", "__first")

@@ -10,6 +10,7 @@ import datetime as dt
 import hashlib
 import itertools
 import random
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,16 @@ from dagster_adjunct.assets.declaration.dataset import (
 )
 from dagster_adjunct.assets.exchange.handover import duckdb_view, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
+from dagster_adjunct.assets.reading.interval_ids import interval_id_sql, interval_ids
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import frame_over_time, read_rows_over_time
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
@@ -213,14 +219,23 @@ def test_what_was_dropped_before_the_edge_is_not_read_as_valid_then() -> None:
     world.advance(spec)
     report = compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
     assert report.counters["pruned"] == 1
-    for change in (None, (KEYS[2], 21, (1, "v"))):
-        if change is not None:
-            send(world, [change])
-            world.advance(spec)
-        rows = read_rows_over_time(world.view(spec), with_ids=True)
+
+    def check() -> None:
+        rows = read_rows_over_time(
+            StoredVersions(world.lake, NAME).require_current(), with_ids=True
+        )
         told = [row for row in rows.to_pylist() if row["k"] == key[0]]
         assert [(row["note"], row["__first"]) for row in told] == [("z", True)]
         assert told[0]["interval_id"] == id_of(key, 1)
+
+    check()
+    send(world, [(KEYS[2], 21, (1, "v"))])
+    world.advance(spec)
+    check()
+    erase_keys(world.lake, NAME, [KEYS[2]], reason="test", by="test")
+    check()
+    repartition_dataset(world.lake, NAME, 3, reason="test", by="test")
+    check()
 
 
 def test_a_correction_older_than_the_history_may_begin_an_interval_anew() -> None:
@@ -261,6 +276,70 @@ def test_other_history_columns_make_other_intervals_of_the_same_rows() -> None:
             assert [row["note"] for row in rows] == ["x", "y", "y"]
 
 
+KEY_TYPES = Schema.of(
+    s="string",
+    b="binary",
+    i="tinyint",
+    l="bigint",
+    d="date",
+    t="timestamp",
+    m="decimal(12,3)",
+    w="decimal(38,0)",
+)
+
+
+def keys_of_all_types() -> pa.Table:
+    """Return a few keys, and a begin for each."""
+    row = {
+        "s": "é|\x00",
+        "b": b"\x00\xff",
+        "i": -3,
+        "l": 2**62,
+        "d": dt.date(1, 1, 1),
+        "t": dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, dt.UTC),
+        "m": Decimal("-0.500"),
+        "w": Decimal(10**37),
+    }
+    other = {
+        "s": "",
+        "b": b"",
+        "i": 0,
+        "l": -1,
+        "d": dt.date(9999, 12, 31),
+        "t": dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, dt.UTC),
+        "m": Decimal("0.000"),
+        "w": Decimal(-1),
+    }
+    begins = {"begin": pa.array([-1, 2**50], pa.timestamp("us", "UTC"))}
+    table = pa.Table.from_pylist([row, other], schema=KEY_TYPES.to_arrow())
+    return table.append_column("begin", begins["begin"])
+
+
+def ids_of_all_types() -> list[str]:
+    rows = keys_of_all_types()
+    found: list[str] = interval_ids(rows, KEY_TYPES.names, [-1, 2**50]).to_pylist()
+    first = "-1|C3A97C00|00FF|-3|4611686018427387904|-719162|-1|-0.500|1" + "0" * 37
+    assert found[0] == hashlib.sha256(first.encode()).hexdigest()[:32]
+    return found
+
+
+def test_duckdb_writes_keys_of_all_types_as_python_does() -> None:
+    duckdb = pytest.importorskip("duckdb")
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'Asia/Tokyo'")
+    connection.register("rows", keys_of_all_types())
+    sql = interval_id_sql(KEY_TYPES, KEY_TYPES.names, "begin", '"{}"'.format, duckdb=True)
+    rows = connection.execute(f"SELECT {sql} FROM rows").fetchall()
+    assert [row[0] for row in rows] == ids_of_all_types()
+
+
+@pytest.mark.spark
+def test_spark_writes_keys_of_all_types_as_python_does(spark: SparkSession) -> None:
+    sql = interval_id_sql(KEY_TYPES, KEY_TYPES.names, "begin", "`{}`".format)
+    rows = spark.createDataFrame(keys_of_all_types()).selectExpr(sql).collect()
+    assert [row[0] for row in rows] == ids_of_all_types()
+
+
 @pytest.mark.spark
 def test_spark_has_the_same_intervals_and_ids(tmp_path: Path, spark: SparkSession) -> None:
     chance = random.Random(5)
@@ -290,6 +369,28 @@ def test_spark_has_the_same_intervals_and_ids(tmp_path: Path, spark: SparkSessio
         frame = opened.over_time(interval_id=True).frame(spark)
         read = shown([tuple(row) for row in frame.collect()])
         assert without_since(read) == without_since(expected)
+
+
+def test_history_columns_follow_a_renamed_column(tmp_path: Path) -> None:
+    world = world_in(open_lake(tmp_path / "lake"))
+    send(world, [(KEYS[0], 1, (1, "x")), (KEYS[0], 2, (1, "y"))])
+    world.advance(states())
+    renamed = Schema.of(k="string", d="date", since="timestamp", m="int", note="string")
+    world.streams.create(
+        NAME, schema=renamed, key=["k", "d"], partitions=2, changes=ColumnChanges({"n": "m"})
+    )
+    rows = [(*KEYS[0], at(second), value, "z") for second, value in ((3, 1), (4, 2))]
+    table = pa.Table.from_pylist(
+        [dict(zip(renamed.names, row, strict=True)) for row in rows], schema=renamed.to_arrow()
+    )
+    world.streams.append(NAME, table, producer="test", sequence=world._next(NAME))
+    world.advance(states(history_columns=["m"], renamed={"n": "m"}))
+    compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
+    with open_dataset(world.lake, NAME) as opened:
+        expected = [(*KEYS[0], 1, "z", 1, 1, 4, id_of(KEYS[0], 1))]
+        expected.append((*KEYS[0], 2, "z", 4, 4, None, id_of(KEYS[0], 4)))
+        for read in (by_key, by_duckdb, by_polars):
+            assert read(opened) == expected
 
 
 def fleets(world: World, chance: random.Random) -> Model:

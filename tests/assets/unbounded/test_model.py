@@ -33,6 +33,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.validation.validators import sql_check
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -87,13 +88,18 @@ OPTIONS = st.fixed_dictionaries(
         "dead": st.booleans(),
         "bootstrap": st.sampled_from([True, True, False]),
         "inside": st.booleans(),
+        "limit": st.sampled_from([None, 70]),  # with dead letters
     }
 )
 
 
 def declared(options: dict[str, Any]) -> AdjunctDataset:
     by_position = options["order"] != "offset"
+    rules = []
+    if options["dead"] and options["limit"] is not None:
+        rules = [sql_check("small", f"n < {options['limit']}")]
     return table_of(
+        validators=rules,
         broadcast=options["broadcast"],
         order_by="at" if by_position else None,
         keep_tombstones=KEPT if options["order"] == "at, forgetting" else None,
@@ -127,7 +133,8 @@ class FactsMachine(RuleBasedStateMachine):
         self.world = type(self).make()
         self.spec = declared(options)
         self.dead = options["dead"]
-        self.log = Log(by_position=options["order"] != "offset")
+        limit = options["limit"] if self.dead else None
+        self.log = Log(by_position=options["order"] != "offset", limit=limit)
         self.readers: list[Reader] = []
         self.held: dict[
             str, tuple[int, Content]

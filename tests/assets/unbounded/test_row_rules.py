@@ -259,6 +259,9 @@ def test_validators_are_refused_where_they_could_not_do_their_work(
         values_in("k", [1]),
         sql_check("number", "n + 1"),
         sql_check("counted", "count(*) > 0"),
+        sql_check("now", "at < unix_micros(current_timestamp())"),
+        sql_check("chance", "rand() < 2"),
+        sql_check("listed", "n in (select 1)"),
     ],
     ids=lambda validator: validator.name,
 )

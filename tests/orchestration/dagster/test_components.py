@@ -27,6 +27,7 @@ from dagster_adjunct import (
     Application,
     Lake,
     LakeStreams,
+    Restate,
     Schema,
     VersionPartitions,
     Wait,
@@ -64,6 +65,7 @@ unbounded_datasets:
     max_age: 2d
     history: all
     valid_from: time_hour
+    history_columns: [visib]
     watermark: {{Watermark: {{delay: 5m, idle_after: 1h}}}}
     compaction: {{DeltaCompaction: {{deltas: 5}}}}
     validators: [{{no_nulls: temp}}, {{sql_check: {{name: cold, sql: temp < 50, severity: warn}}}}]
@@ -71,8 +73,8 @@ unbounded_datasets:
     input: lake.changes
     key: id
     broadcast: true
-    changes: {{DebeziumEnvelope: {{columns: "id bigint, name string"}}}}
-    order_by: source.lsn
+    changes: {{DebeziumEnvelope: {{columns: "id bigint, name string, named bigint"}}}}
+    order_by: {{named: [name]}}
 tables:
   seen:
     key: tailnum
@@ -95,8 +97,8 @@ applications:
     steps:
       - input_stream: {{name: lake.flights, event_time: time_hour, delay: 10m, idle_after: 1d}}
         as: flights
-      - join: {{table: planes, by: tailnum, how: left, select: [seats, year as built]}}
-      - join: {{table: airports, by: {{dest: faa}}, how: left}}
+      - join: {{table: planes, by: tailnum, how: left, select: [seats, year as built], restate: 7d}}
+      - join: {{table: airports, by: {{dest: faa}}, how: left, as_of: time_hour, versions: known-then}}
       - with_columns: {{gone: dest is null, half: seats / 2}}
         as: joined
       - send_to: lake.enriched
@@ -106,7 +108,7 @@ applications:
       - from: flights
         filter: dep_delay > 0
       - partition_by: [origin]
-      - join: {{table: weather, by: [origin, time_hour], as_of: time_hour, wait: {{Wait: {{at_most: 10m, mark: early}}}}}}
+      - join: {{table: weather, by: [origin, time_hour], as_of: time_hour, wait: {{Wait: {{at_most: 10m, mark: early}}}}, restate: {{Restate: {{age: 7d, every: 1h, most_keys: 500}}}}}}
       - window:
           kind: {{Tumbling: {{size: 1h}}}}
           by: origin
@@ -175,18 +177,19 @@ def in_python() -> list[Application]:
         max_age=timedelta(days=2),
         history="all",
         valid_from="time_hour",
+        history_columns=["visib"],
         watermark=Watermark(timedelta(minutes=5), idle_after=timedelta(hours=1)),
         compaction=DeltaCompaction(deltas=5),
         validators=[no_nulls("temp"), sql_check("cold", "temp < 50", severity="warn")],
     )
-    envelope = DebeziumEnvelope("id bigint, name string")
+    envelope = DebeziumEnvelope("id bigint, name string, named bigint")
     customers = unbounded_dataset(
         "customers",
         input="lake.changes",
         key="id",
         broadcast=True,
         changes=envelope,
-        order_by="source.lsn",
+        order_by={"named": ["name"]},
     )
     store = SqliteTable(
         "seen.sqlite", "seen", "tailnum", columns={"tailnum": "string", "n": "bigint"}
@@ -215,8 +218,20 @@ def in_python() -> list[Application]:
         idle_after=timedelta(days=1),
     )
     joined = (
-        flights.join(app.table(planes), on="tailnum", how="left", select=["seats", "year as built"])
-        .join(app.table(functions.airports), on={"dest": "faa"}, how="left")
+        flights.join(
+            app.table(planes),
+            on="tailnum",
+            how="left",
+            select=["seats", "year as built"],
+            restate=timedelta(days=7),
+        )
+        .join(
+            app.table(functions.airports),
+            on={"dest": "faa"},
+            how="left",
+            as_of="time_hour",
+            versions="known-then",
+        )
         .with_columns(gone="dest is null", half="seats / 2")
     )
     joined.send_to(enriched).update(
@@ -231,6 +246,7 @@ def in_python() -> list[Application]:
             on=["origin", "time_hour"],
             as_of="time_hour",
             wait=Wait(timedelta(minutes=10), mark="early"),
+            restate=Restate(timedelta(days=7), timedelta(hours=1), most_keys=500),
         )
         .window(
             Tumbling(timedelta(hours=1)),
@@ -259,10 +275,11 @@ def in_python() -> list[Application]:
 
 
 def facts(app: Application) -> dict[str, Any]:
+    of_the_text = ("declared_at", "error_of_source")
     options = {
         name: value
         for name, value in vars(app).items()
-        if not name.startswith("_") and name != "declared_at"
+        if not name.startswith("_") and name not in of_the_text
     }
     return {
         "options": options,
@@ -308,6 +325,11 @@ MISTAKES = {
         WHOLE.replace("{Tumbling:", "{Tumblin:"),
         "Tumblin",
         "no class or function 'Tumblin'",
+    ),
+    "arguments without their class": (
+        WHOLE.replace("restate: 7d", "restate: {age: 7d, every: 1h}"),
+        "restate: {age: 7d",
+        "Write {Restate: {age: …, every: …}}",
     ),
     "nothing that is declared": (
         WHOLE.replace("table: planes,", "table: plains,"),

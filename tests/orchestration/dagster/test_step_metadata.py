@@ -76,6 +76,12 @@ def test_lost_offsets_of_all_streams_are_counted_together() -> None:
     assert reported(counters, OffsetState())["adjunct/lost_offsets"] == 42
 
 
+def test_what_was_restated_is_counted() -> None:
+    metadata = reported({"restated": {"changed_keys": 3, "records": 40}}, OffsetState())
+    assert metadata["adjunct/restated_changed_keys"] == 3
+    assert metadata["adjunct/restated_records"] == 40
+
+
 def test_what_a_table_has_counted_and_measured_is_on_its_asset_as_numbers() -> None:
     meter = Meter()
     meter.add("rate_waits", 1.25)

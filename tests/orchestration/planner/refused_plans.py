@@ -331,6 +331,7 @@ planned(declared(validators=[no_nulls("city"), sql_check("long", "length(city) >
 rejected(declared(key="shopp"))
 rejected(declared(columns=["shop", "size"]))
 rejected(declared(order_by="opened"))
+rejected(declared(order_by={"city": []}))
 rejected(declared(key="city"))
 planned(declared(columns=["shop", "city"]))
 
@@ -422,9 +423,9 @@ planned(
 )
 
 
-def as_of(dataset, when, *columns):
+def as_of(dataset, when, *columns, **options):
     return lambda app, visits: visits.map("visitor", *columns).join(
-        app.table(dataset), on="visitor", as_of=when
+        app.table(dataset), on="visitor", as_of=when, **options
     )
 
 
@@ -437,6 +438,14 @@ rejected(as_of(latest_levels, "at", "current_timestamp() as at"))
 rejected(as_of(levels_over_time, "shop", "shop"))
 rejected(as_of(levels_over_time, "at", "shop"))
 planned(as_of(levels_over_time, "at", "cast(shop as timestamp) as at"))
+
+now = "current_timestamp() as at"
+levels_of_one_run = unbounded_dataset(
+    "levels", input="lake.members", key="visitor", broadcast=True, persistent=False
+)
+rejected(as_of(members, "at", now, versions="known-then", before_history="oldest"))
+rejected(as_of(levels_of_one_run, "at", now, versions="known-then"))
+planned(as_of(members, "at", now, versions="known-then"))
 
 complete_levels = unbounded_dataset(
     "levels",
@@ -466,7 +475,94 @@ rejected(
         complete_levels, lambda app, visits: app.input_changes(complete_levels, event_time=ARRIVAL)
     )
 )
+rejected(
+    lambda app, visits: visits.join(
+        app.table(complete_levels),
+        on="visitor",
+        as_of="at",
+        versions="known-then",
+        wait=timedelta(minutes=10),
+    ),
+    event_time=ARRIVAL,
+)
 planned(waiting(complete_levels), event_time=ARRIVAL)
+
+
+def restating(dataset=members, before=lambda visits: visits, after=None, how="left", **options):
+    """Join with restate=, after what is done before, and before what is done after."""
+
+    def describe(app, visits):
+        joined = before(visits).join(
+            app.table(dataset), on="visitor", how=how, restate=timedelta(days=7), **options
+        )
+        return joined if after is None else after(app, visits, joined)
+
+    return describe
+
+
+def newest_levels(**options):
+    columns = {"visitor": "string", "shop": "string", "spent": "double", "level": "string"}
+    store = SqliteTable("newest.sqlite", "newest", ["visitor"], columns=columns, create=True)
+    return RemoteTable("newest", key="visitor", write_function=store, **options)
+
+
+def send_to(table):
+    return lambda app, visits, joined: joined.send_to(app.table(table))
+
+
+def keep(table, key, **update):
+    return lambda app, visits, joined: joined.update(
+        app.table(table), on={key: "visitor"}, **update
+    )
+
+
+def merge_members(app, visits, joined):
+    others = app.input_stream("lake.members").select("visitor", "level")
+    both = joined.select("visitor", "level").merge(others)
+    return both.send_to(app.output_stream("lake.enriched", partitions=4, key="visitor"))
+
+
+def count_joined(app, visits, joined):
+    return joined.window(
+        Tumbling(timedelta(minutes=1)), by="visitor", name="counted", aggregates={"many": Count()}
+    )
+
+
+def join_twice(app, visits):
+    same = visits.select("visitor", "shop").merge(
+        visits.select("shop as visitor", "visitor as shop")
+    )
+    return same.partition_by("visitor").join(
+        app.table(members), on="visitor", restate=timedelta(days=7)
+    )
+
+
+def upper(visits):
+    return visits.map("upper(visitor) as visitor", "shop").partition_by("visitor")
+
+
+by_shop = newest_levels(newest_by="shop")
+levels_of_a_run = unbounded_dataset(
+    "levels", input="lake.members", key="visitor", partitions=4, persistent=False
+)
+rejected(restating(levels_of_a_run))
+planned(restating())
+rejected(restating(before=upper))
+planned(restating(before=lambda visits: visits.select("visitor", "upper(shop) as shop")))
+rejected(restating(), broadcast=True)
+rejected(join_twice)
+rejected(
+    lambda app, visits: (app.input_changes(members), restating()(app, visits)),
+    {**streams, "changes.members": streams["lake.members"]},
+)
+rejected(restating(after=count_joined), event_time=ARRIVAL)
+rejected(restating(after=lambda app, visits, joined: joined.broadcast()))
+rejected(restating(after=merge_members))
+rejected(restating(after=send_to(newest_levels())))
+planned(restating(after=send_to(by_shop)))
+rejected(restating(after=send_to(by_shop), how="inner"))
+rejected(restating(after=keep(by_shop, "level", set={"shop": "shop"})))
+rejected(restating(after=keep(newest_levels(idempotent=True), "visitor", add={"spent": "spent"})))
 
 
 # Stream joins

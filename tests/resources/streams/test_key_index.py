@@ -34,7 +34,7 @@ MERGING = CompactionPolicy(min_segments=2, target_bytes=20_000)
 def _small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have indexes of few records, with many row groups that are written and read in parts."""
     monkeypatch.setattr(key_index, "FEWEST_RECORDS", 5)
-    monkeypatch.setattr(key_index, "_ROWS_PER_GROUP", 4)
+    monkeypatch.setattr(key_index, "_MOST_PER_GROUP", 4)
     monkeypatch.setattr(key_index, "_BYTES_SORTED", 500)
     monkeypatch.setattr(key_index, "_GROUPS_READ", 3)
 
@@ -259,6 +259,22 @@ def test_files_whose_keys_are_in_another_range_are_not_read(
     read.clear()
     assert ids(streams, plane=["M", "O"]) == []
     assert read == []
+
+
+@pytest.mark.parametrize("find_by", [[], ["a.b"]])
+def test_a_column_with_a_dot_is_not_a_value_inside_another(
+    find_by: list[str], lake: Lake, clock: Clock
+) -> None:
+    schema = Schema.of({"a.b": "int", "a": {"b": "int"}, "id": "int"})
+    streams = LakeStreams(on_clock(lake, clock))
+    streams.create("s", schema=schema, partitions=1, find_by=find_by)
+    rows = [{"a.b": n, "a": {"b": 100 + n}, "id": n} for n in range(9)]
+    streams.append("s", pa.Table.from_pylist(rows, schema.to_arrow()), producer="p", sequence=1)
+    streams.maintain("s")
+    for name, value, expected in (("a.b", 5, [5]), ("`a`.b", 105, [5]), ("`a`.b", 5, [])):
+        keys = pa.table({name: pa.array([value], pa.int32())})
+        found = streams.find_records(streams.all_ranges("s"), keys, ["id"])
+        assert found.column("id").to_pylist() == expected, name
 
 
 def test_an_index_follows_renames_and_not_other_columns(

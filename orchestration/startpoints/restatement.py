@@ -1,0 +1,285 @@
+"""Finds what is restated: the keys of datasets that have changed, and the records that were joined
+by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from dagster_adjunct.assets.reading.change_streams import commit_offset, parse_commit
+from dagster_adjunct.assets.reading.changed_keys import SINCE, UNTIL, ChangedKeys, VersionIds
+from dagster_adjunct.assets.reading.served_history import ServedHistory
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import ResolvedStartpoint
+from dagster_adjunct.orchestration.batch_log.intent import Ranges
+from dagster_adjunct.orchestration.operators.lookups import Restate
+from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
+from dagster_adjunct.orchestration.startpoints.positions import (
+    AskedApplication,
+    InputPositions,
+    StreamSnapshot,
+)
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.schemas.types import arrow_type
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, OffsetRange
+from dagster_adjunct.resources.times import subtract_span
+
+Places: TypeAlias = "Mapping[str, pa.Table]"
+"""By input stream, the places of records: PARTITION and OFFSET, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueRestatement:
+    """The changes of datasets, by their partition, by which results are restated next: how many
+    `keys` have changed, and the `places` of the records with them.
+    """
+
+    changes: Ranges
+    places: Places
+    keys: int
+
+    @property
+    def records(self) -> int:
+        return sum(places.num_rows for places in self.places.values())
+
+
+def find_restatement(
+    asked: AskedApplication,
+    streams: Mapping[str, StreamSnapshot],
+    positions: InputPositions,
+    changes: Ranges,
+    served: Mapping[str, VersionIds],
+) -> DueRestatement:
+    """Return the records whose results these changes of datasets concern. Raises RestatementError
+    if there are more than declared.
+    """
+    found: dict[str, list[pa.Table]] = {}
+    keys = 0
+    for restated in asked.plan.restatements if asked.plan is not None else ():
+        ranges = {ssp: at for ssp, at in changes.items() if ssp.stream == restated.dataset}
+        if not ranges:
+            continue
+        startpoints = [positions.startpoints[ssp] for ssp in ranges if ssp in positions.startpoints]
+        search = _Search(asked, streams, restated, served[restated.dataset], ranges, startpoints)
+        keys += search.number
+        for stream, places in search.find_places():
+            found.setdefault(stream, []).append(places)
+    merged = {name: _merge(places) for name, places in found.items()}
+    return DueRestatement(changes, merged, keys)
+
+
+def _options(app: Application, restated: PlannedRestatement) -> Restate:
+    match = app.operator(restated.join).spec.match
+    assert match is not None, "it is a join"
+    assert match.restate is not None, "it restates"
+    return match.restate
+
+
+def _merge(places: list[pa.Table]) -> pa.Table:
+    """Return the places in order, each once."""
+    every = pa.concat_tables(places).group_by([PARTITION, OFFSET]).aggregate([])
+    return every.select([PARTITION, OFFSET]).sort_by(
+        [(PARTITION, "ascending"), (OFFSET, "ascending")]
+    )
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Finds the records that a join has joined by keys which are `served` with other entries now.
+
+    `ranges` are the changes of the dataset; `startpoints` may say since when they count.
+    """
+
+    asked: AskedApplication
+    streams: Mapping[str, StreamSnapshot]
+    restated: PlannedRestatement
+    served: VersionIds
+    ranges: Ranges
+    startpoints: Sequence[ResolvedStartpoint]
+
+    @cached_property
+    def options(self) -> Restate:
+        return _options(self.asked.app, self.restated)
+
+    @cached_property
+    def changed(self) -> pa.Table:
+        """The changed keys; in a join by time, with the intervals in which they did."""
+        asked = self.asked
+        name = self.restated.dataset
+        since = [parse_commit(start.offset, str(start.ssp)) for start in self.startpoints]
+        read = []
+        if not self._passes_over:
+            for one in self.asked.state.offsets.joined.get(name, ()):
+                read.append((one.version, one.over_time))
+        history = ServedHistory.read(asked.lake, name)
+        store = asked.lake.store
+        keys = ChangedKeys(store, history, read, self.served, min(since, default=None))
+        match = asked.app.operator(self.restated.join).spec.match
+        try:
+            if match is not None and match.as_of is not None:
+                return keys.find_over_time(oldest=match.as_of.before_history == "oldest")
+            return keys.find()
+        except errors.VersionDiscardedError as error:
+            raise self._error(
+                "a version by which results were made has been discarded, so it is not known which"
+                " of them are others now.",
+                "Leave them as they are, and follow later changes:"
+                f" {self._command} --upcoming --reason …. To make all of them again, replay the"
+                " input as well. Versions are kept longer with"
+                " discard=DiscardPolicy(followed=…) of the dataset.",
+            ) from error
+
+    @property
+    def _passes_over(self) -> bool:
+        """Whether a startpoint leaves out changes that are not restated yet."""
+        for start in self.startpoints:
+            before = self.asked.state.checkpoint.get(start.ssp)
+            if (
+                before is None
+                or self.asked.systems[start.ssp.system].compare(before, start.offset) < 0
+            ):
+                return True
+        return False
+
+    @cached_property
+    def keys(self) -> pa.Table:
+        """The changed keys, each once, in the order of the dataset's key."""
+        match = self.asked.app.operator(self.restated.join).spec.match
+        assert match is not None
+        key = [entry for _, entry in match.on]
+        return self.changed.group_by(key).aggregate([]).select(key)
+
+    @property
+    def number(self) -> int:
+        """How many keys have changed."""
+        return int(self.keys.num_rows)
+
+    def find_places(self) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the places of the records in each input stream."""
+        self._check("keys", self.number, self.options.most_keys)
+        records = 0
+        searched = 0
+        found = []
+        for one in self.restated.inputs:
+            ranges = self._age_of(one.stream)
+            searched += self._count_offsets(ranges)
+            if not ranges or not self.number:
+                continue
+            places = self._read_before(one.stream, self._find(one, ranges))
+            records += places.num_rows
+            found.append((one.stream, places))
+        self._check("records", records, self.options.most_records)
+        share = int(searched * self.options.most_share)
+        self._check("records", records, max(share, 1), f" ({self.options.most_share:.0%} of them)")
+        yield from found
+
+    def _count_offsets(self, ranges: Ranges) -> int:
+        count = 0
+        for ssp, span in ranges.items():
+            count += self.asked.systems[ssp.system].distance(ssp, span.start, span.end)
+        return count
+
+    def _check(self, what: str, number: int, most: int, share: str = "") -> None:
+        if number <= most or any(start.force for start in self.startpoints):
+            return
+        since = min(parse_commit(span.start, str(ssp)) for ssp, span in self.ranges.items())
+        raise self._error(
+            f"its results of {number:,} {what} would be restated: at most {most:,}{share} are"
+            " allowed.",
+            f"Restate them on purpose, once: {self._command} --offset {commit_offset(since)}"
+            " --force --reason …. Or leave these results as they are:"
+            f" {self._command} --upcoming --reason ….",
+        )
+
+    @property
+    def _command(self) -> str:
+        return f"adjunct startpoint set MODULE:APP {self.restated.changes}"
+
+    def _error(self, problem: str, next_step: str) -> errors.RestatementError:
+        restated = self.restated
+        return errors.RestatementError(
+            f"{restated.join}: dataset {restated.dataset!r} has changed, and {problem}",
+            next_step,
+            application=self.asked.app.name,
+            operator=restated.join,
+            dataset=restated.dataset,
+        )
+
+    def _age_of(self, stream: str) -> Ranges:
+        """Return the offsets that are young enough, and before the position of the main input."""
+        snapshot = self.streams[stream]
+        since = subtract_span(self.asked.at, self.options.age)
+        moment = int(since.timestamp() * 1000)
+        ranges = {}
+        for ssp in snapshot.partitions:
+            end = self.asked.state.checkpoint.get(ssp)
+            if end is None:
+                continue
+            start = snapshot.system.offset_for_timestamp(ssp, moment)
+            if snapshot.system.compare(start, snapshot.oldest[ssp]) < 0:
+                start = snapshot.oldest[ssp]
+            if snapshot.system.compare(start, end) < 0:
+                ranges[ssp] = OffsetRange(start, end)
+        return ranges
+
+    def _find(self, one: RestatedInput, ranges: Ranges) -> pa.Table:
+        """Return the places of the records in these ranges that have changed keys, at a time in
+        which they have changed.
+        """
+        system = self.streams[one.stream].system
+        keys = self.keys.rename_columns(one.keys)
+        if one.time is None:
+            return system.find_records(ranges, keys).select([PARTITION, OFFSET])
+        times = [] if one.time in one.keys else [one.time]
+        records = system.find_records(ranges, keys, [*one.keys, *times])
+        return self._within_intervals(one, records).select([PARTITION, OFFSET])
+
+    def _within_intervals(self, one: RestatedInput, records: pa.Table) -> pa.Table:
+        """Return those of the records whose time is in an interval in which their key changed."""
+        named = self.changed.rename_columns([*one.keys, SINCE, UNTIL])
+        numbered = self.keys.rename_columns(one.keys)
+        numbers = numbered.append_column("__key", pa.array(range(numbered.num_rows), pa.int64()))
+        of_records = _number_keys(records.select(one.keys), numbers)
+        of_changes = _number_keys(named.select(one.keys), numbers)
+        time = records.column(one.time).cast(arrow_type("timestamp")).cast(pa.int64())
+        moments = time.to_numpy()
+        known = pc.is_valid(time).to_numpy()
+        kept = np.zeros(records.num_rows, np.bool_)
+        by_key: dict[int, list[tuple[int | None, int | None]]] = {}
+        for number, since, until in zip(
+            of_changes, named[SINCE].to_pylist(), named[UNTIL].to_pylist(), strict=True
+        ):
+            by_key.setdefault(number, []).append((since, until))
+        for row, number in enumerate(of_records):
+            if known[row]:
+                moment = moments[row]
+                kept[row] = any(
+                    (since is None or since <= moment) and (until is None or moment < until)
+                    for since, until in by_key[number]
+                )
+        return records.filter(pa.array(kept))
+
+    def _read_before(self, stream: str, places: pa.Table) -> pa.Table:
+        """Return the places without those that the main input has skipped."""
+        for ssp, spans in self.asked.state.offsets.skipped.items():
+            if ssp.qualified_stream != stream:
+                continue
+            is_here = pc.equal(places.column(PARTITION), ssp.partition)
+            for start, end in spans:
+                offsets = places.column(OFFSET)
+                is_within = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
+                places = places.filter(pc.invert(pc.and_(is_here, is_within)))
+                is_here = pc.equal(places.column(PARTITION), ssp.partition)
+        return places
+
+
+def _number_keys(keys: pa.Table, numbers: pa.Table) -> list[int]:
+    """Return the number of each of these keys."""
+    known = {}
+    for *key, number in zip(*(column.to_pylist() for column in numbers.columns), strict=True):
+        known[tuple(key)] = number
+    return [known[key] for key in zip(*(c.to_pylist() for c in keys.columns), strict=True)]

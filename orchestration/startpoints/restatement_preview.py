@@ -1,0 +1,75 @@
+"""What startpoints in the changes of datasets would restate: how many records of which streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.changed_keys import VersionIds
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.orchestration.batch_log.batch_log import ResolvedStartpoint
+from dagster_adjunct.orchestration.operators.stream_facts import CURRENT
+from dagster_adjunct.orchestration.startpoints.due_restatements import list_versions_over_time
+from dagster_adjunct.orchestration.startpoints.positions import (
+    AskedApplication,
+    InputPositions,
+    resolve_request,
+)
+from dagster_adjunct.orchestration.startpoints.preview import Preview
+from dagster_adjunct.orchestration.startpoints.restatement import find_restatement
+from dagster_adjunct.resources.errors import RestatementError
+from dagster_adjunct.resources.streams.system import OffsetRange
+
+
+def describe_restatements(asked: AskedApplication, previews: Sequence[Preview]) -> Iterator[str]:
+    """Yield how many keys of each dataset have changed since these startpoints, how many records
+    would be read again for them, and what that does to each output; or why a run would not.
+
+    The records are searched for, as a run does.
+    """
+    for stream, dataset in asked.app.restated.items():
+        here = []
+        for shown in previews:
+            if shown.request.ssp.qualified_stream == stream and shown.error is None:
+                here.append(shown)
+        if here:
+            yield from _describe(asked, stream, dataset, here)
+
+
+def _describe(
+    asked: AskedApplication, stream: str, dataset: AdjunctDataset, previews: Sequence[Preview]
+) -> Iterator[str]:
+    changes = asked.snapshot(stream)
+    positions = InputPositions()
+    for shown in previews:
+        ssp = shown.request.ssp
+        start = resolve_request(changes, shown.request, versions=CURRENT, now=asked.at)
+        if isinstance(start, ResolvedStartpoint):
+            positions.startpoints[ssp] = start
+            positions.changed[ssp] = OffsetRange(start.offset, changes.upcoming[ssp])
+    effects: dict[str, None] = {}
+    inputs = {}
+    for restated in () if asked.plan is None else asked.plan.restatements:
+        if restated.changes == stream:
+            effects |= dict.fromkeys(restated.effects)
+            for one in restated.inputs:
+                inputs[one.stream] = asked.snapshot(one.stream)
+    served = {dataset.name: _find_served(asked, dataset)}
+    try:
+        due = find_restatement(asked, inputs, positions, positions.changed, served)
+    except RestatementError as error:
+        yield f"a run would be refused: {error}"
+        return
+    records = [f"{places.num_rows:,} records of {name}" for name, places in due.places.items()]
+    read = " and ".join(records) or "no records"
+    yield f"dataset {dataset.name}: {due.keys:,} keys have changed; {read} would be read again"
+    if due.records:
+        yield from effects
+
+
+def _find_served(asked: AskedApplication, dataset: AdjunctDataset) -> VersionIds:
+    stored = StoredVersions(asked.lake, dataset)
+    manifest = stored.manifest()
+    reader = stored.reader_of(manifest)
+    over_time = list_versions_over_time(asked.app, {dataset.name: manifest})
+    return None if reader is None else reader.version, over_time.get(dataset.name, ())

@@ -1,0 +1,88 @@
+"""The places of the records whose results a batch restates, as they are stored.
+
+They are stored before the batch begins, so a repeated batch reads the same records, whatever the
+streams and datasets have become.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.orchestration.batch_log.intent import Ranges, ReadVersions, Restating
+from dagster_adjunct.orchestration.startpoints.restatement import Places
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.recorded_answers import answers_prefix
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.streams.system import (
+    OFFSET,
+    PARTITION,
+    OffsetRange,
+    SystemStreamPartition,
+)
+
+STREAM = "stream"
+
+
+def describe_read(version: SealedVersion | None, over_time: Sequence[str]) -> ReadVersions:
+    """Return what is read of a dataset with this version, and these over time."""
+    if version is None:
+        return ReadVersions(version=None)
+    base = None
+    if version.positioned:
+        base = version.generations[0].folder
+    return ReadVersions(version=version.id, over_time=tuple(over_time), base=base)
+
+
+def store_places(context: StepContext, batch: int, places: Places) -> str:
+    """Store the places of a batch that is about to begin; return the name of the object."""
+    tables = []
+    for stream, table in places.items():
+        names = pa.repeat(pa.scalar(stream), table.num_rows)
+        tables.append(table.append_column(STREAM, names))
+    table = pa.concat_tables(tables)
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    name = f"{batch}/restated-{uuid4().hex}.arrow"
+    key = f"{answers_prefix(context.lake, context.app.name)}{name}"
+    context.lake.store.put_if_absent(key, sink.getvalue().to_pybytes())
+    return name
+
+
+def read_places(context: StepContext, restating: Restating) -> Places:
+    """Return the places of a batch that has begun. Raises MalformedDocumentError."""
+    key = f"{answers_prefix(context.lake, context.app.name)}{restating.places}"
+    try:
+        data = context.lake.store.get(key).data
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        streams = pc.unique(table.column(STREAM)).to_pylist()
+    except (errors.ObjectNotFoundError, pa.ArrowException, KeyError) as error:
+        raise errors.MalformedDocumentError(
+            f"the places of the records that the open batch of application {context.app.name!r}"
+            f" restates can't be read: {error}.",
+            "Restore that object from a backup, or abandon the batch: adjunct checkpoint abandon"
+            f" {context.app.name} --reason ….",
+            document=key,
+        ) from error
+    places = {}
+    for stream in streams:
+        here = table.filter(pc.equal(table.column(STREAM), stream))
+        places[stream] = here.select([PARTITION, OFFSET])
+    return places
+
+
+def ranges_of_places(places: Places) -> Ranges:
+    """Return the offsets from the first to the last place of each partition."""
+    ranges = {}
+    for stream, table in places.items():
+        system, name = split_stream_name(stream)
+        edges = table.group_by(PARTITION).aggregate([(OFFSET, "min"), (OFFSET, "max")])
+        for row in edges.to_pylist():
+            ssp = SystemStreamPartition(system, name, row[PARTITION])
+            ranges[ssp] = OffsetRange(str(row[f"{OFFSET}_min"]), str(row[f"{OFFSET}_max"] + 1))
+    return ranges
