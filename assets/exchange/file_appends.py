@@ -107,10 +107,8 @@ def append_files(
     sources = [
         _open_source(path, f"stream lake.{stream}", state.declaration, format) for path in files
     ]
-    try:
-        records = [_count_checked(source) for source in sources]
-    except SchemaMismatchError as error:
-        raise _explain_former(error, streams.info(stream).former) from error
+    former = streams.info(stream).former
+    records = [_count_checked(source, former) for source in sources]
     firsts: dict[str, _Source] = {}
     done: list[AppendedFile] = []
     for source, count in zip(sources, records, strict=True):
@@ -204,6 +202,11 @@ def format_of(path: Path) -> FileFormat:
     return found
 
 
-def _count_checked(source: _Source) -> int:
-    """Return the number of records in a file. Raises what reading it raises."""
-    return sum(table.num_rows for _, table in source.declared.tables(source.file))
+def _count_checked(source: _Source, former: Mapping[str, str]) -> int:
+    """Return the number of records in a file. Raises what reading it raises; `former` says what
+    became of columns that the stream had before.
+    """
+    try:
+        return sum(table.num_rows for _, table in source.declared.tables(source.file))
+    except SchemaMismatchError as error:
+        raise _explain_former(error, former) from error

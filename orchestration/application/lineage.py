@@ -45,18 +45,22 @@ def find_outputs(app: Application) -> tuple[Output, ...]:
             if not spec.is_side_output:
                 upstream = (target,)
         made_of[operator.id] = upstream
-    upstream_of = _remove_cycles(app, outputs)
+    return tuple(_in_order(_remove_cycles(app, outputs)))
+
+
+def _in_order(outputs: Mapping[LineageNode, tuple[LineageNode, ...]]) -> Iterable[Output]:
+    """Return the outputs with their upstream assets, none before those that it is made of."""
     ordered: dict[LineageNode, Output] = {}
 
     def add(node: LineageNode) -> None:
-        if node in upstream_of and node not in ordered:
-            for each in upstream_of[node]:
+        if node in outputs and node not in ordered:
+            for each in outputs[node]:
                 add(each)
-            ordered[node] = Output(node, upstream_of[node])
+            ordered[node] = Output(node, outputs[node])
 
-    for node in upstream_of:
+    for node in outputs:
         add(node)
-    return tuple(ordered.values())
+    return ordered.values()
 
 
 def _remove_cycles(

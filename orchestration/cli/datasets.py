@@ -272,6 +272,12 @@ def list_versions(lake: Lake, name: str) -> None:
     """List the retained versions, oldest first, with their states and reasons."""
     manifest = open_stored_versions(lake, name).require_manifest()
     output.show_json([_facts(manifest, ref) for ref in manifest.listed])
+    if as_follower(manifest) is not None:
+        output.show_line(
+            f"{name} follows changes: each commit is a version, and none is listed. See"
+            f" adjunct dataset history {name}."
+        )
+        return
     _show_versions(name, manifest)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -139,10 +140,25 @@ def infer_beginning(urls: Sequence[str]) -> Beginning:
     """
     inferred = infer_from_files(urls, rows=_ROWS)
     files = find_files(urls)
-    _, _, file_name = files[0].file.path.rpartition("/")
-    stem, _, _ = file_name.partition(".")
-    stream = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-").lower()[:80]
+    stems = []
+    for each in files:
+        _, _, file_name = each.file.path.rpartition("/")
+        stem, _, _ = file_name.partition(".")
+        stems.append(stem)
+    stream = re.sub(r"[^A-Za-z0-9]+", "-", _common_name(stems)).strip("-").lower()[:80]
     return Beginning(stream or "records", inferred, guess_key(inferred), _for_shell(files))
+
+
+def _common_name(stems: Sequence[str]) -> str:
+    """Return what several files have in common before their numbers ("orders" of "orders-1" and
+    "orders-2"), the first name if they have nothing.
+    """
+    if len(stems) == 1:
+        return stems[0]
+    common = os.path.commonprefix(stems)  # noqa: RUF071 - it is of letters
+    name = common.rstrip("0123456789-_ ")
+    is_cut = common == name and common not in stems  # within a word
+    return stems[0] if is_cut or not name else name
 
 
 def guess_key(inferred: InferredSchema) -> str | None:

@@ -49,6 +49,7 @@ class AsOfJoin(Join):
             wait=self.wait,
             restate=self.restate,
             on=self.on,
+            selects_interval=selects_interval_id(self.select),
         )
 
     def summary(self) -> str:

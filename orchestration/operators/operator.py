@@ -66,8 +66,9 @@ class Match:
 
     `on` has pairs (column of the record, column of the dataset's key), in the order of the key.
     `min_rate` is the fraction of records that must have an entry. With `as_of` None, the current
-    entry is looked up. `wait` says how long records wait for the dataset, and `restate` which
-    results follow later changes of its entries; None if they don't.
+    entry is looked up, else that of a time, maybe with the id of its interval (`selects_interval`).
+    `wait` says how long records wait for the dataset, and `restate` which results follow later
+    changes of its entries; None if they don't.
     """
 
     dataset: str | None
@@ -77,6 +78,7 @@ class Match:
     wait: Wait | None = None
     restate: Restate | None = None
     on: Pairs = ()
+    selects_interval: bool = False
 
     @property
     def node(self) -> LineageNode:

@@ -20,8 +20,6 @@ from typing import Any, Literal
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin
-from dagster_adjunct.orchestration.operators.lookups import selects_interval_id
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import (
     AS_OF,
@@ -156,7 +154,8 @@ def _find_joins_with_ids(app: Application) -> list[str]:
     """Return the ids of the application's as-of joins that select the id of an interval."""
     found = []
     for operator in app.operators:
-        if isinstance(operator.spec, AsOfJoin) and selects_interval_id(operator.spec.select):
+        match = operator.spec.match
+        if match is not None and match.selects_interval:
             found.append(operator.id)
     return found
 

@@ -187,17 +187,17 @@ class _Search:
         if number <= most or any(start.force for start in self.startpoints):
             return
         since = min(parse_commit(span.start, str(ssp)) for ssp, span in self.ranges.items())
+        on_purpose = f"--offset {commit_offset(since)} --force"
         raise self._error(
             f"its results of {number:,} {what} would be restated: at most {most:,}{share} are"
             " allowed.",
-            f"Restate them on purpose, once: {self._command} --offset {commit_offset(since)}"
-            " --force --reason …. Or leave these results as they are:"
-            f" {self._command} --upcoming --reason ….",
+            f"Restate them on purpose, once: {self._startpoint(on_purpose)}. Or leave these results"
+            f" as they are: {self._startpoint('--upcoming')}.",
         )
 
-    @property
-    def _command(self) -> str:
-        return f"adjunct startpoint set MODULE:APP {self.restated.changes}"
+    def _startpoint(self, position: str) -> str:
+        """Return the command that asks for a startpoint in the changes of the dataset."""
+        return f"adjunct startpoint set MODULE:APP {self.restated.changes} {position} --reason …"
 
     def _error(self, problem: str, next_step: str) -> errors.RestatementError:
         restated = self.restated

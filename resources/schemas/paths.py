@@ -304,13 +304,20 @@ def require_path(name: str, types: Mapping[str, str], what: str) -> Path:
     for at, step in enumerate(steps[1:], 1):
         member = type_.member(step) if isinstance(type_, Struct) else None
         if member is None:
-            container = container_of(step)
-            inner = type_.member(container) if isinstance(type_, Struct) else None
-            if inner is not None:
-                _refuse_elements(steps, (*steps[:at], container), inner.type, what)
-            raise _no_field_error(name, steps[: at + 1], type_, what)
+            raise _no_member_error(name, steps, at, type_, what)
         type_ = member.type
     return Path(steps, str(type_))
+
+
+def _no_member_error(
+    name: str, steps: Sequence[str], at: int, type_: Type, what: str
+) -> SchemaMismatchError:
+    """Return the error for a path whose step `at` is not in a value of this type."""
+    container = container_of(steps[at])
+    inner = type_.member(container) if isinstance(type_, Struct) else None
+    if inner is not None:
+        _refuse_elements(steps, (*steps[:at], container), inner.type, what)
+    return _no_field_error(name, steps[: at + 1], type_, what)
 
 
 def container_of(step: str) -> str:

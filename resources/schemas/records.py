@@ -292,8 +292,8 @@ def _nested_column(values: Sequence[Any], field: Field, what: str) -> pa.Array:
         in_python = _TEXTS_IN_JSON.get(expected.partition("(")[0])
         if in_python is not None:
             step = (
-                f"Send {in_python}. Texts in lines of JSON are read by `adjunct stream append`, or"
-                " correct the schema."
+                f"Send {in_python}. Texts in lines of JSON are read by `adjunct stream append"
+                " NAME FILE`, or correct the schema."
             )
         raise SchemaMismatchError(problem, step, column=field.name, row=row) from (
             None if field.sensitive else error

@@ -15,7 +15,7 @@ from dagster_adjunct import Schema, open_lake
 from dagster_adjunct.assets.exchange.file_appends import append_files
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.cli.new import guess_key
+from dagster_adjunct.orchestration.cli.new import guess_key, infer_beginning
 from dagster_adjunct.resources.schemas.inference import infer_schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.testing import TestApplication
@@ -56,6 +56,24 @@ def test_the_project_has_the_columns_and_a_key_of_the_files(
     assert [each.appended for each in appended] == [3]
     assert LakeStreams(lake).info("my-readings").partitions == 2
     assert f"append my-readings '{tmp_path}/My readings.csv'" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("files", "stream"),
+    [
+        (["orders-1", "orders-2"], "orders"),
+        (["orders", "orders_old"], "orders"),
+        (["orders", "ordinals"], "orders"),
+        (["2026-01", "2026-02"], "2026-01"),
+        (["week-7"], "week-7"),
+    ],
+)
+def test_the_stream_has_the_name_that_the_files_have_in_common(
+    tmp_path: Path, files: list[str], stream: str
+) -> None:
+    for file in files:
+        (tmp_path / f"{file}.csv").write_text(CSV)
+    assert infer_beginning([f"{file}.csv" for file in files]).stream == stream
 
 
 VARYING = "".join(f'{{"id": {n}, "sizes": {{"part-{n}": {n}}}}}\n' for n in range(9))

@@ -275,10 +275,11 @@ def in_python() -> list[Application]:
 
 
 def facts(app: Application) -> dict[str, Any]:
+    of_the_text = ("declared_at", "error_of_source")
     options = {
         name: value
         for name, value in vars(app).items()
-        if not name.startswith("_") and name not in ("declared_at", "error_of_source")
+        if not name.startswith("_") and name not in of_the_text
     }
     return {
         "options": options,

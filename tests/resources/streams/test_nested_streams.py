@@ -393,7 +393,7 @@ def test_a_misfit_in_a_row_is_described_by_its_own_type(tmp_path: Path) -> None:
     streams.create("s", schema=schema, key=["k"], partitions=1)
     with pytest.raises(SchemaMismatchError, match="'noon' is no timestamp") as caught:
         streams.append("s", [{"k": 1, "meta": {"at": "noon"}}], producer="p", sequence=1)
-    assert "`adjunct stream append`" in caught.value.next_step
+    assert "`adjunct stream append NAME FILE`" in caught.value.next_step
     with pytest.raises(SchemaMismatchError, match="the key 1 of a map is no text"):
         streams.append("s", [{"k": 1, "attributes": {1: 1}}], producer="p", sequence=1)
 
