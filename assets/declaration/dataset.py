@@ -696,6 +696,12 @@ class UnboundedDataset(AdjunctDataset):
                 " out columns, which validators would have to see"
             )
             yield "validators", problem, "Remove validators, or let the source send whole rows."
+        if self.following.groups:
+            problem = (
+                "has validators, and order_by orders groups of columns: a change may set only one"
+                " of them, and validators would have to see all"
+            )
+            yield "validators", problem, "Remove validators, or order whole rows by one column."
         if not self.following.persistent:
             problem = "has validators, and with persistent=False nothing keeps what they find"
             yield "validators", problem, "Declare persistent=True, or remove validators."

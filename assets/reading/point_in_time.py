@@ -91,6 +91,14 @@ class PointInTime:
         known = reader.schema
         if not isinstance(reader, ServedOverTime):
             known = add_interval_id(known)
+        elif any(column.steps == (INTERVAL_ID,) for column in chosen) and INTERVAL_ID not in names:
+            raise ConfigurationError(
+                f"dataset {reader.dataset!r}: select has {INTERVAL_ID!r}, and versions is"
+                " 'known-then': what was served has no intervals.",
+                f'Leave {INTERVAL_ID!r} out, or join what is known now: versions="now".',
+                argument="select",
+                dataset=reader.dataset,
+            )
         for column in chosen:
             known.field(column.steps[0], f"dataset {reader.dataset!r}")
         return cls(

@@ -203,7 +203,7 @@ def late_change_reason(horizon: int, over_time: bool = False) -> str:
 RAW = "__raw"
 UNKEYED_DELETION = "a deletion of an unknown entry: the key is computed by the extractor"
 _CORRECT = (
-    "Nothing was committed. Correct what writes the stream and the stream itself, or declare "
+    "Its commit was not made. Correct what writes the stream and the stream itself, or declare "
     "on_bad_change=DeadLetters(STREAM), which sets such changes aside and counts them."
 )
 

@@ -48,7 +48,7 @@ _FLAG = "__breaks"
 _SHOWN_TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint", "date")
 """Types of which Spark and Arrow write every value alike."""
 _CORRECT = (
-    "Nothing was committed. Correct the validator, or what writes the stream, or declare"
+    "Its commit was not made. Correct the validator, or what writes the stream, or declare"
     " on_bad_change=DeadLetters(STREAM), which sets such changes aside and counts them."
 )
 _CORRECT_SNAPSHOT = (

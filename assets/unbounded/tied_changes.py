@@ -143,7 +143,7 @@ class Tie:
         return KeyOrderError(
             f"dataset {rule.dataset!r}: the change at offset {offset} of partition {partition}"
             f" can't be applied: {self.reason(rule)}.",
-            "Nothing was committed. A key may have changes in several partitions of this stream,"
+            "Its commit was not made. A key may have changes in several partitions of this stream,"
             f" and {order} has to differ between them. Declare"
             " on_bad_change=DeadLetters(STREAM), which sets the change that is read later aside,"
             " and let the source write the row again. Or declare an order_by that differs, such as"

@@ -128,7 +128,7 @@ class _Search:
                 "a version by which results were made has been discarded, so it is not known which"
                 " of them are others now.",
                 "Leave them as they are, and follow later changes:"
-                f" {self._command} --upcoming --reason …. To make all of them again, replay the"
+                f" {self._startpoint('--upcoming')}. To make all of them again, replay the"
                 " input as well. Versions are kept longer with"
                 " discard=DiscardPolicy(followed=…) of the dataset.",
             ) from error

@@ -279,3 +279,12 @@ def test_a_chosen_version_does_not_say_what_was_served_at_other_times(tmp_path: 
         with pytest.raises(ConfigurationError) as caught:
             opened.point_in_time(served.records(), **OPTIONS)
         assert caught.value.argument == "versions"
+
+
+def test_what_was_served_has_no_intervals(tmp_path: Path) -> None:
+    world = world_in(tmp_path)
+    served = deliver(world, random.Random(4), steps=1)
+    with open_dataset(world.lake, "fleet") as opened:
+        with pytest.raises(ConfigurationError) as caught:
+            opened.point_in_time(served.records(), **{**OPTIONS, "select": ["interval_id"]})
+        assert caught.value.argument == "select"

@@ -238,10 +238,11 @@ def test_a_rule_of_a_whole_version_is_refused(validator: Validator) -> None:
     "declare",
     [
         lambda: table_of(validators=[SMALL], changes=OperationColumn(missing="_isMissing")),
+        lambda: table_of(validators=[SMALL], order_by={"at": ["n"]}),
         lambda: table_of(validators=[SMALL], persistent=False),
         lambda: table_of(validators=[SMALL, SMALL]),
     ],
-    ids=["incomplete changes", "a table of one run", "two of a name"],
+    ids=["incomplete changes", "columns of several writers", "a table of one run", "two of a name"],
 )
 def test_validators_are_refused_where_they_could_not_do_their_work(
     declare: Callable[[], AdjunctDataset],
