@@ -118,13 +118,10 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
     if options.restate is not None:
         by_time = "restate"
     if by_time is not None:
-        problem = (
-            f"{given.operator}: {by_time}= is for datasets; {table.name!r} is a remote table"
-            " without history."
-        )
+        problem = f"{given.operator}: {by_time}= is for datasets; {table.name!r} is a remote table."
         step = (
-            "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…,"
-            " history=…)."
+            "Leave it out, or join a dataset that follows the table's changes:"
+            " unbounded_dataset(…), with history=… for joins as of a time."
         )
         raise ConfigurationError(problem, step, argument=by_time)
     return given.build(LookupJoin, table, args=options.args)

@@ -39,7 +39,7 @@ from dagster_adjunct.resources.schemas.types import is_nested, is_storable, type
 from dagster_adjunct.resources.sql.expression import NILADIC, did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.parsed import Expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
-from dagster_adjunct.resources.streams.system import LAKE, NewStreams
+from dagster_adjunct.resources.streams.system import CHANGE_IMAGES, CHANGES, LAKE, NewStreams
 from dagster_adjunct.resources.tables.table import AnyTable
 
 if TYPE_CHECKING:
@@ -382,6 +382,11 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
             "Correct the name, run first what writes the stream, or create it and append to it:"
             f" LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…],"
             " partitions=…)."
+        )
+    if system in (CHANGES, CHANGE_IMAGES):
+        step = (
+            f"Advance dataset {name!r} first, by an application that joins it: adjunct dataset"
+            f" advance {name} MODULE:APP; or correct the name."
         )
     problem = f"{what} reads stream {stream!r}, which does not exist: {there}"
     raise PlanningError(problem, step, stream=stream)

@@ -218,7 +218,7 @@ class _Graph:
                 yield f"table {spec.send.table}: their records replace earlier ones, by newest_by"
             elif spec.role == "output":
                 self._check_stream(join, operator)
-                yield f"{spec.writes}: their results come again in a higher epoch"
+                yield f"{spec.writes}: {self._describe_epoch(join, operator)}"
             elif spec.writes is not None and spec.feeds is None:
                 yield f"{spec.writes} is called again with them"
 
@@ -254,8 +254,18 @@ class _Graph:
                 operator,
                 f"sends results to {operator.spec.writes}, which would not show that {dropping.id}"
                 " drops one that was there before",
-                'Keep the record, with nulls (how="left"), or send to a stream of the lake.',
+                f"{_how_to_keep(dropping)}, or send to a stream of the lake.",
             )
+
+    def _describe_epoch(self, join: Operator, operator: Operator) -> str:
+        again = "their results come again in a higher epoch"
+        dropping = self._find_dropping(join, operator)
+        if dropping is None:
+            return again
+        return (
+            f"{again}; one that {dropping.id} drops now is missing in the latest results only, and"
+            " an application that reads the stream is not told"
+        )
 
     def _check_table(self, join: Operator, operator: Operator) -> None:
         send = operator.spec.send
@@ -293,7 +303,7 @@ class _Graph:
                 operator,
                 f"writes table {table.name}, and {dropping.id} may drop a record whose row the"
                 " table has by then, which would stay",
-                'Keep the record, with nulls (how="left").',
+                f"{_how_to_keep(dropping)}.",
             )
         for name in send.key_sources(table.key):
             if self._may_depend_on_entries(operator.inputs[0], name):
@@ -377,6 +387,15 @@ class _Graph:
 
     def _has_state(self, operator: str) -> bool:
         return any(one.spec.over_time is not None for one in self._above(operator))
+
+
+def _how_to_keep(dropping: Operator) -> str:
+    """Return what keeps the records that an operator drops, as the beginning of a sentence."""
+    if dropping.spec.match is not None:
+        return 'Keep the record, with nulls (how="left")'
+    return (
+        f"Let {dropping.id} come before the join, or keep its records with a column of its verdict"
+    )
 
 
 def _names(streams: Iterable[str | None]) -> set[str]:
