@@ -462,7 +462,7 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
     """
     manifest = member.manifest
     ref = manifest.head_ref
-    if manifest.declaration.versions_by == "name":
+    if manifest.declaration.order == "name":
         ref = {other.name: other for other in manifest.sealed}.get(new.name)
     if ref is None or ref.valid_from != new.valid_from:
         return None

@@ -716,7 +716,7 @@ class _Unserved:
         """Whether its asset has a partition for each version, by name."""
         if self.spec:
             return self.spec.versions is not None
-        return self.manifest is not None and self.manifest.declaration.versions_by == "name"
+        return self.manifest is not None and self.manifest.declaration.order == "name"
 
     @property
     def is_delivered(self) -> bool:

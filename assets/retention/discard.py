@@ -373,7 +373,7 @@ def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[s
         if ref.state == "sealed":
             sealed.append(ref)
     sealed.sort(key=version_order(manifest), reverse=True)
-    if manifest.declaration.versions_by == "name":
+    if manifest.declaration.order == "name":
         newest_build = {ref.name: ref for ref in reversed(sealed)}
         sealed = [ref for ref in sealed if newest_build[ref.name] is ref]
     why = "all are kept"
@@ -389,7 +389,7 @@ def _discard_reason(manifest: BoundedManifest, ref: VersionRef, policy: DiscardP
     for other in manifest.versions:
         if (other.name, other.state) == (ref.name, "sealed"):
             later.append(other)
-    if manifest.declaration.versions_by == "name" and later[-1].number > ref.number:
+    if manifest.declaration.order == "name" and later[-1].number > ref.number:
         return f"built again since, as {later[-1].id}"
     return f"not among the newest {policy.keep}"
 

@@ -514,7 +514,7 @@ class BoundedManifest(CommonManifest):
 
     def with_declared_policies(self, declared: DatasetDeclaration) -> BoundedManifest:
         """Return this manifest with the order and policies of the current declaration."""
-        policies = {name: getattr(declared, name) for name in ("versions_by", "by_time", "discard")}
+        policies = {name: getattr(declared, name) for name in ("order", "by_time", "discard")}
         now = self.declaration.model_copy(update=policies)
         return self if now == self.declaration else self.after(declaration=now)
 

@@ -583,7 +583,7 @@ def version_order(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
     """
     if manifest.declaration.by_time:
         return lambda ref: (ref.valid_from or _BEFORE_ALL, ref.number)
-    if manifest.declaration.versions_by == "arrival":
+    if manifest.declaration.order == "arrival":
         return lambda ref: ref.number
     return lambda ref: (natural_sort_key(ref.name or ""), ref.number)
 
@@ -597,7 +597,7 @@ def is_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
     if head is None:
         return True
     order = version_order(manifest)
-    if manifest.declaration.by_time or manifest.declaration.versions_by == "name":
+    if manifest.declaration.by_time or manifest.declaration.order == "name":
         return bool(order(ref) > order(head))
     last = {done.version: at for at, done in enumerate(manifest.delivered)}
     return (last.get(ref.id, -1), ref.number) > (last.get(head.id, -1), head.number)

@@ -516,8 +516,8 @@ class DatasetDeclaration(RowForm, Ownership):
     `computed` means that the input is a query. `columns` are those that new versions store, None
     for all of the input's; `paths` are what some of them are made of, by name. `input_partitions`
     is the number of partitions of the input (0: files, a query or a local table). `input_names` are
-    the stored names of the input's columns, if entries are its records. `versions_by` is the order
-    of versions: by arrival or by name (version partitions); with `by_time` it is by the time since
+    the stored names of the input's columns, if entries are its records. `order` is the order of
+    versions: by arrival or by name (version partitions); with `by_time` it is by the time since
     when they are valid. For an unbounded dataset, `groups` are the columns that each name of
     `order_by` orders, if they have orders of their own, and `keep_tombstones` is how far below the
     newest position deletions are kept. Order and policies may change: they are those of the last
@@ -533,7 +533,7 @@ class DatasetDeclaration(RowForm, Ownership):
     columns: tuple[str, ...] | None = None
     paths: dict[str, str] = Field(default_factory=dict)
     bootstrap: bool = True
-    versions_by: Literal["arrival", "name"] = "arrival"
+    order: Literal["arrival", "name"] = "arrival"
     by_time: bool = False
     discard: DiscardPolicy = DiscardPolicy()
     groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -608,7 +608,7 @@ def _kind_facts(spec: AdjunctDataset) -> dict[str, Any]:
     match spec:
         case BoundedDataset():
             order = "arrival" if spec.versions is None else "name"
-            return {"versions_by": order, "by_time": spec.over_time}
+            return {"order": order, "by_time": spec.over_time}
         case UnboundedDataset():
             following = spec.following
             return {

@@ -109,6 +109,7 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
     manifest = store.require_manifest()
     table = as_follower(manifest)
     if table is not None:
+        facts["declaration"].pop("order", None)  # of versions, which a bounded dataset has
         try:
             facts["lag"] = maintenance.lag_facts(lake, table)
         # Its stream may be deleted, or registered only by the application's module.

@@ -95,6 +95,14 @@ def test_show_reports_the_lag_and_stays_readable_without_the_stream(
 
 
 @pytest.mark.lengthy
+def test_a_list_of_versions_points_to_the_history(world: World) -> None:
+    advanced(world)
+    assert "adjunct dataset history rates" in printed(world, "dataset", "versions", "rates")
+    shown = json.loads(printed(world, "dataset", "show", "rates", "--json"))["declaration"]
+    assert "order_by" in shown
+    assert "order" not in shown, "that of versions is of bounded datasets"
+
+
 def test_a_rebuild_says_why_and_keeps_what_was_served_until_it_is_done(world: World) -> None:
     advanced(world)
     before = StoredVersions(world.lake, "rates").require_current().version
