@@ -212,7 +212,9 @@ class Waiting:
         held: list[HeldRecord] = []
         early: set[str] = set()
         for name, waits in waits_by_input(self.app.operators).items():
-            of_input = _without_empty(self.streams[name].system, of_stream(ranges, name))
+            of_input = of_stream(ranges, name)
+            if of_input:
+                of_input = _without_empty(self.streams[name].system, of_input)
             if not of_input:
                 continue
             reader = _StreamTimes(self.streams[name], declared[name], self.spark, self.stored)

@@ -121,3 +121,8 @@ def test_records_that_wait_are_displayed_with_what_they_wait_for(
     held = document(world, "checkpoint", "show", "priced_clicks:app")["held"]
     assert len(held) == 2
     assert all("for dataset prices" in text for text in held)
+
+    ends = streams.upcoming(streams.partitions("clicks"))
+    caught_up = ApplicationState(checkpoint=ends, batch=2)
+    log.commit(log.read(), caught_up, by="run-2")
+    assert "waits" not in printed(world, "checkpoint", "show", "priced_clicks:app")
