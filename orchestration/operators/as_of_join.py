@@ -70,8 +70,15 @@ class AsOfJoin(Join):
             problem = f"{operator}: the stream's {time!r} is {kind}: expected timestamp or date."
             step = f'Convert it first, for example .with_columns({flat_name(time)}="{converted}").'
             raise PlanningError(problem, step, column=time, dataset=self.dataset, operator=operator)
-        is_id = selects_interval_id(self.select) and not self.as_of.known_then
-        if is_id and entries.find(INTERVAL_ID) is None:
+        if selects_interval_id(self.select) and entries.find(INTERVAL_ID) is None:
+            if self.as_of.known_then:
+                problem = (
+                    f"{operator} has versions='known-then' and select={INTERVAL_ID!r}: what was"
+                    " served has no intervals."
+                )
+                raise PlanningError(
+                    problem, "Leave one of them out.", dataset=self.dataset, operator=operator
+                )
             entries = entries.add(
                 {INTERVAL_ID: ColumnFacts("string")}, typed=entries.types is not None
             )

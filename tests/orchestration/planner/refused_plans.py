@@ -445,6 +445,7 @@ levels_of_one_run = unbounded_dataset(
 )
 rejected(as_of(members, "at", now, versions="known-then", before_history="oldest"))
 rejected(as_of(levels_of_one_run, "at", now, versions="known-then"))
+rejected(as_of(levels_over_time, "at", now, versions="known-then", select=["interval_id"]))
 planned(as_of(members, "at", now, versions="known-then"))
 
 complete_levels = unbounded_dataset(
