@@ -6,7 +6,6 @@ imported.
 from __future__ import annotations
 
 import difflib
-import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -214,6 +213,10 @@ def _describe_encoding(error: UnicodeDecodeError) -> _Mistake:
     return _Mistake(problem, "Save it as UTF-8.", line, column)
 
 
+_NO_TEXT = ":,]}-?*&!%@`#\t"
+"""The characters with which no text without quotes begins in YAML."""
+
+
 def _describe_syntax(error: Any, lines: Sequence[str]) -> _Mistake:
     """Return the mistake of what is no YAML."""
     mark = error.problem_mark or error.context_mark
@@ -221,9 +224,12 @@ def _describe_syntax(error: Any, lines: Sequence[str]) -> _Mistake:
     if error.context and error.context_mark is not None and error.context_mark.line != mark.line:
         context = f"{error.context} that begins in line {error.context_mark.line + 1}: "
     problem = f"this is not YAML: {context}{error.problem}."
-    begins_with = _character_at(lines, error.context_mark) + _character_at(lines, mark)
+    opening = _character_at(lines, error.context_mark)
+    found = _character_at(lines, mark)
+    begins_with = opening + found
     is_in_one_line = error.context_mark is not None and error.context_mark.line == mark.line
-    if is_in_one_line and re.search(r"got '([\[{]|<scalar>)'", str(error.problem)):
+    is_second_text = opening in ("[", "{") and found not in {"", *_NO_TEXT}
+    if is_in_one_line and is_second_text:
         step = 'Write a text with a bracket, a comma or a quote in it in quotes: "items[0]".'
     elif "\t" in begins_with:
         step = "Correct it there: indent with blanks, and divide words by blanks; a tab is none."

@@ -740,7 +740,7 @@ def test_a_local_table_has_a_column_for_its_key() -> None:
         ("customer", "for example 'customer.name'"),
         ("customer.id", 'Give one of them another name: "customer.id as customer_id"'),
         ("customer.no", "Name one of its fields: name, id"),
-        ("total", "Cast 'total'"),
+        ("total", "Convert it: in an application by .with_columns(…)"),
     ],
 )
 def test_a_local_table_refuses_keys_that_are_no_simple_values(key: str, advice: str) -> None:
