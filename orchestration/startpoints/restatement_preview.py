@@ -18,6 +18,8 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 from dagster_adjunct.orchestration.startpoints.preview import Preview
 from dagster_adjunct.orchestration.startpoints.restatement import find_restatement
 from dagster_adjunct.resources.errors import RestatementError
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.system import OffsetRange
 
 
@@ -60,11 +62,19 @@ def _describe(
     except RestatementError as error:
         yield f"a run would be refused: {error}"
         return
-    records = [f"{places.num_rows:,} records of {name}" for name, places in due.places.items()]
+    records = [_describe_read(asked, name, places) for name, places in due.places.items()]
     read = " and ".join(records) or "no records"
     yield f"dataset {dataset.name}: {due.keys:,} keys have changed; {read} would be read again"
     if due.records:
         yield from effects
+
+
+def _describe_read(asked: AskedApplication, stream: str, places: pa.Table) -> str:
+    """Return how many records of a stream are read, of how many files."""
+    records = f"{places.num_rows:,} records of {stream}"
+    name = split_stream_name(stream)[1]
+    files = asked.snapshot(stream).system.count_files(name, places)
+    return records if files is None else f"{records} in {files:,} files"
 
 
 def _find_served(asked: AskedApplication, dataset: AdjunctDataset) -> VersionIds:

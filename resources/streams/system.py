@@ -764,6 +764,12 @@ class StreamSystem(ABC):
         """
         raise self._unable("read single records", "Read ranges.")
 
+    def count_files(self, stream: str, places: pa.Table) -> int | None:
+        """Return how many files have the records at these places; None for a stream that does not
+        consist of files.
+        """
+        return None
+
     def _column_types(self, stream: str) -> dict[str, str]:
         schema = self.info(stream).schema
         return {} if schema is None else schema.types

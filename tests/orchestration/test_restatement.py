@@ -431,7 +431,7 @@ def test_a_preview_says_how_many_results_would_be_restated(
 
     assert "at most 5 are allowed" in preview()
     forced = preview(force=True)
-    assert "3 keys have changed; 6 records of lake.facts would be read again" in forced
+    assert "3 keys have changed; 6 records of lake.facts in 2 files would be read again" in forced
     assert "lake.out: their results come again in a higher epoch" in forced
     assert world.state(enriching(dataset)).batch == 1, "nothing was restated"
 

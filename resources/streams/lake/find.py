@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.lazy_modules import np, pa, pq, pt
@@ -17,7 +17,12 @@ from dagster_adjunct.resources.schemas.paths import Path, read_path, require_pat
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake import key_index, manifest
 from dagster_adjunct.resources.streams.lake.key_index import StoredKey
-from dagster_adjunct.resources.streams.lake.manifest import LakeStreamDeclaration, Span, StreamFiles
+from dagster_adjunct.resources.streams.lake.manifest import (
+    LakeStreamDeclaration,
+    Span,
+    StreamFiles,
+    StreamState,
+)
 from dagster_adjunct.resources.streams.lake.read import (
     FilePart,
     LakeReads,
@@ -131,6 +136,21 @@ class LakeFinds(LakeReads):
         if columns is not None:
             schema = schema.select(columns)
         form = RecordForm.of(schema, declared.names, positions=False)
+
+        def read(chosen: _ChosenRows) -> list[pa.Table]:
+            return list(_read_rows(files, chosen.part, chosen.rows, form))
+
+        found = map_in_threads(read, self._find_rows(stream, state, places))
+        records = pa.concat_tables([form.schema.empty_table(), *chain.from_iterable(found)])
+        return check_places(f"{self.name}.{stream}", places, records)
+
+    def count_files(self, stream: str, places: pa.Table) -> int:
+        """Return how many files have the records at these places."""
+        _, state = self.state(stream)
+        return len(self._find_rows(stream, state, places))
+
+    def _find_rows(self, stream: str, state: StreamState, places: pa.Table) -> list[_ChosenRows]:
+        """Return the rows at these places, by file."""
         partitions = places.column(PARTITION).to_numpy()
         offsets = places.column(OFFSET).to_numpy()
         spans: dict[int, Span] = {}
@@ -140,19 +160,24 @@ class LakeFinds(LakeReads):
             span = OffsetRange(str(here[0]), str(here[-1] + 1))
             spans |= spans_from_ranges(state, {ssp: span})
         walked = manifest.walk_segments(
-            state, files, lambda entry: manifest.overlaps_spans(entry, spans)
+            state, self.files_of(stream), lambda entry: manifest.overlaps_spans(entry, spans)
         )
-
-        def read(part: FilePart) -> list[pa.Table]:
+        found = []
+        for part in find_parts(list(walked), spans):
             partition = part.file.partition
             here = offsets[partitions == partition]
-            ends = [part.segment.base[partition], part.segment.next[partition]]
-            first, last = np.searchsorted(here, ends)
-            return list(_read_rows(files, part, here[first:last] - ends[0], form))
+            base = part.segment.base[partition]
+            first, last = np.searchsorted(here, [base, part.segment.next[partition]])
+            if first < last:
+                found.append(_ChosenRows(part, here[first:last] - base))
+        return found
 
-        found = map_in_threads(read, find_parts(list(walked), spans))
-        records = pa.concat_tables([form.schema.empty_table(), *chain.from_iterable(found)])
-        return check_places(f"{self.name}.{stream}", places, records)
+
+class _ChosenRows(NamedTuple):
+    """Rows of a file, in order."""
+
+    part: FilePart
+    rows: Rows
 
 
 @dataclass(frozen=True, slots=True)
