@@ -21,7 +21,7 @@ SINCE_2013 = timedelta(days=365 * 40)
 observations = unbounded_dataset(
     "observations",
     input="lake.weather",
-    key="origin",
+    key=["origin", "time_hour"],
     broadcast=True,
     history="all",
     valid_from="time_hour",
@@ -36,14 +36,14 @@ def corrected_flights() -> Application:
         max_batch_records=100_000,
     )
     flights = app.input_stream("lake.flights", event_time="time_hour", delay=HOUR)
-    correction = Restate(SINCE_2013, most_keys=10_000, most_records=400_000)
+    correction = Restate(SINCE_2013, most_records=400_000)
     conditions = (
         flights.join(
             app.table(observations),
-            on="origin",
+            on=["origin", "time_hour"],
             how="left",
             as_of="time_hour",
-            select=["temp", "wind_speed", "visib", "time_hour as observed"],
+            select=["temp", "wind_speed", "visib"],
             wait=Wait(6 * HOUR, by="event time"),
             restate=correction,
         )
@@ -65,7 +65,6 @@ def corrected_flights() -> Application:
             "temp",
             "wind_speed",
             "visib",
-            "observed",
             "came_from",
             "there_since",
         )

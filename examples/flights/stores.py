@@ -31,7 +31,6 @@ CONDITIONS = {
     "temp": "double",
     "wind_speed": "double",
     "visib": "double",
-    "observed": "timestamp",
     "came_from": "string",
     "there_since": "timestamp",
 }

@@ -28,7 +28,7 @@ JUNE = datetime(2013, 6, 1, tzinfo=UTC)
 MISTAKEN = ("N725MQ", "N722MQ", "N723MQ", "N711MQ", "N713MQ")
 COLUMNS = """
     tailnum, time_hour, carrier, flight, origin, dest,
-    temp, wind_speed, visib, observed, came_from, there_since
+    temp, wind_speed, visib, came_from, there_since
 """
 COMPLETE = """
     with landings as (
@@ -38,11 +38,11 @@ COMPLETE = """
     )
     select
         flights.tailnum, flights.time_hour, carrier, flight, flights.origin, dest,
-        temp, wind_speed, visib, weather.time_hour as observed,
+        temp, wind_speed, visib,
         airport as came_from, since as there_since
     from flights
-    asof left join weather
-        on flights.origin = weather.origin and flights.time_hour >= weather.time_hour
+    left join weather
+        on flights.origin = weather.origin and flights.time_hour = weather.time_hour
     asof left join landings
         on flights.tailnum = landings.tailnum and flights.time_hour >= landings.since
 """
@@ -99,7 +99,7 @@ def test_late_weather_and_corrected_aircraft_give_what_the_complete_data_give(
     assert count(first) - wanted
     last = {row[0]: row for row in sorted(wanted, key=lambda row: row[1]) if row[0]}
     assert last_conditions(tmp_path / "tables.sqlite") == {
-        tailnum: row[6:9] + row[10:11] for tailnum, row in last.items()
+        tailnum: row[6:10] for tailnum, row in last.items()
     }
     everything = streams.read_arrow(streams.all_ranges("flight-conditions"), epochs="all")
     untouched = everything.filter(pc.less(everything["time_hour"], JUNE))
