@@ -395,7 +395,7 @@ class _RunningStep:
                 systems = {name: stream.system for name, stream in now.items()}
                 inputs = replace(inputs, streams=systems)
             if inputs.places:
-                inputs = replace(inputs, arrived=_read_places(inputs))
+                inputs = replace(inputs, arrived=_read_restated_records(inputs))
             _announce_run(context)
             return self.engine.run(context, inputs, self._before_output)
         except Exception as error:
@@ -616,7 +616,7 @@ def _count_batch(context: StepContext, intent: Intent, written: Counters) -> Cou
     return add_counters(counters, {RESTATED: counted})
 
 
-def _read_places(inputs: BatchInputs) -> dict[str, pa.Table]:
+def _read_restated_records(inputs: BatchInputs) -> dict[str, pa.Table]:
     """Return the records whose results are restated, by input stream."""
     arrived = {}
     for stream, places in inputs.places.items():

@@ -171,7 +171,7 @@ ALL = {**FEW, "objects": 1, "KiB": 8, "JVM KiB": 8}
     "engine",
     [
         "auto",
-        pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long]),
+        pytest.param("spark", marks=pytest.mark.spark),
         pytest.param("tasks", marks=pytest.mark.long),
     ],
 )
