@@ -19,6 +19,7 @@
     |   |-- LakeNotFoundError          there is no lake at this URL
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
     |   |-- StreamReadError            a stream system's reads return something else than they must
+    |   |-- AdmittedFileError          a file of a stream can't be admitted, or has changed since
     |   |-- StillReadError             a reader still needs what was to be deleted or rewritten
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
     |   |-- EmptyVersionError          a version without records, which nobody declared to be empty
@@ -292,6 +293,13 @@ class StreamReadError(PermanentError):
     end: str | None = None
     found: str | None = None
     expected: str | None = None
+
+
+class AdmittedFileError(PermanentError):
+    """A file of a stream can't be admitted by the declared rules, or is not as it was admitted."""
+
+    file: str | None = None  # its URL
+    rule: str | None = None  # the rule that says what is to happen, such as "changed"
 
 
 class StillReadError(PermanentError):

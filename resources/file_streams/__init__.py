@@ -1,0 +1,1 @@
+"""Streams whose records lie in files that others write: folders, Iceberg and Delta tables."""

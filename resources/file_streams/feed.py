@@ -1,0 +1,90 @@
+"""What a stream of files is made of: its declaration, and where its files come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import StreamDeclaration
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MOST_AT_ONCE = 1_000
+"""How many files are admitted in one commit: a later look admits the others."""
+
+
+class KnownFiles(Protocol):
+    """What was admitted before, as a source of files asks for it."""
+
+    @property
+    def cursor(self) -> str:
+        """The cursor of the last look, "" before the first one."""
+
+    def by_path(self) -> dict[str, AdmittedFile]:
+        """Return the last admission of each file, by path. Reads all pages of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The files to admit, in their order, and the cursor after them.
+
+    `waiting` says of files that are not admitted yet why they wait, by path. `settled` is called
+    once the files are committed.
+    """
+
+    files: Sequence[AdmittedFile]
+    cursor: str
+    waiting: dict[str, str]
+    settled: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """The records [start, end) of a file, counted from 0 in the file."""
+
+    file: AdmittedFile
+    start: int
+    end: int
+
+
+class Feed(Protocol):
+    """Where the files of a stream come from, and how they are read. Small, and can be pickled:
+    Spark's tasks read with it.
+    """
+
+    def find(self, known: KnownFiles) -> Found:
+        """Return the files to admit next, at most `MOST_AT_ONCE` of them; their order depends on
+        what there is, not on the order in which it was listed.
+
+        Raises an AdjunctError, by the declared rules, for a file that can't be admitted.
+        """
+
+    def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the records of a piece as (number of the first in its file, table with these
+        columns), in order.
+
+        Raises SourceChangedError for a file that is not as it was when it was admitted.
+        """
+
+    def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
+        """Return the records of whole files as Spark's own reader reads them, with OFFSET and
+        TIMESTAMP; None if only `tables` reads them right.
+        """
+
+
+class FileStreamDeclaration(StreamDeclaration):
+    """The declaration of a stream of files. Each source has a subclass with its options."""
+
+    def feed(self, lake: Lake) -> Feed:
+        """Return the source of the stream's files."""
+        raise NotImplementedError
+
+    def check_stored(self, stream: str, state: FileLogState) -> None:
+        """Raise StreamExistsError if files were admitted under a declaration that this one does not
+        continue.
+        """
