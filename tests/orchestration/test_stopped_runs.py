@@ -108,7 +108,7 @@ def stopped(
         ("sqlite", "auto", False),
         ("rows", "auto", True),
         pytest.param("sqlite", "spark", True, marks=[pytest.mark.spark, pytest.mark.slow]),
-        pytest.param("rows", "spark", False, marks=[pytest.mark.spark, pytest.mark.slow]),
+        pytest.param("rows", "spark", False, marks=[pytest.mark.spark, pytest.mark.long]),
         pytest.param("postgres", "auto", False, marks=pytest.mark.server),
         pytest.param("redis", "auto", True, marks=[pytest.mark.server, pytest.mark.long]),
         pytest.param("dynamodb", "auto", False, marks=[pytest.mark.server, pytest.mark.long]),
