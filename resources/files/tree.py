@@ -151,7 +151,9 @@ class LocalTree:
                     if may_have_files and not entry.is_symlink():
                         folders.append(inside)
                 elif path > after:
-                    yield from self._list_entry(path, entry)
+                    stat = self._stat(entry)
+                    if stat is not None:
+                        yield _listed_local_file(path, stat)
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
         """Yield what is directly in a folder."""
@@ -161,12 +163,12 @@ class LocalTree:
         except OSError as error:
             self._raise_list_error(error)
 
-    def _list_entry(self, path: str, entry: os.DirEntry[str]) -> Iterator[ListedFile]:
-        """Yield the file of an entry, nothing if it was deleted since it was listed."""
+    def _stat(self, entry: os.DirEntry[str]) -> os.stat_result | None:
+        """Return the facts of an entry, None if it was deleted since it was listed."""
         try:
-            yield _listed_local_file(path, entry.stat())
+            return entry.stat()
         except FileNotFoundError:
-            return
+            return None
         except OSError as error:
             raise errors.file_error(error, entry.path, f"files in {self.url}") from error
 
