@@ -46,7 +46,13 @@ from dagster_adjunct.resources.files.formats import (
     check_format,
     count_file_records,
 )
-from dagster_adjunct.resources.files.tree import FileTree, ListedFile, check_folder_url, open_tree
+from dagster_adjunct.resources.files.tree import (
+    FileTree,
+    ListedFile,
+    check_folder_url,
+    open_tree,
+    source_changed_error,
+)
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -369,8 +375,16 @@ class FolderFeed:
             if start < end:
                 records = self._with_added(table.slice(start, end - start), file)
                 yield number + start, records.select(columns)
-            if number + table.num_rows >= piece.end:
+            # A file that is read to its end is checked there.
+            if number + table.num_rows >= piece.end and piece.end < file.rows:
+                self._check_unchanged(listed)
                 return
+
+    def _check_unchanged(self, file: ListedFile) -> None:
+        """Raise SourceChangedError if a file is not as it was listed."""
+        now = self.tree.find(file.path)
+        if now is None or now.etag != file.etag:
+            raise source_changed_error(self.tree, file, "was replaced")
 
     def _with_added(self, table: pa.Table, file: AdmittedFile) -> pa.Table:
         """Return records with the columns that the file does not contain."""
