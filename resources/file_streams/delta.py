@@ -87,13 +87,13 @@ _SIMPLE = {
 class DeltaDeclaration(TableDeclaration):
     """A Delta table as a stream: see `delta_stream`."""
 
-    url: str
+    source: str
 
     def feed(self, lake: Lake) -> DeltaFeed:
         return DeltaFeed(self)
 
     def __str__(self) -> str:
-        return f"the Delta table at {self.url}"
+        return f"the Delta table at {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,9 @@ class DeltaFeed:
 
     def find(self, known: KnownFiles) -> Found:
         declared = self.declared
-        table = open_delta(declared.url)
+        table = open_delta(declared.source)
         cursor = TableCursor.parse(known.cursor)
-        with _translate(declared.url):
+        with _translate(declared.source):
             identity = str(table.metadata().id)
         if cursor is not None and cursor.table != identity:
             raise replaced_error(str(declared), cursor.table, identity)
@@ -118,7 +118,7 @@ class DeltaFeed:
             {} if cursor is None else cursor.columns,
             str(declared),
         )
-        look = _Look(declared, table, _open_files(os.getpid(), declared.url))
+        look = _Look(declared, table, _open_files(os.getpid(), declared.source))
         files = look.first() if cursor is None else look.since(cursor.at)
         after = TableCursor(table=identity, at=table.version(), columns=located)
         return Found(files, after.model_dump_json(), {})
@@ -126,8 +126,8 @@ class DeltaFeed:
     # -- reading
 
     def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        files = _open_files(os.getpid(), self.declared.url)
-        path = f"{self.declared.url}/{piece.file.path}"
+        files = _open_files(os.getpid(), self.declared.source)
+        path = f"{self.declared.source}/{piece.file.path}"
         with translate_read_errors(path), files.open(piece.file.path) as source:
             opened = open_parquet(source)
             in_file = [_file_column(field) for field in opened.schema_arrow]
@@ -307,7 +307,7 @@ class _Look(NamedTuple):
             return self.since(-1)
         points = [int(name[:20]) for name in names if re.match(r"\d{20}\.checkpoint", name)]
         oldest = min(points, default=self.table.version())
-        return self._all_files(open_delta(self.declared.url, oldest)) + self.since(oldest)
+        return self._all_files(open_delta(self.declared.source, oldest)) + self.since(oldest)
 
     def since(self, at: int) -> list[AdmittedFile]:
         """Return the files that were added after a version. Raises AdmittedFileError."""
@@ -323,7 +323,7 @@ class _Look(NamedTuple):
         return [file for commit in commits for file in self._added(commit)]
 
     def _log_names(self) -> list[str]:
-        with _translate(self.declared.url):
+        with _translate(self.declared.source):
             return self.files.names(_LOG)
 
     def _commit(self, version: int) -> _Commit:
@@ -333,7 +333,7 @@ class _Look(NamedTuple):
             reason = f"the log of its version {version} is gone"
             raise expired_error(str(self.declared), reason) from None
         except OSError as error:
-            with _translate(self.declared.url):
+            with _translate(self.declared.source):
                 raise error
         return _Commit.parse(version, data)
 
@@ -365,7 +365,7 @@ class _Look(NamedTuple):
     def _all_files(self, table: Any) -> list[AdmittedFile]:
         """Return all files of a version, with the times when they were written."""
         version = table.version()
-        with _translate(self.declared.url):
+        with _translate(self.declared.source):
             if "deletionVectors" in (table.protocol().reader_features or ()):
                 vectors = sum(batch.num_rows for batch in table.deletion_vectors())
                 if vectors:
@@ -406,7 +406,7 @@ class _Look(NamedTuple):
         path = unquote(one.path)
         rows = one.rows
         if rows is None:
-            where = f"{self.declared.url}/{path}"
+            where = f"{self.declared.source}/{path}"
             with translate_read_errors(where), self.files.open(path) as source:
                 rows = open_parquet(source).metadata.num_rows
         values = {name: _partition_text(text, kinds[name]) for name, text in one.values.items()}
@@ -536,7 +536,7 @@ def delta_stream(
         schema,
         tuple(key),
         1,
-        url=url,
+        source=url,
         start=start,
         on_delete=on_delete,
     )

@@ -139,7 +139,7 @@ class IcebergFeed:
     # -- reading
 
     def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        reader = _open_reader(os.getpid(), self.declared.source.identifier, self.declared.source)
+        reader = _open_reader(os.getpid(), self.declared.table, self.declared.source)
         path = piece.file.path
         with translate_read_errors(path), reader.io.new_input(path).open() as source:
             opened = open_parquet(source)
@@ -195,9 +195,8 @@ class _Look(NamedTuple):
         """
         what = str(self.declared.source)
         metadata = self.table.metadata
-        is_known = metadata.snapshot_by_id(at) is not None
-        if ancestry and ancestry[-1].parent_snapshot_id is not None and not is_known:
-            raise expired_error(what, f"snapshots that followed {at} have expired")
+        if at != _NONE and metadata.snapshot_by_id(at) is None:
+            raise expired_error(what, f"snapshot {at}, up to which it was read, has expired")
         current_ids = [snapshot.snapshot_id for snapshot in ancestry]
         before = [one.snapshot_id for one in _ancestry_of(metadata, at)]
         common = next((one for one in before if one in current_ids), None)
@@ -417,13 +416,18 @@ class _Reader(NamedTuple):
     names: tuple[MappedField, ...]
 
 
-def _reader_key(process: int, identifier: str, name: IcebergName) -> tuple[int, str, str]:
-    return process, identifier, name.catalog
+def _reader_key(process: int, identity: str, name: IcebergName) -> tuple[int, str]:
+    return process, identity
 
 
 @cached(TTLCache(maxsize=64, ttl=_OPEN_SECONDS), key=_reader_key)
-def _open_reader(process: int, identifier: str, name: IcebergName) -> _Reader:
+def _open_reader(process: int, identity: str, name: IcebergName) -> _Reader:
+    """Return this process's access to the files of the table with this identity. Raises
+    AdmittedFileError if there is another one under its name.
+    """
     table = load_iceberg(name)
+    if str(table.metadata.table_uuid) != identity:
+        raise replaced_error(str(name), identity, str(table.metadata.table_uuid))
     mapping = table.metadata.name_mapping()
     return _Reader(table.io, () if mapping is None else tuple(mapping.root))
 

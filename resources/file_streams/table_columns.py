@@ -243,8 +243,8 @@ def select_columns(
     schema: Schema,
     constants: Mapping[str, pa.Array],
 ) -> pa.Table:
-    """Return the columns of a schema from records of a file, whose columns are these, in this
-    order; those that it does not have are `constants`, in arrays of one, or null.
+    """Return the columns of a schema from records of a file, whose first columns are these, in
+    this order; those that it does not have are `constants`, in arrays of one, or null.
 
     Raises ArrowInvalid for a value that is not of the declared type.
     """
@@ -262,6 +262,8 @@ def select_columns(
         values = table.column(place)
         wanted = _relabel(values.type, columns[place], where)
         arrays.append(cast_to(rename_values(values, wanted), field.type))
+    if not arrays:
+        return table.select([])  # which keeps the number of records
     return pa.table(arrays, schema=schema.to_arrow())
 
 

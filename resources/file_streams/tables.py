@@ -57,16 +57,28 @@ class TableCursor(StoredDocument):
 
 
 class TableDeclaration(FileStreamDeclaration):
-    """A table as a stream. `located` is where files have the columns, which the log knows."""
+    """A table as a stream. `located` is where files have the columns, and `table` the identity of
+    the table, which the log knows.
+    """
 
     start: Start = "current"
     on_delete: OnDelete = "fail"
     located: dict[str, Located] = Field(default_factory=dict, exclude=True)
+    table: str = Field("", exclude=True)
 
     def check_stored(self, stream: str, state: FileLogState) -> None:
         stored = type(self).model_validate(state.declared)
-        update = {"columns": self.columns, "on_delete": self.on_delete, "located": self.located}
+        update = {
+            name: getattr(self, name)
+            for name in type(self).model_fields
+            if name not in self.lasting_fields
+        }
         check_same_declaration(stream, stored.model_copy(update=update), self)
+
+    @property
+    def lasting_fields(self) -> tuple[str, ...]:
+        """The fields that stay what they were when the first file was admitted."""
+        return "key", "partitions", "start", "source"
 
 
 class TableStreams(FileStreams):
@@ -78,7 +90,7 @@ class TableStreams(FileStreams):
         cursor = None if state is None else TableCursor.parse(state.cursor)
         if cursor is None:
             return declaration
-        return declaration.model_copy(update={"located": cursor.columns})
+        return declaration.model_copy(update={"located": cursor.columns, "table": cursor.table})
 
 
 def skipped(what: str, origin: str, time: int, reason: str) -> AdmittedFile:
