@@ -16,6 +16,7 @@ import uuid
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NamedTuple
 
 from cachetools import LRUCache
@@ -39,6 +40,7 @@ KIND = "file-stream"
 PREFIX = "file-streams"
 PAGE = 10_000
 _MOST_IN_TAIL = 1_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The files of pages that this process has read, by the digest of the page.
 _pages: LRUCache[str, tuple[AdmittedFile, ...]] = LRUCache(maxsize=128)
@@ -69,6 +71,11 @@ class AdmittedFile(NamedTuple):
     def next(self) -> int:
         """The offset after its last record."""
         return self.first + self.rows
+
+    @property
+    def modified_at(self) -> datetime:
+        """The time of its records."""
+        return _EPOCH + timedelta(microseconds=self.modified)
 
 
 class FilePage(StoredDocument):

@@ -119,6 +119,7 @@ class FileStreams(NumberedOffsets):
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
         self._states: dict[str, FileLogState] | None = None
+        self._waiting: dict[str, dict[str, str]] = {}
 
     # -- what there is
 
@@ -169,7 +170,8 @@ class FileStreams(NumberedOffsets):
             stream,
             declaration.partitions,
             declaration.key,
-            "unknown",
+            # One partition has all records of each key, by any hash.
+            "spark-murmur3",
             declaration.columns,
             identity=None if state is None else state.id,
         )
@@ -231,13 +233,30 @@ class FileStreams(NumberedOffsets):
             return None if after is before else after.body()
 
         commit = log.log.transact(decide, by="admit")
-        if found is not None and found.settled is not None:
-            found.settled()
+        if found is not None:
+            self._waiting[stream] = found.waiting
+            if found.settled is not None:
+                found.settled()
         state = log.parse(commit)
         assert state is not None
         return state
 
-    def set_aside(self, stream: str, path: str, *, reason: str) -> AdmittedFile:
+    def waiting(self, stream: str) -> dict[str, str]:
+        """Return why files that are there are not admitted yet, by path: as the last admission
+        found it, else by looking now. Admits nothing.
+
+        Raises the errors of the declared rules.
+        """
+        if stream not in self._waiting:
+            declaration = self.declaration(stream)
+            log = self.file_log(stream)
+            state = log.read() or FileLogState.empty(declaration)
+            self._waiting[stream] = declaration.feed(self.lake).find(_Known(log, state)).waiting
+        return self._waiting[stream]
+
+    def set_aside(
+        self, stream: str, path: str, *, reason: str, by: str = "set aside"
+    ) -> AdmittedFile:
         """Set an admitted file aside, so that reads leave out its records; return it as it was.
 
         For a file that is gone, or damaged, before all readers have read it. Its offsets stay.
@@ -261,7 +280,7 @@ class FileStreams(NumberedOffsets):
                 return None
             return log.void(state, path, found.etag, f"set aside: {reason}").body()
 
-        log.log.transact(decide, by="set aside")
+        log.log.transact(decide, by=by)
         assert found is not None
         return found
 
