@@ -36,7 +36,6 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import OffsetRange
 
 _SHOWN = 20
-_file_columns = ["file", "offset", "records", "bytes", "modified", "problem"]
 stream_argument = click.argument("name", metavar="STREAM")
 
 
@@ -81,7 +80,10 @@ def list_files(lake: Lake, name: str, problems: bool, limit: int | None) -> None
     files = overview.list_files(streams, stream, problems=problems)
     shown = files if limit is None else files[-limit:]
     show_json({"stream": name, "files": shown, "left_out": len(files) - len(shown)})
-    show_items("files", _file_columns, shown)
+    columns = ["file", "offset", "records", "bytes", "modified"]
+    if any(file["problem"] for file in shown):
+        columns.append("why")  # it was set aside
+    show_items("files", columns, [{**file, "why": file["problem"]} for file in shown])
     if len(shown) < len(files):
         show_line(f"{len(files) - len(shown):,} older files are left out.")
 

@@ -80,6 +80,11 @@ class Feed(Protocol):
 class FileStreamDeclaration(StreamDeclaration):
     """The declaration of a stream of files. Each source has a subclass with its options."""
 
+    @property
+    def source_url(self) -> str:
+        """Where the files, or the table, are; "" if that has no URL."""
+        return ""
+
     def feed(self, lake: Lake) -> Feed:
         """Return the source of the stream's files."""
         raise NotImplementedError

@@ -89,6 +89,10 @@ class FolderDeclaration(FileStreamDeclaration):
     listing: Literal["all", "after-last"] = "all"
     rules: FileRules = DEFAULT_RULES
 
+    @property
+    def source_url(self) -> str:
+        return open_tree(self.url).url
+
     def feed(self, lake: Lake) -> FolderFeed:
         return FolderFeed(self, open_tree(self.url))
 

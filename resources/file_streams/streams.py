@@ -84,6 +84,15 @@ def declare_file_stream(system: str, name: str, declaration: FileStreamDeclarati
     return f"{system}.{name}"
 
 
+def find_source_url(name: str) -> str:
+    """Return where the files of a stream that this process has declared are, "" for another
+    stream.
+    """
+    system, _, stream = name.partition(".")
+    declared = _declared.get(system, {}).get(stream)
+    return "" if declared is None else declared.source_url
+
+
 @dataclass(slots=True)
 class _Known:
     """What was admitted before, for a source of files; read once."""
@@ -233,12 +242,12 @@ class FileStreams(NumberedOffsets):
             return None if after is before else after.body()
 
         commit = log.log.transact(decide, by="admit")
-        if found is not None:
-            self._waiting[stream] = found.waiting
-            if found.settled is not None:
-                found.settled()
+        if found is not None and found.settled is not None:
+            found.settled()
         state = log.parse(commit)
         assert state is not None
+        if found is not None:
+            self._waiting[stream] = _without_known(found.waiting, _Known(log, state))
         return state
 
     def waiting(self, stream: str) -> dict[str, str]:
@@ -250,8 +259,9 @@ class FileStreams(NumberedOffsets):
         if stream not in self._waiting:
             declaration = self.declaration(stream)
             log = self.file_log(stream)
-            state = log.read() or FileLogState.empty(declaration)
-            self._waiting[stream] = declaration.feed(self.lake).find(_Known(log, state)).waiting
+            known = _Known(log, log.read() or FileLogState.empty(declaration))
+            found = declaration.feed(self.lake).find(known)
+            self._waiting[stream] = _without_known(found.waiting, known)
         return self._waiting[stream]
 
     def set_aside(
@@ -359,6 +369,14 @@ class FileStreams(NumberedOffsets):
                     from_row = max(start - file.first, 0)
                     pieces.append(FilePiece(file, from_row, min(end, file.next) - file.first))
         return pieces
+
+
+def _without_known(waiting: Mapping[str, str], known: _Known) -> dict[str, str]:
+    """Return why files wait, without files that were admitted before."""
+    if not waiting:
+        return {}
+    by_path = known.by_path()
+    return {path: why for path, why in waiting.items() if path not in by_path}
 
 
 def _empty_table(schema: Any, names: Sequence[str]) -> pa.Table:
