@@ -91,8 +91,14 @@ def list_files(lake: Lake, name: str, problems: bool, limit: int | None) -> None
 @click.command()
 @stream_argument
 @click.argument("reference", metavar="[MODULE:APP]", required=False)
+@click.option(
+    "--all",
+    "all_files",
+    is_flag=True,
+    help="Also find files that came late under an old name, or whose notification was lost.",
+)
 @lake_options(create=True)
-def admit(lake: Lake, name: str, reference: str | None) -> None:
+def admit(lake: Lake, name: str, reference: str | None, all_files: bool) -> None:
     """Look for new files now, and admit them: their records get the next offsets.
 
     Runs and sensors do it by themselves. MODULE:APP is the application that declares the stream; it
@@ -103,12 +109,7 @@ def admit(lake: Lake, name: str, reference: str | None) -> None:
     streams, stream = overview.require_file_stream(lake, name)
     _require_declared(streams, stream, name)
     before = streams.state(stream)
-    after = before
-    while True:
-        known = 0 if after is None else after.next
-        after = streams.admit(stream)
-        if after.next == known:
-            break
+    after = streams.admit(stream, all_files=all_files)
     report = _describe_admission(before, after, streams.waiting(stream))
     show_json({"stream": name, **report})
     line = (
@@ -158,10 +159,11 @@ def _describe_admission(
 @audit_options
 @lake_options()
 def set_aside(lake: Lake, name: str, file: str, yes: bool, reason: str, by: str) -> None:
-    """Leave out the records of an admitted FILE, which is gone or damaged, so that readers go on.
+    """Leave out the records of a FILE that is gone or damaged, so that readers go on.
 
-    FILE is its name as in `adjunct stream files`. Its offsets stay, without records. Who has read
-    them keeps what it made of them.
+    FILE is its name below the folder, as in `adjunct stream files`. If it was admitted, its offsets
+    stay, without records; who has read them keeps what it made of them. If it was not, it will not
+    be. Delivered again with other contents, it is admitted.
     """
     streams, stream = overview.require_file_stream(lake, name)
     streams.declaration(stream)
@@ -207,4 +209,8 @@ def maintain(lake: Lake, name: str) -> None:
     """Maintain a stream of files, and print what was done."""
     streams, stream = overview.require_file_stream(lake, name)
     streams.declaration(stream)
-    show_line(f"{name}: nothing to maintain.")
+    done = streams.maintain(stream)
+    show_line(
+        f"{name}: {done.dropped_rows:,} records in {done.dropped_files} files dropped by retention,"
+        f" {done.deleted_objects} objects of its log deleted. Its files stay."
+    )
