@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState
+from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState, FileRetention
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamDeclaration
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MOST_AT_ONCE = 1_000
-"""How many files are admitted in one commit: a later look admits the others."""
+"""How many files are admitted in one commit at most; the next commit admits others."""
 
 
 class KnownFiles(Protocol):
@@ -25,8 +25,17 @@ class KnownFiles(Protocol):
     def cursor(self) -> str:
         """The cursor of the last look, "" before the first one."""
 
+    @property
+    def all_files(self) -> bool:
+        """Whether files are wanted wherever they are, not only where new ones are expected."""
+
     def by_path(self) -> dict[str, AdmittedFile]:
         """Return the last admission of each file, by path. Reads all pages of the log."""
+
+    def among(self, paths: Collection[str]) -> dict[str, AdmittedFile]:
+        """Return the last admission of those of these files that were admitted, by path. Reads the
+        pages that may have one of them.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +43,14 @@ class Found:
     """The files to admit, in their order, and the cursor after them.
 
     `waiting` says of files that are not admitted yet why they wait, by path. `settled` is called
-    once the files are committed.
+    once the files are committed. If there is `more`, the next look finds it.
     """
 
     files: Sequence[AdmittedFile]
     cursor: str
     waiting: dict[str, str]
     settled: Callable[[], None] | None = None
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,13 @@ class Feed(Protocol):
 
 class FileStreamDeclaration(StreamDeclaration):
     """The declaration of a stream of files. Each source has a subclass with its options."""
+
+    retention: FileRetention | None = None
+
+    @property
+    def source_url(self) -> str:
+        """Where the files, or the table, are; "" if that has no URL."""
+        return ""
 
     def feed(self, lake: Lake) -> Feed:
         """Return the source of the stream's files."""

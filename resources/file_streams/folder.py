@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from urllib.parse import unquote
 
 from pydantic import Field
@@ -21,7 +22,22 @@ from dagster_adjunct.resources.file_streams.feed import (
     Found,
     KnownFiles,
 )
-from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState
+from dagster_adjunct.resources.file_streams.listing import (
+    AfterLast,
+    AllFiles,
+    DayFolders,
+    Listing,
+    Look,
+    NotifiedFiles,
+    check_date_prefix,
+)
+from dagster_adjunct.resources.file_streams.log import (
+    AdmittedFile,
+    FileLogState,
+    FileRetention,
+    rule_of,
+)
+from dagster_adjunct.resources.file_streams.notifications import Notifications, check_queue_url
 from dagster_adjunct.resources.file_streams.streams import FileStreams, declare_file_stream
 from dagster_adjunct.resources.files.formats import (
     DeclaredFiles,
@@ -41,7 +57,7 @@ from dagster_adjunct.resources.streams.system import (
     register_system,
 )
 from dagster_adjunct.resources.threads import map_in_threads
-from dagster_adjunct.resources.times import to_microseconds
+from dagster_adjunct.resources.times import to_microseconds, utc_now
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -57,22 +73,44 @@ OnFile = Literal["fail", "set-aside"]
 
 @validated
 class FileRules(StoredDocument):
-    """What becomes of files that are not as expected.
+    """What becomes of files that are not as expected. Those that are set aside have no records;
+    they are counted, and listed with the reason.
 
-    `changed`: a file that was admitted has other contents now. "fail" raises AdmittedFileError,
-    "ignore" goes on with what was admitted, counted once for each change; "append" admits the new
-    contents as further records. `damaged`: a file that can't be read as declared, "fail", or
-    "set-aside": it is left out, counted, and listed with the reason. `late`: with
-    `listing="after-last"`, a file found by `adjunct stream admit --all` whose name is not after the
-    last one: "append", "fail" or "set-aside".
+    `changed`: a file that was admitted has other contents when files are listed. "fail" raises
+    AdmittedFileError, "ignore" goes on with what was admitted, "append" admits the new contents as
+    further records.
+    `damaged`: a file can't be read as declared: "fail", or "set-aside".
+    `empty`: a file has no records, or no bytes: "set-aside", "fail", or "admit".
+    `late`: where only new names or days are listed, a look for all files finds one that came under
+    an older name: "append", "fail" or "set-aside".
+    `lost`: an admitted file is gone, or has other contents, when its records are to be read:
+    "fail", or "set-aside", which leaves its records out from then on.
+
+    A file that is set aside because it was damaged or empty, or by a command, is admitted if it is
+    delivered again with other contents.
     """
 
     changed: Literal["fail", "ignore", "append"] = "fail"
     damaged: OnFile = "fail"
+    empty: Literal["set-aside", "fail", "admit"] = "set-aside"
     late: Literal["append", "fail", "set-aside"] = "append"
+    lost: OnFile = "fail"
 
 
 DEFAULT_RULES = FileRules()
+_DELIVERED_AGAIN = ("damaged", "empty", "set aside")
+# What may differ between the stored declaration of a stream and the one that continues it.
+_CHANGEABLE = (
+    "pattern",
+    "marker",
+    "min_age",
+    "listing",
+    "date_prefix",
+    "days_back",
+    "notifications",
+    "rules",
+    "retention",
+)
 
 
 class FolderDeclaration(FileStreamDeclaration):
@@ -87,10 +125,27 @@ class FolderDeclaration(FileStreamDeclaration):
     marker: str | None = None
     min_age: Annotated[timedelta, Field(ge=timedelta(0))] = timedelta(0)
     listing: Literal["all", "after-last"] = "all"
+    date_prefix: str | None = None
+    days_back: Annotated[int, Field(ge=0, le=60)] = 2
+    notifications: str | None = None
     rules: FileRules = DEFAULT_RULES
+
+    @property
+    def source_url(self) -> str:
+        return open_tree(self.url).url
 
     def feed(self, lake: Lake) -> FolderFeed:
         return FolderFeed(self, open_tree(self.url))
+
+    def how_to_list(self) -> Listing:
+        """Return the way in which looks list files."""
+        if self.notifications is not None:
+            return NotifiedFiles(Notifications(self.notifications))
+        if self.date_prefix is not None:
+            return DayFolders(self.date_prefix, self.days_back)
+        if self.listing == "after-last":
+            return AfterLast()
+        return AllFiles()
 
     @property
     def file_schema(self) -> Schema:
@@ -100,12 +155,7 @@ class FolderDeclaration(FileStreamDeclaration):
 
     def check_stored(self, stream: str, state: FileLogState) -> None:
         stored = FolderDeclaration.model_validate(state.declared)
-        same = stored.model_copy(
-            update={
-                name: getattr(self, name)
-                for name in ("pattern", "marker", "min_age", "listing", "rules")
-            }
-        )
+        same = stored.model_copy(update={name: getattr(self, name) for name in _CHANGEABLE})
         check_same_declaration(stream, same, self)
 
 
@@ -124,36 +174,66 @@ class FolderFeed:
     # -- admission
 
     def find(self, known: KnownFiles) -> Found:
-        listed, waiting = self._ready(self.tree.list())
-        fresh = self._new_files(listed, known)
-        chosen = fresh[:MOST_AT_ONCE]
-        files = map_in_threads(self._examine, chosen, _THREADS)
-        cursor = max([known.cursor, *(file.path for file in files)])
-        return Found(files, cursor, waiting)
+        look = self.declared.how_to_list().look(self.tree, known.cursor, known.all_files)
+        ready, waiting = self._ready(look)
+        waiting |= look.waiting
+        fresh = self._new_files(ready, known, look)
+        examined = map_in_threads(self._examine, fresh[:MOST_AT_ONCE], _THREADS)
+        files = []
+        for new, file in zip(fresh, examined, strict=False):
+            if file is None:
+                waiting[new.listed.path] = "it was replaced or removed while it was examined"
+            else:
+                files.append(file)
+        rest = fresh[MOST_AT_ONCE:]
+        left = {*waiting, *(new.listed.path for new in rest)}
+        done = [file.path for file in ready if file.path not in left]
+        more = look.more or bool(rest)
+        return Found(files, look.cursor(done, left), waiting, look.settled(left), more)
 
-    def _ready(self, listed: Sequence[ListedFile]) -> tuple[list[ListedFile], dict[str, str]]:
+    def _ready(self, look: Look) -> tuple[list[ListedFile], dict[str, str]]:
         """Return the files that are complete, and why others wait."""
-        declared = self.declared
-        names = {file.path for file in listed}
-        youngest = datetime.now(UTC) - declared.min_age
+        there = {}
+        if self.declared.marker is not None:
+            there = {file.path: True for file in look.files}
+        youngest = utc_now() - self.declared.min_age
         ready = []
         waiting = {}
-        for file in listed:
-            name = file.path.rsplit("/", 1)[-1]
-            if not fnmatchcase(name, declared.pattern) or _is_hidden(file.path):
+        for file in look.files:
+            if not self._is_wanted(file.path):
                 continue
-            marker = self._marker_of(file.path)
-            if marker == file.path or declared.marker == name:
-                continue
-            if declared.marker and "*" in declared.marker and _is_marker(name, declared.marker):
-                continue
-            if marker is not None and marker not in names:
-                waiting[file.path] = f"{marker} is missing"
-            elif declared.min_age and file.modified > youngest:
-                waiting[file.path] = f"it is younger than {declared.min_age}"
+            reason = self._reason_to_wait(file, there, youngest, look.is_partial)
+            if reason:
+                waiting[file.path] = reason
             else:
                 ready.append(file)
         return ready, waiting
+
+    def _is_wanted(self, path: str) -> bool:
+        """Return whether a file is one of the stream, by its name: not hidden, and no marker."""
+        name = path.rsplit("/", 1)[-1]
+        pattern = self.declared.pattern
+        if pattern != "*" and not fnmatchcase(name, pattern):
+            return False
+        if _is_hidden(path):
+            return False
+        return self.declared.marker is None or not _is_marker(name, self.declared.marker)
+
+    def _reason_to_wait(
+        self, file: ListedFile, there: dict[str, bool], youngest: datetime, is_partial: bool
+    ) -> str:
+        """Return why a file is not complete yet, "" if it is. `there` has the files that are known
+        to exist, or not; others are asked for if the listing is partial.
+        """
+        marker = self._marker_of(file.path)
+        if marker is not None:
+            if is_partial and marker not in there:
+                there[marker] = self.tree.find(marker) is not None
+            if not there.get(marker):
+                return f"{marker} is missing"
+        if self.declared.min_age and file.modified > youngest:
+            return f"it is younger than {self.declared.min_age}"
+        return ""
 
     def _marker_of(self, path: str) -> str | None:
         """Return the path of the file that says that this one is complete."""
@@ -162,46 +242,112 @@ class FolderFeed:
         folder, slash, name = path.rpartition("/")
         return f"{folder}{slash}{self.declared.marker.replace('*', name)}"
 
-    def _new_files(self, listed: Sequence[ListedFile], known: KnownFiles) -> list[ListedFile]:
+    def _new_files(
+        self, ready: Sequence[ListedFile], known: KnownFiles, look: Look
+    ) -> list[_NewFile]:
         """Return the files that are to be admitted, in the order of admission."""
-        by_path = known.by_path()
+        before = known.among([file.path for file in ready])
         fresh = []
-        for file in listed:
-            was = by_path.get(file.path)
-            if was is None or (was.etag != file.etag and self._is_admitted_again(file, was)):
-                fresh.append(file)
-        return sorted(fresh, key=lambda file: (file.modified, file.path))
+        for file in ready:
+            was = before.get(file.path)
+            if was is None:
+                fresh.append(_NewFile(file, self._problem_of_late(file, look)))
+            elif was.etag != file.etag:
+                fresh.append(_NewFile(file, self._problem_of_changed(file, was, look)))
+        if look.in_name_order:
+            return sorted(fresh, key=lambda new: new.listed.path)
+        return sorted(fresh, key=lambda new: (new.listed.modified, new.listed.path))
 
-    def _is_admitted_again(self, file: ListedFile, was: AdmittedFile) -> bool:
-        """Return whether a file with other contents than before has new records. Raises
+    def _problem_of_late(self, file: ListedFile, look: Look) -> str:
+        """Return why a new file is set aside, "" if it is not: it may have come late. Raises
         AdmittedFileError, as declared.
         """
-        if self.declared.rules.changed != "fail":
-            return True
-        where = f"{self.tree.url}/{file.path}"
-        raise errors.AdmittedFileError(
-            f"{where} has changed since it was admitted: it had {was.size:,} bytes, and now has"
-            f" {file.size:,}, modified {file.modified:%F %T}.",
-            'Restore it, or declare FileRules(changed="ignore") to go on with what was admitted, or'
-            ' FileRules(changed="append") to admit the new contents as further records.',
-            file=where,
-            rule="changed",
+        rule = self.declared.rules.late
+        if rule == "append" or not look.is_late(file.path):
+            return ""
+        problem = "it came under an older name than files that were admitted before"
+        if rule == "set-aside":
+            return f"late: {problem}"
+        raise self._admission_error(file, "late", problem, 'late="append"')
+
+    def _problem_of_changed(self, file: ListedFile, was: AdmittedFile, look: Look) -> str:
+        """Return why a file with other contents than before is set aside, "" if its contents are
+        admitted. Raises AdmittedFileError, as declared.
+        """
+        before = rule_of(was.problem)
+        if before in _DELIVERED_AGAIN:
+            return ""
+        if before == "late":
+            return self._problem_of_late(file, look)
+        rule = self.declared.rules.changed
+        if rule == "append":
+            return ""
+        how = "changed"
+        if file.size < was.size:
+            how = "shrunk"
+        elif file.size > was.size:
+            how = "grown"
+        problem = (
+            f"it has {how} since it was admitted: it had {was.size:,} bytes, and now has"
+            f" {file.size:,}, modified {file.modified:%F %T}"
+        )
+        if rule == "ignore":
+            return f"changed: {problem}"
+        raise self._admission_error(
+            file, "changed", problem, 'changed="append", which admits the new contents too'
         )
 
-    def _examine(self, file: ListedFile) -> AdmittedFile:
-        """Return the file with the number of its records. Raises an AdjunctError, as declared, for
-        a file that can't be read.
+    def _admission_error(
+        self, file: ListedFile, rule: str, problem: str, instead: str
+    ) -> errors.AdmittedFileError:
+        """Return the error for a file that the declared rule does not admit."""
+        where = f"{self.tree.url}/{file.path}"
+        return errors.AdmittedFileError(
+            f"{where} can't be admitted: {problem}.",
+            "Restore or remove it, go on without it (adjunct stream set-aside STREAM"
+            f" {shlex.quote(file.path)} --reason …), or declare FileRules({instead}).",
+            file=where,
+            rule=rule,
+        )
+
+    def _examine(self, new: _NewFile) -> AdmittedFile | None:
+        """Return the file with the number of its records, None if it was changed meanwhile. Raises
+        AdmittedFileError, as declared, for a file without records, or that can't be read.
         """
-        modified = to_microseconds(file.modified)
-        admitted = AdmittedFile(file.path, file.size, file.etag, modified, 0)
+        file = new.listed
+        admitted = _unread(file)
+        if new.problem:
+            return admitted._replace(problem=new.problem)
+        rules = self.declared.rules
         try:
             values = path_values(file.path, self.declared)
-            rows = count_file_records(self._files, [file])
+            rows = 0
+            if file.size:
+                rows = count_file_records(self._files, [file])
+        except errors.SourceChangedError:
+            return None
         except errors.SchemaMismatchError as error:
-            if self.declared.rules.damaged == "fail":
-                raise
-            return admitted._replace(problem=f"damaged: {error.problem}")
+            if rules.damaged == "set-aside":
+                return admitted._replace(problem=f"damaged: {error.problem}")
+            raise self._damage_error(file, error) from error
+        if not rows and rules.empty != "admit":
+            problem = f"it has no records, in {file.size:,} bytes"
+            if rules.empty == "fail":
+                raise self._admission_error(file, "empty", problem, 'empty="admit"')
+            return admitted._replace(problem=f"empty: {problem}")
         return admitted._replace(rows=rows, values=values)
+
+    def _damage_error(
+        self, file: ListedFile, error: errors.SchemaMismatchError
+    ) -> errors.AdjunctError:
+        """Return the error for a file that can't be read as declared, with how to go on without
+        it.
+        """
+        step = (
+            f"{error.next_step} To go on without the file: adjunct stream set-aside STREAM"
+            f' {shlex.quote(file.path)} --reason …, or FileRules(damaged="set-aside").'
+        )
+        return error.reworded(error.problem, step)
 
     # -- reading
 
@@ -249,7 +395,10 @@ def _is_hidden(path: str) -> bool:
 
 
 def _is_marker(name: str, marker: str) -> bool:
-    before, _, after = marker.partition("*")
+    """Return whether a file is a marker: its name is `marker`, or that with a name for "*"."""
+    before, star, after = marker.partition("*")
+    if not star:
+        return name == marker
     return len(name) > len(before) + len(after) and name.startswith(before) and name.endswith(after)
 
 
@@ -282,6 +431,18 @@ def path_values(path: str, declared: FolderDeclaration) -> dict[str, str | None]
     return values
 
 
+class _NewFile(NamedTuple):
+    """A file to admit, with the problem for which it is set aside."""
+
+    listed: ListedFile
+    problem: str
+
+
+def _unread(file: ListedFile) -> AdmittedFile:
+    """Return a file whose records have not been counted."""
+    return AdmittedFile(file.path, file.size, file.etag, to_microseconds(file.modified), 0)
+
+
 def _time_of(micros: int) -> datetime:
     return datetime.fromtimestamp(micros / 1_000_000, UTC)
 
@@ -291,6 +452,51 @@ class FolderStreams(FileStreams):
 
     name = SYSTEM
     declaration_class = FolderDeclaration
+
+    def find_file(self, stream: str, path: str) -> AdmittedFile | None:
+        found = open_tree(self._folder(stream).url).find(path)
+        if found is None:
+            return None
+        return _unread(found)
+
+    def find_lost(
+        self, stream: str, files: Sequence[AdmittedFile]
+    ) -> list[tuple[AdmittedFile, str]]:
+        tree = open_tree(self._folder(stream).url)
+        lost = []
+        for file, now in zip(
+            files, map_in_threads(tree.find, [file.path for file in files], _THREADS), strict=True
+        ):
+            if now is None:
+                lost.append((file, "it is gone"))
+            elif now.etag != file.etag:
+                lost.append((file, "it has other contents than when it was admitted"))
+        return lost
+
+    def _find_lost_to_leave(
+        self, stream: str, files: Sequence[AdmittedFile]
+    ) -> list[tuple[AdmittedFile, str]]:
+        if self._folder(stream).rules.lost == "fail":
+            return []
+        lost = self.find_lost(stream, files)
+        tree = open_tree(self._folder(stream).url)
+        if lost and (reason := tree.absence()):
+            # Perhaps a disk is not mounted.
+            raise errors.AdmittedFileError(
+                f"{tree.url}: {reason}, and {len(lost):,} files were admitted from it.",
+                "Restore the folder, or correct its URL.",
+                url=tree.url,
+                rule="lost",
+            )
+        return lost
+
+    def present_files(self, stream: str) -> Collection[str] | None:
+        return [file.path for file in open_tree(self._folder(stream).url).list()]
+
+    def _folder(self, stream: str) -> FolderDeclaration:
+        declaration = self.declaration(stream)
+        assert isinstance(declaration, FolderDeclaration)
+        return declaration
 
 
 @validated
@@ -308,7 +514,11 @@ def file_stream(  # noqa: PLR0913
     marker: str | None = None,
     min_age: timedelta = timedelta(0),
     listing: Literal["all", "after-last"] = "all",
+    date_prefix: str | None = None,
+    days_back: int = 2,
+    notifications: str | None = None,
     rules: FileRules = DEFAULT_RULES,
+    retention: FileRetention | None = None,
 ) -> str:
     """Declare the files in a folder, and below it, as a stream; return its name, "files.NAME".
 
@@ -337,6 +547,7 @@ def file_stream(  # noqa: PLR0913
         raise argument_error(
             f"{what}: added columns are {added}", "different columns", argument="schema"
         )
+    _check_listing(url, listing, date_prefix, notifications, what)
     declaration = build_declaration(
         FolderDeclaration,
         f"{SYSTEM}.{name}",
@@ -352,10 +563,37 @@ def file_stream(  # noqa: PLR0913
         marker=marker,
         min_age=min_age,
         listing=listing,
+        date_prefix=date_prefix,
+        days_back=days_back,
+        notifications=notifications,
         rules=rules,
+        retention=retention,
     )
     check_format(declaration.file_schema, format, what)
     return declare_file_stream(SYSTEM, name, declaration)
+
+
+def _check_listing(
+    url: str, listing: str, date_prefix: str | None, notifications: str | None, what: str
+) -> None:
+    """Raise ConfigurationError unless at most one way of listing is declared, and possible."""
+    chosen = [listing != "all", date_prefix is not None, notifications is not None]
+    if sum(chosen) > 1:
+        raise argument_error(
+            f"{what} is to be listed in {sum(chosen)} ways",
+            'one of listing="after-last", date_prefix=… and notifications=…',
+            argument="listing",
+        )
+    if date_prefix is not None:
+        check_date_prefix(date_prefix)
+    if notifications is not None:
+        check_queue_url(notifications)
+        if not url.startswith(("s3://", "s3a://")):
+            raise argument_error(
+                f"{what}: notifications of {url!r}",
+                "s3://BUCKET/PREFIX, as only buckets notify queues",
+                argument="notifications",
+            )
 
 
 register_system(SYSTEM, FolderStreams)

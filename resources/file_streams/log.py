@@ -8,17 +8,23 @@ returns for these offsets is therefore fixed, however often the folder is listed
 
 The newest files are in the manifest itself (`tail`), older ones in pages of up to `PAGE` files, so
 that a commit writes a bounded number of entries.
+
+Retention moves `oldest` forward over whole files. Their names stay in the log, so that they are not
+admitted again, until the files themselves are gone.
 """
 
 from __future__ import annotations
 
 import uuid
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from threading import Lock
 from typing import Annotated, Any, NamedTuple
 
-from cachetools import LRUCache
+from cachetools import LRUCache, cached
 from pydantic import Field
 
 from dagster_adjunct.resources.documents import StoredDocument
@@ -32,16 +38,20 @@ from dagster_adjunct.resources.objects.commit_log import (
     write_page,
 )
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
 from dagster_adjunct.resources.streams.system import StreamDeclaration
+from dagster_adjunct.resources.times import to_microseconds
+from dagster_adjunct.resources.validation import validated
 
 KIND = "file-stream"
 PREFIX = "file-streams"
 PAGE = 10_000
 _MOST_IN_TAIL = 1_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# The files of pages that this process has read, by the digest of the page.
-_pages: LRUCache[str, tuple[AdmittedFile, ...]] = LRUCache(maxsize=128)
+_CACHED_PAGES = 128
+GRACE = timedelta(hours=1)
+"""For how long a page stays after the log no longer refers to it, for those who read it."""
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -52,7 +62,7 @@ class AdmittedFile(NamedTuple):
     of its records. `values` are columns that the file does not contain, as texts: parts of its
     path, values of its partition. `origin` is what added it: a table's snapshot or version. A file
     with a `problem` was set aside: its records are not read. If that happened before it was
-    admitted, it has no offsets.
+    admitted, it has no offsets. `admitted` is the time of its admission, as `modified`.
     """
 
     path: str
@@ -64,15 +74,25 @@ class AdmittedFile(NamedTuple):
     values: dict[str, str | None] = {}  # noqa: RUF012 - never changed
     origin: str = ""
     problem: str = ""
+    admitted: int = 0
 
     @property
     def next(self) -> int:
         """The offset after its last record."""
         return self.first + self.rows
 
+    @property
+    def modified_at(self) -> datetime:
+        """The time of its records."""
+        return _EPOCH + timedelta(microseconds=self.modified)
+
 
 class FilePage(StoredDocument):
-    """A page of files in the order of admission, with the offsets [first, next)."""
+    """A page of files in the order of admission, with the offsets [first, next).
+
+    `latest` is the newest time when one of them was modified; `low` and `high` are the first and
+    the last of their paths.
+    """
 
     key: str
     count: Count
@@ -80,13 +100,23 @@ class FilePage(StoredDocument):
     first: Count
     next: Count
     latest: int
+    low: str
+    high: str
+
+
+class ReplacedPage(StoredDocument):
+    """A page that the log refers to no longer, since `at`, in microseconds since the epoch."""
+
+    key: str
+    at: int
 
 
 class FileLogState(StoredDocument):
     """What the current commit of a stream says.
 
     `cursor` is up to where the source has been looked at, in a form of the source's own.
-    `set_aside` counts the files that were set aside, by the rule that did it.
+    `set_aside` counts the files that were set aside, by the rule that did it. `replaced` are the
+    pages that others may still read.
     """
 
     format: Annotated[int, Field(ge=1, le=1)] = 1
@@ -98,6 +128,7 @@ class FileLogState(StoredDocument):
     next: Count = 0
     cursor: str = ""
     set_aside: dict[str, Count] = Field(default_factory=dict)
+    replaced: tuple[ReplacedPage, ...] = ()
 
     @classmethod
     def empty(cls, declaration: StreamDeclaration) -> FileLogState:
@@ -149,20 +180,48 @@ class FileLog:
         """Return the last admission of each file, by path."""
         return {file.path: file for file in self.files(state)}
 
+    def among(self, state: FileLogState, paths: Collection[str]) -> dict[str, AdmittedFile]:
+        """Return the last admission of those of these files that were admitted, by path.
+
+        Reads only the pages that may have one of them: few, where the names of files grow.
+        """
+        wanted = set(paths)
+        in_order = sorted(wanted)
+        found: dict[str, AdmittedFile] = {}
+        for files in self._pages_with(state, in_order):
+            found.update((file.path, file) for file in files if file.path in wanted)
+        return found
+
+    def admissions(self, state: FileLogState, path: str) -> list[AdmittedFile]:
+        """Return all admissions of a file, in their order."""
+        pages = self._pages_with(state, [path])
+        return [file for files in pages for file in files if file.path == path]
+
+    def _pages_with(
+        self, state: FileLogState, paths: Sequence[str]
+    ) -> Iterator[tuple[AdmittedFile, ...]]:
+        """Yield the files of each page that may have one of these paths, which are in order; the
+        tail is the last page.
+        """
+        for page in state.pages:
+            at = bisect_left(paths, page.low)
+            if at < len(paths) and paths[at] <= page.high:
+                yield _read_files(self.log.store, page)
+        yield state.tail
+
     def first_since(self, state: FileLogState, micros: int) -> int:
         """Return the offset of the first record, in offset order, at or after this time; the
         upcoming offset if there is none.
         """
         for page in state.pages:
-            if page.latest < micros or page.next <= state.oldest:
-                continue
-            for file in _read_files(self.log.store, page):
-                if file.modified >= micros and file.next > state.oldest:
-                    return file.first
-        for file in state.tail:
-            if file.modified >= micros and file.rows:
-                return file.first
-        return state.next
+            if page.latest >= micros and page.next > state.oldest:
+                first = _first_since(_read_files(self.log.store, page), state.oldest, micros)
+                if first is not None:
+                    return first
+        first = _first_since(state.tail, state.oldest, micros)
+        if first is None:
+            return state.next
+        return first
 
     def add(self, state: FileLogState, files: Sequence[AdmittedFile], cursor: str) -> FileLogState:
         """Return the state with more files, which get the next offsets.
@@ -172,37 +231,94 @@ class FileLog:
         upcoming = state.next
         tail = list(state.tail)
         aside = Counter(state.set_aside)
+        now = to_microseconds(self.log.now())
         for file in files:
-            tail.append(file._replace(first=upcoming))
+            tail.append(file._replace(first=upcoming, admitted=now))
             upcoming += file.rows
             if file.problem:
-                aside[file.problem.partition(":")[0]] += 1
+                aside[rule_of(file.problem)] += 1
         update = {"tail": tuple(tail), "next": upcoming, "cursor": cursor, "set_aside": dict(aside)}
         return self._fold(state.model_copy(update=update))
 
-    def void(self, state: FileLogState, path: str, etag: str, problem: str) -> FileLogState:
-        """Return the state in which an admitted file is set aside: its offsets stay, without
-        records.
+    def void(self, state: FileLogState, problems: Mapping[tuple[str, str], str]) -> FileLogState:
+        """Return the state in which admitted files are set aside, for the problem of each path and
+        ETag: their offsets stay, without records.
         """
+        aside = Counter(state.set_aside)
 
         def changed(file: AdmittedFile) -> AdmittedFile:
-            if (file.path, file.etag) == (path, etag):
-                return file._replace(problem=problem)
-            return file
+            problem = problems.get((file.path, file.etag))
+            if problem is None or file.problem:
+                return file
+            aside[rule_of(problem)] += 1
+            return file._replace(problem=problem)
 
         pages = []
         for page in state.pages:
+            if any(page.low <= path <= page.high for path, _ in problems):
+                files = _read_files(self.log.store, page)
+                after = tuple(map(changed, files))
+                if after != files:
+                    pages.append(self._write(after))
+                    continue
+            pages.append(page)
+        tail = tuple(map(changed, state.tail))
+        return self._with_pages(state, pages, tail=tail, set_aside=dict(aside))
+
+    def retain(self, state: FileLogState, retention: FileRetention, now: datetime) -> FileLogState:
+        """Return the state in which `oldest` is after the files that retention drops."""
+        listed = [*self.files_between(state, state.oldest, state.next)]
+        drop = 0
+        if retention.max_age is not None:
+            limit = to_microseconds(now - retention.max_age)
+            while drop < len(listed) and listed[drop].admitted <= limit:
+                drop += 1
+        if retention.max_files is not None:
+            drop = max(drop, len(listed) - retention.max_files)
+        if not drop:
+            return state
+        return state.model_copy(update={"oldest": listed[drop - 1].next})
+
+    def forget(
+        self, state: FileLogState, present: Callable[[], Collection[str] | None]
+    ) -> FileLogState:
+        """Return the state without the names of files that retention has dropped, and that are not
+        among the `present` ones any more (None: all names stay).
+
+        A page is rewritten once half of its names can go.
+        """
+        old = [page for page in state.pages if page.next <= state.oldest]
+        if not old:
+            return state
+        there = set(present() or ())
+        if not there:
+            # Perhaps the folder is not mounted: then all its files would be new afterwards.
+            return state
+        pages = []
+        for page in state.pages:
+            if page.next > state.oldest:
+                pages.append(page)
+                continue
             files = _read_files(self.log.store, page)
-            after = tuple(map(changed, files))
-            pages.append(page if after == files else self._write(after))
-        aside = Counter(state.set_aside)
-        aside[problem.partition(":")[0]] += 1
-        update = {
-            "pages": tuple(pages),
-            "tail": tuple(map(changed, state.tail)),
-            "set_aside": dict(aside),
-        }
-        return state.model_copy(update=update)
+            kept = [file for file in files if file.path in there]
+            if 2 * len(kept) > len(files):
+                pages.append(page)
+            elif kept:
+                pages.append(self._write(kept))
+        return self._with_pages(state, pages)
+
+    def list_unreachable(self, state: FileLogState, now: datetime) -> list[ObjectInfo]:
+        """Return the pages and the manifests that nobody needs any more: pages that this state does
+        not refer to, and that have been replaced, or were never used, for an hour.
+        """
+        limit = now - GRACE
+        kept = {page.key for page in state.pages}
+        kept |= {page.key for page in state.replaced if page.at > to_microseconds(limit)}
+        unreachable = []
+        for item in self.log.store.list(f"{self.log.prefix}/pages/"):
+            if item.key not in kept and item.modified < limit:
+                unreachable.append(item)
+        return unreachable + self.log.list_old_manifests(limit)
 
     def _fold(self, state: FileLogState) -> FileLogState:
         """Return the state with its tail in pages, if that is long."""
@@ -213,10 +329,28 @@ class FileLog:
         if pages and pages[-1].count < PAGE:
             files = [*_read_files(self.log.store, pages.pop()), *files]
         pages += [self._write(files[at : at + PAGE]) for at in range(0, len(files), PAGE)]
-        return state.model_copy(update={"pages": tuple(pages), "tail": ()})
+        return self._with_pages(state, pages, tail=())
+
+    def _with_pages(
+        self, state: FileLogState, pages: Sequence[FilePage], **update: Any
+    ) -> FileLogState:
+        """Return the state with these pages, and other fields; it remembers for a while which pages
+        it had before.
+        """
+        now = self.log.now()
+        limit = to_microseconds(now - GRACE)
+        keys = {page.key for page in pages}
+        replaced = [page for page in state.replaced if page.at > limit]
+        for page in state.pages:
+            if page.key not in keys:
+                replaced.append(ReplacedPage(key=page.key, at=to_microseconds(now)))
+        return state.model_copy(
+            update={"pages": tuple(pages), "replaced": tuple(replaced), **update}
+        )
 
     def _write(self, files: Sequence[AdmittedFile]) -> FilePage:
         ref = write_page(self.log.store, self.log.prefix, files)
+        paths = [file.path for file in files]
         return FilePage(
             key=ref.key,
             count=ref.count,
@@ -224,7 +358,37 @@ class FileLog:
             first=files[0].first,
             next=files[-1].next,
             latest=max(file.modified for file in files),
+            low=min(paths),
+            high=max(paths),
         )
+
+
+@validated
+class FileRetention(StoredDocument):
+    """How long a stream keeps the records of its files: those of files that were admitted more than
+    `max_age` ago are dropped, then those of the oldest files until `max_files` are left. None: no
+    limit. The files themselves stay.
+    """
+
+    max_age: Annotated[timedelta, Field(gt=timedelta(0))] | None = None
+    max_files: Annotated[int, Field(gt=0)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileMaintenance:
+    """The result of a maintenance: retention dropped `dropped_files` with `dropped_rows` records;
+    `deleted_…` are old manifests and pages of the log that were deleted.
+    """
+
+    dropped_files: int = 0
+    dropped_rows: int = 0
+    deleted_objects: int = 0
+    deleted_bytes: int = 0
+
+
+def rule_of(problem: str) -> str:
+    """Return the rule by which a file with this problem was set aside, such as "damaged"."""
+    return problem.partition(":")[0]
 
 
 def log_prefix(system: str, stream: str) -> str:
@@ -243,14 +407,21 @@ def list_logged(lake: Lake, system: str) -> list[str]:
     return sorted(found)
 
 
+@cached(
+    LRUCache(maxsize=_CACHED_PAGES), key=lambda store, page: (page.key, page.sha256), lock=Lock()
+)
 def _read_files(store: ObjectStore, page: FilePage) -> tuple[AdmittedFile, ...]:
     """Return the files of a page."""
-    files = _pages.get(page.sha256)
-    if files is None:
-        items = read_page(store, PageRef(page.key, page.count, page.sha256))
-        files = tuple(AdmittedFile(*item) for item in items)
-        _pages[page.sha256] = files
-    return files
+    items = read_page(store, PageRef(page.key, page.count, page.sha256))
+    return tuple(map(AdmittedFile._make, items))
+
+
+def _first_since(files: Sequence[AdmittedFile], oldest: int, micros: int) -> int | None:
+    """Return the offset of the first record at or after this time, None if there is none."""
+    for file in files:
+        if file.modified >= micros and file.first >= oldest and file.rows and not file.problem:
+            return file.first
+    return None
 
 
 def _overlapping(files: Sequence[AdmittedFile], start: int, end: int) -> Iterator[AdmittedFile]:

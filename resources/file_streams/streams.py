@@ -6,9 +6,12 @@ first, and admits them. Everything else is answered from the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +26,7 @@ from dagster_adjunct.resources.file_streams.log import (
     AdmittedFile,
     FileLog,
     FileLogState,
+    FileMaintenance,
     list_logged,
 )
 from dagster_adjunct.resources.lazy_modules import F, np, pa
@@ -62,10 +66,7 @@ _declared: dict[str, dict[str, FileStreamDeclaration]] = {}
 _TASK_BYTES = 64 * 1024 * 1024
 _TASK_FILES = 256
 _THREADS = 16
-_CHANGED = (
-    "Restore the file as it was when it was admitted, or go on without its records: adjunct stream"
-    " set-aside STREAM FILE --reason …."
-)
+_LOOK_SECONDS = 20.0
 
 
 def declare_file_stream(system: str, name: str, declaration: FileStreamDeclaration) -> str:
@@ -84,12 +85,22 @@ def declare_file_stream(system: str, name: str, declaration: FileStreamDeclarati
     return f"{system}.{name}"
 
 
+def find_source_url(name: str) -> str:
+    """Return where the files of a stream that this process has declared are, "" for another
+    stream.
+    """
+    system, _, stream = name.partition(".")
+    declared = _declared.get(system, {}).get(stream)
+    return "" if declared is None else declared.source_url
+
+
 @dataclass(slots=True)
 class _Known:
     """What was admitted before, for a source of files; read once."""
 
     log: FileLog
     state: FileLogState
+    all_files: bool = False
     _by_path: dict[str, AdmittedFile] | None = field(default=None, init=False)
 
     @property
@@ -100,6 +111,9 @@ class _Known:
         if self._by_path is None:
             self._by_path = self.log.known(self.state)
         return self._by_path
+
+    def among(self, paths: Collection[str]) -> dict[str, AdmittedFile]:
+        return self.log.among(self.state, paths)
 
 
 class FileStreams(NumberedOffsets):
@@ -119,6 +133,7 @@ class FileStreams(NumberedOffsets):
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
         self._states: dict[str, FileLogState] | None = None
+        self._waiting: dict[str, dict[str, str]] = {}
 
     # -- what there is
 
@@ -159,7 +174,7 @@ class FileStreams(NumberedOffsets):
 
     def snapshot(self, stream: str) -> StreamSystem:
         view = copy(self)
-        view._states = {stream: self.admit(stream)}
+        view._states = {stream: self._look(stream)}
         return view
 
     def info(self, stream: str) -> StreamInfo:
@@ -169,7 +184,8 @@ class FileStreams(NumberedOffsets):
             stream,
             declaration.partitions,
             declaration.key,
-            "unknown",
+            # One partition has all records of each key, by any hash.
+            "spark-murmur3",
             declaration.columns,
             identity=None if state is None else state.id,
         )
@@ -191,7 +207,7 @@ class FileStreams(NumberedOffsets):
         return found
 
     def fingerprint(self, stream: str) -> str:
-        self.admit(stream)
+        self._look(stream)
         return str(self.file_log(stream).log.pointer_etag())
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
@@ -204,11 +220,32 @@ class FileStreams(NumberedOffsets):
 
     # -- admission
 
-    def admit(self, stream: str) -> FileLogState:
+    def admit(self, stream: str, *, all_files: bool = False) -> FileLogState:
         """Admit the files that have arrived since the last look; return what was admitted until
         now.
 
-        Repeated and concurrent calls admit each file once. Raises the errors of the declared rules.
+        Repeated and concurrent calls admit each file once. `all_files` also finds those that a look
+        does not expect: that came late under an old name, or whose notification was lost. Raises
+        the errors of the declared rules.
+        """
+        while True:
+            state, more = self._admit_some(stream, all_files)
+            if not more:
+                return state
+
+    def _look(self, stream: str) -> FileLogState:
+        """Admit new files as `admit` does, but begin nothing more after a while: the next look
+        continues. A sensor has a minute.
+        """
+        deadline = time.monotonic() + _LOOK_SECONDS
+        while True:
+            state, more = self._admit_some(stream)
+            if not more or time.monotonic() > deadline:
+                return state
+
+    def _admit_some(self, stream: str, all_files: bool = False) -> tuple[FileLogState, bool]:
+        """Admit the files of one commit; return what was admitted until now, and whether there is
+        more.
         """
         log = self.file_log(stream)
         declaration = self.declaration(stream)
@@ -221,7 +258,7 @@ class FileStreams(NumberedOffsets):
             if before is not None:
                 declaration.check_stored(f"{self.name}.{stream}", before)
             state = before or FileLogState.empty(declaration)
-            found = feed.find(_Known(log, state))
+            found = feed.find(_Known(log, state, all_files))
             after = state
             if found.files or found.cursor != state.cursor:
                 after = log.add(state, found.files, found.cursor)
@@ -231,39 +268,145 @@ class FileStreams(NumberedOffsets):
             return None if after is before else after.body()
 
         commit = log.log.transact(decide, by="admit")
-        if found is not None and found.settled is not None:
+        assert found is not None
+        if found.settled is not None:
             found.settled()
         state = log.parse(commit)
         assert state is not None
-        return state
+        self._waiting[stream] = _without_known(found.waiting, _Known(log, state))
+        return state, found.more
 
-    def set_aside(self, stream: str, path: str, *, reason: str) -> AdmittedFile:
-        """Set an admitted file aside, so that reads leave out its records; return it as it was.
+    def waiting(self, stream: str) -> dict[str, str]:
+        """Return why files that are there are not admitted yet, by path: as the last admission
+        found it, else by looking now. Admits nothing.
 
-        For a file that is gone, or damaged, before all readers have read it. Its offsets stay.
-        Raises ConfigurationError if no such file was admitted.
+        Raises the errors of the declared rules.
+        """
+        if stream not in self._waiting:
+            declaration = self.declaration(stream)
+            log = self.file_log(stream)
+            known = _Known(log, log.read() or FileLogState.empty(declaration))
+            found = declaration.feed(self.lake).find(known)
+            self._waiting[stream] = _without_known(found.waiting, known)
+        return self._waiting[stream]
+
+    def set_aside(
+        self, stream: str, path: str, *, reason: str, by: str = "set aside"
+    ) -> AdmittedFile:
+        """Set a file aside, so that reads leave out its records; return it as it was.
+
+        For a file that is gone, or damaged, before all readers have read it: its offsets stay. Of a
+        file that was admitted several times, those contents are set aside that are gone, else the
+        last ones. A file that was not admitted yet will not be. If it is delivered again, with
+        other contents, it is admitted. Raises ConfigurationError if there is no such file.
         """
         log = self.file_log(stream)
         found: AdmittedFile | None = None
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             nonlocal found
-            state = log.parse(commit)
-            if state is not None:
-                found = log.known(state).get(path)
-            if state is None or found is None:
-                raise errors.ConfigurationError(
-                    f"stream {self.name}.{stream} has no file {path!r}.",
-                    f"Find its name: adjunct stream files {self.name}.{stream}.",
-                    stream=f"{self.name}.{stream}",
-                )
-            if found.problem:
-                return None
-            return log.void(state, path, found.etag, f"set aside: {reason}").body()
+            before = log.parse(commit)
+            state = before or FileLogState.empty(self.declaration(stream))
+            after, found = self._plan_set_aside(stream, state, path, f"set aside: {reason}")
+            return None if after is before else after.body()
 
-        log.log.transact(decide, by="set aside")
+        log.log.transact(decide, by=by)
         assert found is not None
         return found
+
+    def _plan_set_aside(
+        self, stream: str, state: FileLogState, path: str, problem: str
+    ) -> tuple[FileLogState, AdmittedFile]:
+        """Return the state in which a file is set aside, and the file. Raises ConfigurationError
+        if there is none.
+        """
+        log = self.file_log(stream)
+        admitted = log.admissions(state, path)
+        arrived = self.find_file(stream, path)
+        if arrived is not None and arrived.etag in {file.etag for file in admitted}:
+            arrived = None
+        if arrived is None and not admitted:
+            raise errors.ConfigurationError(
+                f"stream {self.name}.{stream} has no file {path!r}.",
+                f"Find its name: adjunct stream files {self.name}.{stream}.",
+                stream=f"{self.name}.{stream}",
+            )
+        readable = [file for file in admitted if file.rows and not file.problem]
+        chosen = [file for file, _ in self.find_lost(stream, readable)]
+        if not chosen and arrived is None:
+            chosen = readable[-1:]
+        if chosen:
+            state = log.void(state, {(file.path, file.etag): problem for file in chosen})
+        if arrived is not None:
+            state = log.add(state, [arrived._replace(problem=problem)], state.cursor)
+            chosen.append(arrived)
+        return state, [*admitted, *chosen][-1]
+
+    def find_file(self, stream: str, path: str) -> AdmittedFile | None:
+        """Return a file as it is now, without the number of its records; None if it is gone, or
+        belongs to a table.
+        """
+        return None
+
+    def find_lost(
+        self, stream: str, files: Sequence[AdmittedFile]
+    ) -> list[tuple[AdmittedFile, str]]:
+        """Return those of these admitted files that can't be read any more, and why."""
+        return []
+
+    def present_files(self, stream: str) -> Collection[str] | None:
+        """Return the paths of all files that there are; None if their names stay in the log."""
+        return None
+
+    def _find_lost_to_leave(
+        self, stream: str, files: Sequence[AdmittedFile]
+    ) -> list[tuple[AdmittedFile, str]]:
+        """Return those of these admitted files that can't be read any more, if such files are
+        declared to be left out.
+        """
+        return []
+
+    # -- maintenance
+
+    def maintain(self, stream: str, now: datetime | None = None) -> FileMaintenance:
+        """Apply the stream's retention, and delete pages and manifests of its log that have not
+        been needed for an hour.
+
+        Retention moves `oldest`. No file is deleted, and none is admitted again: its name stays in
+        the log until it is gone.
+        """
+        log = self.file_log(stream)
+        at = now or self.lake.now()
+        retention = self.declaration(stream).retention
+        dropped: list[AdmittedFile] = []
+
+        def decide(commit: Commit | None) -> dict[str, Any] | None:
+            nonlocal dropped
+            before = log.parse(commit)
+            if before is None:
+                return None
+            after = before
+            if retention is not None:
+                after = log.retain(before, retention, at)
+            dropped = [*log.files_between(before, before.oldest, after.oldest)]
+            after = log.forget(after, lambda: self.present_files(stream))
+            # A writer that wrote a page before this commit, and commits after it, loses its race.
+            # So pages that this state does not refer to can be deleted.
+            if after is before and not log.list_unreachable(after, at):
+                return None
+            return after.body()
+
+        state = log.parse(log.log.transact(decide, by="maintain"))
+        if state is None:
+            return FileMaintenance()
+        unreachable = log.list_unreachable(state, at)
+        self.lake.store.delete_many([item.key for item in unreachable])
+        return FileMaintenance(
+            dropped_files=len(dropped),
+            dropped_rows=sum(file.rows for file in dropped),
+            deleted_objects=len(unreachable),
+            deleted_bytes=sum(item.size for item in unreachable),
+        )
 
     # -- reading
 
@@ -321,9 +464,37 @@ class FileStreams(NumberedOffsets):
 
     def _pieces(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> list[FilePiece]:
         """Return the parts of files that have the records of these ranges, without files that were
-        set aside. Raises OffsetOutOfRangeError.
+        set aside; with the rule for it, files that are lost are set aside now. Raises
+        OffsetOutOfRangeError.
         """
         stream = require_one_stream(self.name, ranges)
+        pieces = self._plan_pieces(stream, ranges)
+        lost = self._find_lost_to_leave(stream, [piece.file for piece in pieces])
+        if not lost:
+            return pieces
+        self._set_lost_aside(stream, lost)
+        gone = {(file.path, file.etag) for file, _ in lost}
+        return [piece for piece in pieces if (piece.file.path, piece.file.etag) not in gone]
+
+    def _set_lost_aside(self, stream: str, lost: Sequence[tuple[AdmittedFile, str]]) -> None:
+        """Set aside files that can't be read any more."""
+        log = self.file_log(stream)
+
+        def decide(commit: Commit | None) -> dict[str, Any] | None:
+            before = log.parse(commit)
+            assert before is not None
+            problems = {(file.path, file.etag): f"lost: {reason}" for file, reason in lost}
+            state = log.void(before, problems)
+            if state.set_aside == before.set_aside:
+                return None  # another reader has set them aside
+            return state.body()
+
+        log.log.transact(decide, by="set aside")
+
+    def _plan_pieces(
+        self, stream: str, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> list[FilePiece]:
+        """Return the parts of files that have the records of these ranges."""
         log = self.file_log(stream)
         state = self.state(stream)
         pieces = []
@@ -340,6 +511,12 @@ class FileStreams(NumberedOffsets):
                     from_row = max(start - file.first, 0)
                     pieces.append(FilePiece(file, from_row, min(end, file.next) - file.first))
         return pieces
+
+
+def _without_known(waiting: Mapping[str, str], known: _Known) -> dict[str, str]:
+    """Return why files wait, without files that were admitted before."""
+    before = known.among(waiting)
+    return {path: why for path, why in waiting.items() if path not in before}
 
 
 def _empty_table(schema: Any, names: Sequence[str]) -> pa.Table:
@@ -381,18 +558,22 @@ def _piece_tables(feed: Feed, names: Sequence[str], piece: FilePiece) -> Iterato
     """
     wanted = piece.end - piece.start
     count = 0
+    step = (
+        "Restore the file as it was when it was admitted, or go on without its records: adjunct"
+        f" stream set-aside STREAM {shlex.quote(piece.file.path)} --reason …."
+    )
     try:
         for number, table in feed.tables(piece, names):
             count += table.num_rows
             yield _with_meta(table, piece.file, number)
-    except errors.SourceChangedError as error:
-        raise errors.AdmittedFileError(error.problem, _CHANGED, file=error.file) from error
+    except (errors.SourceChangedError, errors.SchemaMismatchError) as error:
+        raise errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost") from error
     if count != wanted:
         problem = (
             f"{piece.file.path} has other records than when it was admitted: found {count} of the"
             f" {wanted} records from {piece.start} on."
         )
-        raise errors.AdmittedFileError(problem, _CHANGED, file=piece.file.path)
+        raise errors.AdmittedFileError(problem, step, file=piece.file.path, rule="lost")
 
 
 def _read_partition(

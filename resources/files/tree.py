@@ -59,10 +59,15 @@ class FileTree(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def list(self, folder: str = "") -> list[ListedFile]:
-        """Return all files below `folder` ("" or "NAME/") ordered by path, none if there is no
-        such folder.
+    def list(self, folder: str = "", after: str = "") -> list[ListedFile]:
+        """Return all files below `folder` ("" or "NAME/") whose path is after the path `after`,
+        ordered by path; none if there is no such folder.
+
+        On S3, the files up to `after` cost no request.
         """
+
+    def find(self, path: str) -> ListedFile | None:
+        """Return one file as `list` does, None if there is no such file. One request."""
 
     def has_files(self) -> bool:
         """Return whether there is a file below the folder; lists no more than is needed for
@@ -129,24 +134,55 @@ class LocalTree:
     def url(self) -> str:
         return self.root
 
-    def list(self, folder: str = "") -> list[ListedFile]:
-        root = Path(self.root)
-        files = []
-        for parent, _, names in os.walk(root / folder, onerror=self._raise_list_error):
-            for name in names:
-                path = Path(parent) / name
-                with contextlib.suppress(FileNotFoundError), self._translate(path):
-                    # Deleted since it was listed.
-                    files.append(_listed_local_file(path.relative_to(root).as_posix(), path.stat()))
-        return sorted(
-            (_require_utf8_name(self.url, file) for file in files), key=lambda file: file.path
-        )
+    def list(self, folder: str = "", after: str = "") -> list[ListedFile]:
+        files = [_require_utf8_name(self.url, file) for file in self._scan(folder, after)]
+        return sorted(files, key=lambda file: file.path)
+
+    def _scan(self, folder: str, after: str) -> Iterator[ListedFile]:
+        """Yield the files below a folder whose path is after the path `after`, in any order."""
+        folders = [folder]
+        while folders:
+            folder = folders.pop()
+            for entry in self._entries(folder):
+                path = folder + entry.name
+                inside = f"{path}/"
+                if entry.is_dir():
+                    may_have_files = inside > after or after.startswith(inside)
+                    if may_have_files and not entry.is_symlink():
+                        folders.append(inside)
+                elif path > after:
+                    yield from self._list_entry(path, entry)
+
+    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
+        """Yield what is directly in a folder."""
+        try:
+            with os.scandir(f"{self.root}/{folder}") as entries:
+                yield from entries
+        except OSError as error:
+            self._raise_list_error(error)
+
+    def _list_entry(self, path: str, entry: os.DirEntry[str]) -> Iterator[ListedFile]:
+        """Yield the file of an entry, nothing if it was deleted since it was listed."""
+        try:
+            yield _listed_local_file(path, entry.stat())
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise errors.file_error(error, entry.path, f"files in {self.url}") from error
 
     def listed(self, path: str) -> ListedFile:
         """Return one file as `list` does, without listing the others."""
         return _require_utf8_name(
             self.url, _listed_local_file(path, (Path(self.root) / path).stat())
         )
+
+    def find(self, path: str) -> ListedFile | None:
+        whole = Path(self.root) / path
+        try:
+            with self._translate(whole):
+                return _require_utf8_name(self.url, _listed_local_file(path, whole.stat()))
+        except FileNotFoundError:
+            return None
 
     def has_files(self) -> bool:
         return any(names for _, _, names in os.walk(self.root, onerror=self._raise_list_error))
@@ -234,19 +270,34 @@ class S3Tree:
     def url(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
-    def list(self, folder: str = "") -> list[ListedFile]:
+    def list(self, folder: str = "", after: str = "") -> list[ListedFile]:
         from dagster_adjunct.resources.objects.s3_store import list_objects
 
         files = []
-        for item in list_objects(
-            self._client(), self.bucket, self.prefix + folder, partial(self._ask, "LIST", folder)
-        ):
+        start = ""
+        if after:
+            start = self.prefix + after
+        ask = partial(self._ask, "LIST", folder)
+        for item in list_objects(self._client(), self.bucket, self.prefix + folder, ask, start):
             path = item["Key"].removeprefix(self.prefix)
             if path and not path.endswith("/"):  # consoles create empty objects as folders
                 files.append(
                     ListedFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"])
                 )
         return sorted(files, key=lambda file: file.path)
+
+    def find(self, path: str) -> ListedFile | None:
+        from dagster_adjunct.resources.objects.s3_store import head_object
+
+        def request() -> ListedFile:
+            found = head_object(self._client(), Bucket=self.bucket, Key=self.prefix + path)
+            etag = found["ETag"].strip('"')
+            return ListedFile(path, found["ContentLength"], etag, found["LastModified"])
+
+        try:
+            return self._ask("HEAD", path, request)
+        except errors.ObjectNotFoundError:
+            return None
 
     def has_files(self) -> bool:
         from dagster_adjunct.resources.objects.s3_store import list_objects

@@ -242,13 +242,20 @@ def head_object(client: S3Client, **at: Any) -> Any:
 
 
 def list_objects(
-    client: S3Client, bucket: str, prefix: str, send: Callable[[Callable[[], Any]], Any]
+    client: S3Client,
+    bucket: str,
+    prefix: str,
+    send: Callable[[Callable[[], Any]], Any],
+    after: str = "",
 ) -> Iterator[Any]:
-    """Yield the entries (of boto3's `Contents`) of all keys that begin with the prefix.
+    """Yield the entries (of boto3's `Contents`) of all keys that begin with the prefix and come
+    after the key `after`.
 
     `send` calls the function that it gets, which requests one page, and may retry it.
     """
     more: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
+    if after:
+        more["StartAfter"] = after
     while True:
         page = send(partial(client.list_objects_v2, **more))
         yield from page.get("Contents", [])
