@@ -3,6 +3,7 @@ one tree.
 """
 
 from dagster_adjunct.resources.errors import AdjunctError as AdjunctError
+from dagster_adjunct.resources.errors import AdmittedFileError as AdmittedFileError
 from dagster_adjunct.resources.errors import ApplicationBusyError as ApplicationBusyError
 from dagster_adjunct.resources.errors import BadChangeError as BadChangeError
 from dagster_adjunct.resources.errors import BatchTooLargeError as BatchTooLargeError

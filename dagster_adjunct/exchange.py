@@ -7,7 +7,7 @@ from dagster_adjunct.assets.exchange.handover import polars_frame as polars_fram
 from dagster_adjunct.assets.exchange.handover import pyarrow_dataset as pyarrow_dataset
 from dagster_adjunct.assets.exchange.handover import stream_view as stream_view
 from dagster_adjunct.assets.exchange.iceberg import IcebergSnapshot as IcebergSnapshot
-from dagster_adjunct.assets.exchange.iceberg import IcebergTable as IcebergTable
 from dagster_adjunct.assets.exchange.iceberg import publish_to_iceberg as publish_to_iceberg
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg as register_in_iceberg
 from dagster_adjunct.assets.exchange.iceberg import release_from_iceberg as release_from_iceberg
+from dagster_adjunct.resources.iceberg import IcebergTable as IcebergTable

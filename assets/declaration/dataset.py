@@ -37,6 +37,7 @@ from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.code_lines import CodeLine, find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.file_streams.overview import is_of_files
 from dagster_adjunct.resources.files.formats import FileFormat, check_format
 from dagster_adjunct.resources.files.tree import check_folder_url
 from dagster_adjunct.resources.names import check_name, split_stream_name
@@ -399,6 +400,16 @@ class AdjunctDataset:
                 " app.input_changes(…).send_to(…)."
             )
             yield "input", f"{problem} applications read", step
+        if not self.follows_changes and is_of_files(str(self.input)):
+            problem = (
+                f"has the input {self.input}, a stream of files, in which nothing says where a"
+                " version of a bounded dataset ends"
+            )
+            step = (
+                "Read versions from folders that a completion object ends: input=FileSource(…). For"
+                " a table whose newest rows count, use unbounded_dataset(…)."
+            )
+            yield "input", problem, step
         if self.by_offset and (self.follows_changes or self.stream is None):
             problem = (
                 f"is keyed by offset, but its input is {self.input}: only versions on a stream have"

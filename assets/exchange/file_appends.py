@@ -21,12 +21,8 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     translate_file_errors,
 )
-from dagster_adjunct.resources.files.formats import (
-    DeclaredFiles,
-    FileFormat,
-    open_decompressed,
-    unreadable_file_error,
-)
+from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat
+from dagster_adjunct.resources.files.opened import open_decompressed, unreadable_file_error
 from dagster_adjunct.resources.files.tree import ListedFile, LocalTree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake

@@ -9,8 +9,7 @@ next registration releases their holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,6 +43,11 @@ from dagster_adjunct.assets.versions.leases import (
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, version_number
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, SET_AT
+from dagster_adjunct.resources.iceberg import (
+    IcebergTable,
+    check_identifier,
+    translate_client_errors,
+)
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.optional_packages import import_package
@@ -86,77 +90,6 @@ def _hidden_id(name: str) -> int:
     if name in _HIDDEN:
         return _HIDDEN[name]
     return _FIRST_COPY + int(name.removeprefix(KEY_COPY))
-
-
-@validated
-@dataclass(frozen=True, slots=True)
-class IcebergTable:
-    """A table in a catalogue that is configured in PyIceberg, so that this object has no secrets.
-
-    PyIceberg is configured in `.pyiceberg.yaml` or the environment: PYICEBERG_CATALOG__<NAME>__URI
-    and the like.
-    """
-
-    identifier: str
-    catalog: str = "default"
-
-    def __post_init__(self) -> None:
-        _check_identifier(self.identifier)
-
-    def open(self) -> Catalog:
-        """Open the catalogue.
-
-        Raises ConfigurationError if PyIceberg is not installed or has no catalogue of this name,
-        TransientError if the catalogue does not answer.
-        """
-        load: Callable[[str], Catalog] = import_package(
-            "Iceberg", "pyiceberg.catalog", "iceberg"
-        ).load_catalog
-        from pyiceberg.exceptions import NotInstalledError
-
-        with _translate_client_errors(self.catalog):
-            try:
-                return load(self.catalog)
-            except (ValueError, ImportError, TypeError, NotInstalledError) as error:
-                name = self.catalog.upper()
-                raise errors.ConfigurationError(
-                    f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
-                    "Configure it for PyIceberg, in .pyiceberg.yaml or with"
-                    f" PYICEBERG_CATALOG__{name}__TYPE, …__URI and its other settings.",
-                    setting=f"PYICEBERG_CATALOG__{name}__URI",
-                ) from error
-
-
-_CLIENTS = ("pyiceberg", "requests", "urllib3", "sqlalchemy", "botocore")
-
-
-@contextmanager
-def _translate_client_errors(catalog: str) -> Iterator[None]:
-    """Raise the errors of a catalogue's client as TransientError."""
-    try:
-        yield
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in _CLIENTS:
-            raise
-        lines = str(error).splitlines() or [type(error).__name__]
-        reason = errors.redact_passwords(lines[0].rstrip("."))
-        raise errors.TransientError(
-            f"the Iceberg catalogue {catalog!r} does not answer, or refuses a request: {reason}.",
-            "See that its server runs, and that its URI and credentials are right; then run it"
-            " again.",
-        ) from error
-
-
-def _check_identifier(identifier: str) -> None:
-    """Raise ConfigurationError for an identifier that is not NAMESPACE.NAME."""
-    namespace, _, name = identifier.rpartition(".")
-    if not name.strip() or not all(map(str.strip, namespace.split("."))):
-        raise errors.ConfigurationError(
-            f"{identifier!r} is no identifier of an Iceberg table: expected a namespace and a"
-            " name.",
-            "Write NAMESPACE.NAME, such as reference.planes.",
-            table=identifier,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +147,7 @@ def register_in_iceberg(
     ConfigurationError if PyIceberg is not installed, and for an identifier without a namespace.
     """
     import_package("Iceberg", "pyiceberg.table", "iceberg")
-    _check_identifier(identifier)
+    check_identifier(identifier)
     if "operation" in (properties or {}):
         raise errors.ConfigurationError(
             "properties has the name 'operation', which Iceberg itself sets in each snapshot.",
@@ -241,7 +174,7 @@ def _register_view(
     properties: dict[str, str],
 ) -> IcebergSnapshot:
     """Make the view the table's current snapshot, as `register_in_iceberg` describes."""
-    with _translate_client_errors(catalog.name):
+    with translate_client_errors(catalog.name):
         return lend_whole_files(
             view,
             lambda files: _register(files, catalog, identifier, may_replace, properties),
@@ -583,7 +516,7 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
 
 def _takes_deletes(catalog: Catalog, identifier: str) -> bool:
     """Whether position deletes can be written for a table; a missing one is created so."""
-    with _translate_client_errors(catalog.name):
+    with translate_client_errors(catalog.name):
         if not catalog.table_exists(identifier):
             return True
         return _why_no_deletes(catalog.load_table(identifier)) is None

@@ -23,12 +23,9 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     translate_file_errors,
 )
-from dagster_adjunct.resources.files.formats import (
-    FileFormat,
-    open_decompressed,
-    read_csv,
-    unreadable_file_error,
-)
+from dagster_adjunct.resources.files.columns import DeclaredColumns
+from dagster_adjunct.resources.files.formats import FileFormat, read_csv
+from dagster_adjunct.resources.files.opened import open_decompressed, unreadable_file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, LocalTree, open_tree
 from dagster_adjunct.resources.lazy_modules import pa, pq, pt
 from dagster_adjunct.resources.objects.arrow_files import open_input
@@ -191,7 +188,8 @@ def _csv_records(sampled: SampledFile) -> Iterator[dict[str, Any]]:
     """Yield the records of a CSV file, whose values are all texts."""
     names = _header(sampled)
     schema = Schema.of(dict.fromkeys(names, "string"))
-    for _, table in read_csv(sampled.tree, sampled.file, schema, sampled.url):
+    columns = DeclaredColumns(schema)
+    for _, table in read_csv(sampled.tree, sampled.file, columns, sampled.url, schema):
         for batch in table.to_batches(max_chunksize=1_000):
             yield from batch.to_pylist()
 

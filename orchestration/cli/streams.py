@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import click
 
 from dagster_adjunct.assets.exchange.file_appends import append_files
+from dagster_adjunct.orchestration.cli import file_streams
 from dagster_adjunct.orchestration.cli.options import (
     confirm_at_terminal,
     deletion_command,
@@ -42,6 +43,7 @@ from dagster_adjunct.orchestration.maintenance.repartition import (
     repartition_stream,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
+from dagster_adjunct.resources.file_streams.overview import find_file_stream, is_of_files
 from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.names import unqualify_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
@@ -55,19 +57,32 @@ stream = click.Group("stream")
 @stream.command("list")
 @lake_options()
 def list_streams(lake: Lake) -> None:
-    """List the streams with their partitions and records."""
+    """List the streams with their partitions and records, also those of files."""
     streams = LakeStreams(lake)
     descriptions = list(map(streams.describe, streams.list_streams()))
-    show_json(descriptions)
+    of_files = file_streams.list_summaries(lake)
+    show_json([*descriptions, *of_files])
     columns = ["name", "partitions", "key", "records", "bytes", "segments"]
-    show_items("streams", columns, descriptions)
+    if descriptions or not of_files:
+        show_items("streams", columns, descriptions)
+    if of_files:
+        columns = ["name", "partitions", "key", "records", "files"]
+        show_items("streams of files", columns, of_files)
 
 
 @stream.command("show")
 @name_argument
 @lake_options()
 def show_stream(lake: Lake, name: str) -> None:
-    """Show a stream's schema, partitions, offsets, markers, policies and named readers."""
+    """Show a stream's schema, partitions, offsets, markers, policies and named readers.
+
+    Of a stream of files (files.clicks), show its declaration, how many files were admitted and set
+    aside, and which wait, and why.
+    """
+    of_files = find_file_stream(lake, name)
+    if of_files is not None:
+        file_streams.show(*of_files)
+        return
     facts = LakeStreams(lake).describe(_lake_stream(name))
     named = list(map(asdict, readers.list_readers(lake, _lake_stream(name))))
     show_json({**facts, "readers": named})
@@ -123,12 +138,19 @@ def export(
     .partial.
     """
     check_export_target(target, records_per_file)
-    streams = LakeStreams(lake)
-    parts = streams.read_parts(
-        streams.all_ranges(_lake_stream(name)),
-        without_position="keep" if keep_without_position else "refuse",
-        **options,
-    )
+    of_files = find_file_stream(lake, name)
+    parts: Iterable[pa.Table]
+    if of_files is not None:
+        kept = {"keep_without_position": keep_without_position}
+        file_streams.check_export_options(name, options | kept)
+        parts = file_streams.iterate_records(*of_files)
+    else:
+        streams = LakeStreams(lake)
+        parts = streams.read_parts(
+            streams.all_ranges(_lake_stream(name)),
+            without_position="keep" if keep_without_position else "refuse",
+            **options,
+        )
     done = export_records(parts, target, records_per_file=records_per_file)
     written = f"{done.records:,} records of {name} written to {target}"
     if records_per_file is not None:
@@ -198,6 +220,13 @@ def _describe_append(item: Mapping[str, Any], verb: str) -> str:
 def _check_system(name: str) -> None:
     """Raise ConfigurationError for a stream of another system than the lake."""
     system, dot, _ = name.partition(".")
+    if is_of_files(name):
+        problem = f"{name} is a stream of files: records are not appended to it."
+        step = (
+            f"Put the files where it looks for them (adjunct stream show {name}), or append to a"
+            " stream of the lake."
+        )
+        raise ConfigurationError(problem, step, stream=name, system=system)
     if dot and system != LAKE:
         problem = (
             f"{name} is a stream of the system {system!r}: files are appended to streams of the"
@@ -232,11 +261,18 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
     """Apply the retention and compaction that streams declare, index records by the keys of
     `find_by`, and delete unreferenced objects.
 
-    Without NAME, maintain all streams. Unreferenced objects are kept for an hour. For cron; safe
-    while readers and writers work.
+    Without NAME, maintain all streams, also those of files. Unreferenced objects are kept for an
+    hour. For cron; safe while readers and writers work.
     """
     streams = LakeStreams(lake)
-    for name in list(map(_lake_stream, names)) or streams.list_streams():
+    of_files = list(filter(is_of_files, names))
+    chosen = [_lake_stream(name) for name in names if not is_of_files(name)]
+    if not names:
+        of_files = [item["name"] for item in file_streams.list_summaries(lake)]
+        chosen = streams.list_streams()
+    for name in of_files:
+        file_streams.maintain(lake, name)
+    for name in chosen:
         done = streams.maintain(name)
         show_line(
             f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by"
@@ -277,8 +313,25 @@ def remove_reader(lake: Lake, name: str, reader: str, yes: bool) -> None:
 
 
 def _lake_stream(name: str) -> str:
-    """Return the stream name without the prefix "lake.", if it has one."""
+    """Return the stream name without the prefix "lake.", if it has one. Raises ConfigurationError
+    for a stream of another system.
+    """
+    if is_of_files(name):
+        problem = (
+            f"{name} is a stream of files, which others write: this command is for streams of the"
+            " lake."
+        )
+        step = (
+            "An application can copy it to a stream of the lake: app.input_stream(…).send_to(…)."
+            f" What {name} holds: adjunct stream show {name}."
+        )
+        raise ConfigurationError(problem, step, stream=name)
     return unqualify_stream_name("lake", name)
+
+
+def _deletable_stream(name: str) -> str:
+    """Return the name of a stream that can be deleted: without the prefix "lake.", or of files."""
+    return name if is_of_files(name) else _lake_stream(name)
 
 
 def _repartition_details(report: RepartitionReport) -> list[str]:
@@ -348,7 +401,10 @@ _REPARTITION = (
     " it.\n\nRejected while an open batch reads or may write it, or a startpoint waits for it."
     " Declare the new number of partitions afterwards."
 )
-_DELETE = "Delete a stream permanently. Rejected while it is read; repeat it if interrupted."
+_DELETE = (
+    "Delete a stream permanently. Rejected while it is read; repeat it if interrupted.\n\nOf a"
+    " stream of files, what was admitted is forgotten; the files stay."
+)
 stream.add_command(
     _force(
         repartition_command(
@@ -356,7 +412,9 @@ stream.add_command(
         )
     )
 )
-stream.add_command(deletion_command(_DELETE, delete_stream, name_of=_lake_stream))
+stream.add_command(deletion_command(_DELETE, delete_stream, name_of=_deletable_stream))
+for command in (file_streams.list_files, file_streams.admit, file_streams.set_aside):
+    stream.add_command(command)
 
 
 _GROUP = 65_536  # rows of a row group

@@ -40,6 +40,9 @@ from dagster_adjunct.resources.errors import (
     ExpectationError,
     ValidatorError,
 )
+from dagster_adjunct.resources.file_streams.overview import is_of_files, list_files
+from dagster_adjunct.resources.file_streams.streams import FileStreams
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
 
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 
 # For log handlers outside of Dagster: each record carries the event as `adjunct_event`.
 _log = logging.getLogger("adjunct.run")
+_SHOWN_FILES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -678,5 +682,58 @@ def watermark_check_results(
             passed=not times.exceeds,
             severity=dg.AssetCheckSeverity.WARN,
             description=f"{times.describe()}; {times.max_lag} is allowed",
+            metadata=metadata,
+        )
+
+
+def file_check_specs(
+    app: Application, outputs: Mapping[LineageNode, dg.AssetSpec]
+) -> dict[str, dg.AssetCheckSpec]:
+    """Return the check of each input stream of files, on the application's first output."""
+    first = next(iter(outputs.values()), None)
+    checks = {}
+    for name in app.inputs:
+        if first is not None and is_of_files(name):
+            checks[name] = dg.AssetCheckSpec(
+                to_dagster_name(f"files_set_aside_{name}"),
+                asset=first.key,
+                description=(
+                    f"No file of {name} was set aside among those that the last run has read."
+                ),
+            )
+    return checks
+
+
+def file_check_results(
+    run: OpRun, checks: Mapping[str, dg.AssetCheckSpec], since: Mapping[str, str]
+) -> Iterator[dg.AssetCheckResult]:
+    """Yield the result of each selected check: a warning if files were set aside at or after the
+    offset at which the run began to read the stream (`since`, by stream; the first one if it is
+    missing).
+    """
+    for name, check in checks.items():
+        if check.key not in run.context.selected_asset_check_keys:
+            continue
+        system, stream = split_stream_name(name)
+        streams = run.systems[system]
+        assert isinstance(streams, FileStreams)
+        start = int(since.get(name, "0"))
+        files = list_files(streams, stream, problems=True)
+        recent = [file for file in files if file["offset"] >= start]
+        metadata: dict[str, Any] = {"adjunct/set_aside": len(recent)}
+        description = "no file was set aside"
+        if recent:
+            shown = {file["file"]: file["problem"] for file in recent[:_SHOWN_FILES]}
+            metadata["adjunct/files"] = dg.MetadataValue.json(shown)
+            description = (
+                f"{len(recent)} files were set aside; all of them: adjunct stream files {name}"
+                " --problems"
+            )
+        yield dg.AssetCheckResult(
+            asset_key=check.asset_key,
+            check_name=check.name,
+            passed=not recent,
+            severity=dg.AssetCheckSeverity.WARN,
+            description=description,
             metadata=metadata,
         )

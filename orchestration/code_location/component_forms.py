@@ -44,6 +44,7 @@ from dagster_adjunct.orchestration.application.graph import (
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions
+from dagster_adjunct.resources.file_streams.folder import file_stream
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import type_hints
@@ -103,7 +104,7 @@ class Form:
     @property
     def classes(self) -> list[type]:
         """The classes whose arguments, as a mapping of one class, make the value."""
-        return [kind for kind in self.members if isinstance(kind, type) and is_dataclass(kind)]
+        return [kind for kind in self.members if _has_fields(kind)]
 
     @property
     def enums(self) -> list[type[Enum]]:
@@ -177,6 +178,11 @@ def _reject_other_than_text(value: Any) -> Any:
     if not isinstance(value, str):
         raise PydanticCustomError(NO_DURATION, "no duration")
     return value
+
+
+def _has_fields(kind: Any) -> bool:
+    """Whether a declared type is a class whose arguments are its fields."""
+    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel))
 
 
 def _is_enum(kind: Any) -> bool:
@@ -275,7 +281,7 @@ def signature_of(function: Callable[..., Any]) -> Signature:
 @cache
 def _read_signature(function: Callable[..., Any]) -> Signature:
     """Return the arguments of a function, or of a class's constructor."""
-    is_made_by_init = isinstance(function, type) and not is_dataclass(function)
+    is_made_by_init = isinstance(function, type) and not _has_fields(function)
     made: Any = function.__init__ if is_made_by_init else function
     hints = type_hints(inspect.unwrap(made))
     arguments: list[Argument] = []
@@ -462,6 +468,7 @@ ApplicationForm = _model(
     ),
     steps=(list[Step], ...),
 )
+FileStreamForm = _model("FileStream", file_stream, without=("name",))
 BoundedForm = _model("BoundedDataset", bounded_dataset, without=("name",))
 UnboundedForm = _model("UnboundedDataset", unbounded_dataset, without=("name",))
 _STORE = "Both read_function and write_function, such as {PostgresTable: {...}}."
@@ -478,6 +485,10 @@ Attributes = _model(
     kafka=(
         dict[str, dict[str, Any]],
         Field({}, description="Kafka clusters by name: the arguments of kafka_system."),
+    ),
+    file_streams=(
+        dict[str, FileStreamForm],  # type: ignore[valid-type]
+        Field({}, description="Streams of files by name: clicks is the stream files.clicks."),
     ),
     bounded_datasets=(dict[str, _by_shape(BoundedForm)], {}),  # type: ignore[misc]
     unbounded_datasets=(dict[str, _by_shape(UnboundedForm)], {}),  # type: ignore[misc]

@@ -28,6 +28,7 @@ from dagster_adjunct.orchestration.code_location.op_work import run_work
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.submission import Host
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
+from dagster_adjunct.resources.file_streams.streams import FileStreams
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
@@ -336,8 +337,11 @@ def log_rejected_versions(
 
 
 def observe_streams(run: checks.OpRun, streams: Mapping[str, dg.AssetKey]) -> None:
-    """Log an observation of what each stream holds now."""
+    """Log an observation of what each stream holds now; files that have arrived are admitted."""
     for name, key in streams.items():
+        system, stream = split_stream_name(name)
+        if isinstance(run.systems[system], FileStreams):
+            run.systems[system].snapshot(stream)
         facts = metadata.stream_metadata(run.lake, run.systems, name)
         if facts is not None:
             run.context.log_event(dg.AssetObservation(key, metadata=facts))

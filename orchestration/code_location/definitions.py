@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, UnboundedDataset
-from dagster_adjunct.assets.exchange.iceberg import IcebergTable
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.application.application import Application, group_datasets
 from dagster_adjunct.orchestration.application.graph import (
@@ -67,6 +66,7 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
+from dagster_adjunct.resources.iceberg import IcebergTable
 from dagster_adjunct.resources.package_files import read_package_file
 from dagster_adjunct.resources.validation import validated
 

@@ -19,7 +19,8 @@ from dagster_adjunct.assets.declaration.dataset import BoundedDataset, QuerySour
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.code_location.sensor_ticks import Tick, digest
-from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.errors import AdjunctError, PermanentError
+from dagster_adjunct.resources.file_streams.streams import FileStreams
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 
@@ -119,7 +120,8 @@ def read_store(lake: Lake, app: Application) -> str:
     """Return a digest of what is stored for an application, except for the records of its streams.
 
     It changes with each commit of the application and its datasets, with startpoints, with a
-    delivered version, and if a stream or table is created again.
+    delivered version, if a stream or table is created again, and if files of a stream can be
+    admitted again or were set aside.
     """
     from dagster_adjunct.orchestration.planner.planner import systems_for
     from dagster_adjunct.orchestration.startpoints.store import open_startpoints
@@ -142,7 +144,21 @@ def read_store(lake: Lake, app: Application) -> str:
         system, stream = split_stream_name(name)
         with suppress(AdjunctError):
             facts[f"stream {name}"] = systems[system].info(stream).identity
+        files = systems[system]
+        if isinstance(files, FileStreams):
+            facts[f"files of {name}"] = _describe_files(files, stream)
     return digest(facts)
+
+
+def _describe_files(streams: FileStreams, stream: str) -> list[Any]:
+    """Return why files can't be admitted now, "" if they can, and how many were set aside."""
+    problem = ""
+    try:
+        streams.admit(stream)
+    except PermanentError as error:
+        problem = error.problem
+    state = streams.state(stream)
+    return [problem, {} if state is None else dict(state.set_aside)]
 
 
 def _delivered(lake: Lake, systems: Mapping[str, Any], app: Application) -> dict[str, Any]:

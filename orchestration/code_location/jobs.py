@@ -11,7 +11,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_adjunct.assets.declaration.dataset import LocalTable, UnboundedDataset
-from dagster_adjunct.assets.exchange.iceberg import IcebergTable, publish_to_iceberg
+from dagster_adjunct.assets.exchange.iceberg import publish_to_iceberg
 from dagster_adjunct.assets.reading.stored_versions import (
     StoredVersions,
     list_datasets,
@@ -34,6 +34,7 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     raise_first,
 )
+from dagster_adjunct.resources.iceberg import IcebergTable
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.times import utc_now
 

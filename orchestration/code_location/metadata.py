@@ -33,6 +33,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.code_lines import CodeLine
+from dagster_adjunct.resources.file_streams.overview import count_files
+from dagster_adjunct.resources.file_streams.streams import FileStreams, find_source_url
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import format_nested, to_json_value
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 DATA_VERSION_TAG = "dagster/data_version"
 DATASET = "adjunct/dataset"
 STREAM = "adjunct/stream"
+_SHOWN_FILES = 10
 
 
 def column_schema(
@@ -229,9 +232,32 @@ def stream_metadata(
         facts["dagster/row_count"] = system.records_between(whole)
     if system_name == "lake":
         facts["dagster/uri"] = f"{lake.url}/{lake.stream_prefix(stream)}"
+    if isinstance(system, FileStreams):
+        facts |= _file_stream_metadata(system, stream)
     if info.schema is not None:
         facts["dagster/column_schema"] = column_schema(info.schema, descriptions)
     return _known(facts)
+
+
+def _file_stream_metadata(system: FileStreams, stream: str) -> dict[str, Any]:
+    """Return where the files of a stream come from, how many were admitted and set aside, and how
+    many wait.
+    """
+    state = system.state(stream)
+    waiting = system.waiting(stream)
+    set_aside = {} if state is None else state.set_aside
+    facts: dict[str, Any] = {
+        "dagster/uri": system.declaration(stream).source_url or None,
+        "adjunct/files": count_files(state),
+        "adjunct/set_aside": sum(set_aside.values()),
+        "adjunct/waiting": len(waiting),
+    }
+    if set_aside:
+        facts["adjunct/set_aside_by"] = dg.MetadataValue.json(dict(set_aside))
+    if waiting:
+        shown = [f"{path}: {why}" for path, why in sorted(waiting.items())[:_SHOWN_FILES]]
+        facts["adjunct/waiting_files"] = dg.MetadataValue.json(shown)
+    return facts
 
 
 def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
@@ -255,9 +281,12 @@ def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
 
 
 def declared_stream_metadata(name: str, output: OutputStream | None) -> dict[str, Any]:
-    """Return the name of a stream, and the declared key and partitions of an output stream."""
+    """Return the name of a stream, the declared key and partitions of an output stream, and where
+    the files of a stream of files are.
+    """
     if output is None:
-        return {STREAM: name}
+        url = find_source_url(name)
+        return _known({STREAM: name, "dagster/uri": url or None})
     key = dg.MetadataValue.json(list(output.key))
     return {STREAM: name, "adjunct/key": key, "adjunct/partitions": output.partitions}
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, partial
@@ -31,8 +31,10 @@ from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.generation import Runtime
+    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
     from dagster_adjunct.orchestration.step.progress import InputTimes, StepReport
+    from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 _WAIT_SECONDS = 300.0
 
@@ -97,6 +99,11 @@ class ApplicationAssets:
         """The checks of watermarks, by input stream."""
         return checks.watermark_check_specs(self.app, self.outputs)
 
+    @cached_property
+    def files(self) -> dict[str, dg.AssetCheckSpec]:
+        """The checks of files that were set aside, by input stream."""
+        return checks.file_check_specs(self.app, self.outputs)
+
     def report_inputs(self, op: checks.OpRun) -> dict[str, str]:
         """Log observations of the inputs at a run's start; return which datasets the run leaves
         out, and why.
@@ -158,13 +165,15 @@ class ApplicationAssets:
 
     def report_outputs(
         self,
-        context: dg.AssetExecutionContext,
+        op: checks.OpRun,
         report: "StepReport",
         described: Mapping[LineageNode, dict[str, Any]],
+        began: "ApplicationState | None" = None,
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
-        """Yield the events of the outputs and their checks at the end of a run; a warning before
-        the first batch.
+        """Yield the events of the outputs and their checks at the end of a run, before which the
+        state was `began`, if that is known; a warning before the first batch.
         """
+        context = op.context
         if not report.state.batch:
             context.log.warning(
                 f"{self.app.name} has run no batch yet, because its inputs hold no records."
@@ -178,7 +187,13 @@ class ApplicationAssets:
             yield from dataset_assets.report_version(
                 context, spec.key, facts.pop(VERSION_KEY, version), facts, description
             )
-        yield from self.report_checks(context, report.counters, report.samples, report.watermarks)
+        since = _last_starts(self, report.state)
+        if began is not None:
+            since = _positions_of(self.files, began.checkpoint)
+        files = checks.file_check_results(op, self.files, since)
+        yield from self.report_checks(
+            context, report.counters, report.samples, report.watermarks, files
+        )
 
     def report_checks(
         self,
@@ -186,17 +201,31 @@ class ApplicationAssets:
         counters: Mapping[str, Mapping[str, int]],
         samples: Mapping[str, Sequence[str]],
         inputs: "Sequence[InputTimes]",
+        files: Iterable[dg.AssetCheckResult],
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
-        """Yield the results of the selected checks."""
+        """Yield the results of the selected checks; `files` are those of files."""
         results = [
             *checks.join_check_results(context, self.app, self.joins, counters),
             *checks.expectation_check_results(
                 context, self.app, self.expectations, counters, samples
             ),
             *checks.watermark_check_results(context, self.lags, inputs),
+            *files,
         ]
         yield from results
         yield from dataset_assets.missing_check_outputs(context, results)
+
+
+def _positions_of(
+    streams: Iterable[str], offsets: "Mapping[SystemStreamPartition, str]"
+) -> dict[str, str]:
+    """Return the offsets of streams of one partition, by stream."""
+    chosen = set(streams)
+    return {
+        ssp.qualified_stream: offset
+        for ssp, offset in offsets.items()
+        if ssp.qualified_stream in chosen
+    }
 
 
 def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
@@ -206,6 +235,7 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
     """
     app = assets.app
     specs = [*assets.joins.values(), *assets.expectations.values(), *assets.lags.values()]
+    specs += assets.files.values()
 
     @dg.multi_asset(
         name=to_dagster_name(f"{app.name}_step"),
@@ -231,12 +261,15 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
                 lake = adjunct_lake.open()
                 state = application_state(lake, app.name)
                 times = measure_input_times(app, state.times, lake.now())
+                op = checks.OpRun(context, lake, systems_for(app, lake=lake))
             counters = state.last.counters if state.last is not None else {}
-            yield from assets.report_checks(context, counters, {}, times)
+            files = checks.file_check_results(op, assets.files, _last_starts(assets, state))
+            yield from assets.report_checks(context, counters, {}, times, files)
             return
         with metadata.translate_errors(context):
             lake = adjunct_lake.open()
             op = checks.OpRun(context, lake, systems_for(app, lake=lake))
+            began = application_state(lake, app.name)
             waiting = assets.report_inputs(op)
             report_datasets = partial(assets.report_datasets, op)
             report_batches = partial(assets.report_batches, op)
@@ -247,9 +280,17 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
             if report.batches > 1 or config.follow_seconds:
                 report_datasets()
             described = assets.describe_outputs(op, report, planned, waiting)
-        yield from assets.report_outputs(context, report, described)
+        yield from assets.report_outputs(op, report, described, began)
 
     return step
+
+
+def _last_starts(assets: ApplicationAssets, state: "ApplicationState") -> dict[str, str]:
+    """Return the offsets at which the last batch began to read streams of files, by stream."""
+    if state.last is None:
+        return {}
+    starts = {ssp: span.start for ssp, span in state.last.intent.ranges.items()}
+    return _positions_of(assets.files, starts)
 
 
 def _data_version(app: Application, report: "StepReport") -> str:

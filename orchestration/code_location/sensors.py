@@ -43,7 +43,13 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     scan_streams,
 )
 from dagster_adjunct.orchestration.operators.waiting import waits_by_input
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, RestatementError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    PermanentError,
+    RestatementError,
+)
+from dagster_adjunct.resources.file_streams.overview import is_of_files
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
@@ -295,7 +301,12 @@ def _request_for_records(
     return tick.request_run(
         f"{app.name}:{lake.id}",
         what,
-        {"position": progress.position_to_json(app, state), "ends": scan.ends, "refused": refused},
+        {
+            "position": progress.position_to_json(app, state),
+            "ends": scan.ends,
+            "due": scan.due,
+            "refused": refused,
+        },
         tags=tags,
         run_config=rule.run_config(app.name),
     )
@@ -371,7 +382,10 @@ def measure_backlog(
         return StreamFinding(ends=ends, lag=found.lag, due=found.due)
 
     backlog = scan_streams(
-        scan, dict.fromkeys([*app.inputs, *feeding, *app.restated]), visit, deadline
+        scan,
+        dict.fromkeys([*app.inputs, *feeding, *app.restated]),
+        partial(_visit_files, visit),
+        deadline,
     )
     scan = backlog.scan
     is_due = bool(scan.due) or rule.enough(scan.lag) or bool(progress.describe_unfinished(state))
@@ -387,6 +401,18 @@ def measure_backlog(
         return system.compare(start, system.offset_for_timestamp(ssp, oldest_ms)) < 0
 
     return scan_ages(scan, unread, is_old, deadline)
+
+
+def _visit_files(visit: Callable[[str], StreamFinding], stream: str) -> StreamFinding:
+    """Return what a scan finds of a stream. Of files that can't be admitted, it is the error: the
+    run that this launches fails with it, where failed runs are looked for, instead of each tick.
+    """
+    try:
+        return visit(stream)
+    except PermanentError as error:
+        if not is_of_files(stream):
+            raise
+        return StreamFinding(due=f"{stream}: {error.problem}")
 
 
 MAX_RESTARTS = 5

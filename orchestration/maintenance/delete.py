@@ -20,6 +20,8 @@ from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.orchestration.batch_log.batch_log import list_application_states
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import require_reason
+from dagster_adjunct.resources.file_streams import overview
+from dagster_adjunct.resources.file_streams.overview import find_file_stream
 from dagster_adjunct.resources.objects.commit_log import (
     Commit,
     DeletedObjects,
@@ -80,6 +82,16 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
             blocking.append(f"{holder} holds its files")
         for reader in list_readers(lake, name):
             affected.append(f"reader {reader.name} has a position in it")
+    reading = _find_readers(lake, qualified, producers)
+    return Readers((*blocking, *reading.blocking), (*affected, *reading.affected))
+
+
+def _find_readers(lake: Lake, qualified: str, producers: Collection[str] = ()) -> Readers:
+    """Return the applications and datasets that read the stream "system.stream", and open batches
+    of its producers.
+    """
+    blocking: list[str] = []
+    affected: list[str] = []
     for application, state in list_application_states(lake).items():
         intent = state.open
         if intent is not None and qualified in intent.streams:
@@ -191,7 +203,22 @@ def delete_stream(
     reads or writes it, and, unless `force`, while an application has a checkpoint on it or a
     dataset follows it; after a forced deletion their next run fails with advice. A stream declared
     later under the name is a different stream. Raises StreamNotFoundError.
+
+    For a stream of files, `name` has its system: "files.clicks". Its files stay; it forgets which
+    of them it has admitted.
     """
+    of_files = find_file_stream(lake, name)
+    if of_files is not None:
+        file_log = of_files[0].file_log(of_files[1])
+        target = _Target(
+            "stream",
+            name,
+            file_log.log.current,
+            partial(_find_readers, lake, name),
+            partial(overview.list_deletable_objects, file_log),
+            partial(overview.delete_log, file_log, reason=reason, by=by),
+        )
+        return _delete(lake, target, reason, force=force, dry_run=dry_run)
     streams = LakeStreams(lake)
     target = _Target(
         "stream",
@@ -254,7 +281,9 @@ def _delete(
     kind = target.kind
     name = target.name
     require_reason(reason, f"{kind} {name!r}", "deleted")
-    about: dict[str, Any] = {kind: f"lake.{name}" if kind == "stream" else name}
+    about: dict[str, Any] = {kind: name}
+    if kind == "stream" and "." not in name:
+        about = {kind: f"lake.{name}"}
 
     def decide() -> Callable[[], DeletionReport]:
         """Return the function that deletes what exists now, or only reports it in a dry run.
@@ -306,7 +335,7 @@ def _not_found_error(lake: Lake, target: _Target, about: Mapping[str, Any]) -> e
     names: Iterable[str] = ()
     if target.kind == "stream":
         found = errors.StreamNotFoundError
-        names = LakeStreams(lake).list_streams()
+        names = [*LakeStreams(lake).list_streams(), *overview.list_stored(lake)]
     else:
         names = list_datasets(lake)
     problem = (

@@ -92,6 +92,11 @@ class FileStreamDeclaration(StreamDeclaration):
 
     retention: FileRetention | None = None
 
+    @property
+    def source_url(self) -> str:
+        """Where the files, or the table, are; "" if that has no URL."""
+        return ""
+
     def feed(self, lake: Lake) -> Feed:
         """Return the source of the stream's files."""
         raise NotImplementedError

@@ -138,6 +138,10 @@ class FolderDeclaration(FileStreamDeclaration):
     notifications: str | None = None
     rules: FileRules = DEFAULT_RULES
 
+    @property
+    def source_url(self) -> str:
+        return open_tree(self.url).url
+
     def feed(self, lake: Lake) -> FolderFeed:
         return FolderFeed(self, open_tree(self.url))
 

@@ -20,7 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import Annotated, Any, NamedTuple
 
@@ -47,6 +47,7 @@ KIND = "file-stream"
 PREFIX = "file-streams"
 PAGE = 10_000
 _MOST_IN_TAIL = 1_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _CACHED_PAGES = 128
 GRACE = timedelta(hours=1)
@@ -79,6 +80,11 @@ class AdmittedFile(NamedTuple):
     def next(self) -> int:
         """The offset after its last record."""
         return self.first + self.rows
+
+    @property
+    def modified_at(self) -> datetime:
+        """The time of its records."""
+        return _EPOCH + timedelta(microseconds=self.modified)
 
 
 class FilePage(StoredDocument):

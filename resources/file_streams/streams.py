@@ -85,6 +85,15 @@ def declare_file_stream(system: str, name: str, declaration: FileStreamDeclarati
     return f"{system}.{name}"
 
 
+def find_source_url(name: str) -> str:
+    """Return where the files of a stream that this process has declared are, "" for another
+    stream.
+    """
+    system, _, stream = name.partition(".")
+    declared = _declared.get(system, {}).get(stream)
+    return "" if declared is None else declared.source_url
+
+
 @dataclass(slots=True)
 class _Known:
     """What was admitted before, for a source of files; read once."""
@@ -124,6 +133,7 @@ class FileStreams(NumberedOffsets):
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
         self._states: dict[str, FileLogState] | None = None
+        self._waiting: dict[str, dict[str, str]] = {}
 
     # -- what there is
 
@@ -174,7 +184,8 @@ class FileStreams(NumberedOffsets):
             stream,
             declaration.partitions,
             declaration.key,
-            "unknown",
+            # One partition has all records of each key, by any hash.
+            "spark-murmur3",
             declaration.columns,
             identity=None if state is None else state.id,
         )
@@ -262,9 +273,26 @@ class FileStreams(NumberedOffsets):
             found.settled()
         state = log.parse(commit)
         assert state is not None
+        self._waiting[stream] = _without_known(found.waiting, _Known(log, state))
         return state, found.more
 
-    def set_aside(self, stream: str, path: str, *, reason: str) -> AdmittedFile:
+    def waiting(self, stream: str) -> dict[str, str]:
+        """Return why files that are there are not admitted yet, by path: as the last admission
+        found it, else by looking now. Admits nothing.
+
+        Raises the errors of the declared rules.
+        """
+        if stream not in self._waiting:
+            declaration = self.declaration(stream)
+            log = self.file_log(stream)
+            known = _Known(log, log.read() or FileLogState.empty(declaration))
+            found = declaration.feed(self.lake).find(known)
+            self._waiting[stream] = _without_known(found.waiting, known)
+        return self._waiting[stream]
+
+    def set_aside(
+        self, stream: str, path: str, *, reason: str, by: str = "set aside"
+    ) -> AdmittedFile:
         """Set a file aside, so that reads leave out its records; return it as it was.
 
         For a file that is gone, or damaged, before all readers have read it: its offsets stay. Of a
@@ -282,7 +310,7 @@ class FileStreams(NumberedOffsets):
             after, found = self._plan_set_aside(stream, state, path, f"set aside: {reason}")
             return None if after is before else after.body()
 
-        log.log.transact(decide, by="set aside")
+        log.log.transact(decide, by=by)
         assert found is not None
         return found
 
@@ -483,6 +511,12 @@ class FileStreams(NumberedOffsets):
                     from_row = max(start - file.first, 0)
                     pieces.append(FilePiece(file, from_row, min(end, file.next) - file.first))
         return pieces
+
+
+def _without_known(waiting: Mapping[str, str], known: _Known) -> dict[str, str]:
+    """Return why files wait, without files that were admitted before."""
+    before = known.among(waiting)
+    return {path: why for path, why in waiting.items() if path not in before}
 
 
 def _empty_table(schema: Any, names: Sequence[str]) -> pa.Table:

@@ -1,7 +1,7 @@
-"""Reads external Parquet, CSV and JSON lines files with exactly the declared columns and types, or
-raises an error that names the file and the line.
+"""Reads external Parquet, CSV, JSON lines and Avro files with exactly the declared columns and
+types, or raises an error that names the file and the line.
 
-Nothing is inferred, cast or left out:
+Nothing is inferred, cast or left out, unless rules allow other columns (`columns.py`):
 
     Parquet     the columns have the declared types; timestamps have a zone (INT96 is UTC)
     CSV         RFC 4180 with a header line, in UTF-8; an empty field is null, "" is an empty
@@ -9,6 +9,7 @@ Nothing is inferred, cast or left out:
                 binary columns are the field's bytes
     JSON lines  one object per line; an absent field is null; dates and timestamps as in CSV, binary
                 as base64
+    Avro        container files, whose columns are as in Avro messages of Kafka
 
 Columns may be in any order. Files named .gz, .bz2 or .zst are decompressed, except Parquet, which
 has its own compression.
@@ -24,8 +25,9 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -33,7 +35,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dagster_adjunct.resources.documents import RepeatedMemberError, unique_members
-from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
+from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
+from dagster_adjunct.resources.files.avro_files import count_avro, read_avro
+from dagster_adjunct.resources.files.columns import ColumnRules, DeclaredColumns, TwoNamesError
 from dagster_adjunct.resources.files.json_values import (
     JSON_KINDS,
     JsonMisfit,
@@ -43,6 +47,7 @@ from dagster_adjunct.resources.files.json_values import (
     convert_parsed,
     parsed_type,
 )
+from dagster_adjunct.resources.files.opened import open_decompressed, unreadable_file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import (
@@ -53,11 +58,10 @@ from dagster_adjunct.resources.objects.arrow_files import (
 from dagster_adjunct.resources.schemas.arrow_values import cast_table
 from dagster_adjunct.resources.schemas.paths import missing_part, nest_value, read_values
 from dagster_adjunct.resources.schemas.records import RowPlace, fit_to_schema
-from dagster_adjunct.resources.schemas.schema import Field, Schema, check_column_names
+from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
 from dagster_adjunct.resources.schemas.types import (
     Type,
-    find_difference,
     is_list,
     is_nested,
     parse_type,
@@ -72,37 +76,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_COLUMNS_STEP = "Deliver the files with exactly these columns, or change the declared ones."
-
-
 def describe_column(field: Field) -> str:
     """Return how errors about a column's values begin: with its name and declared type."""
     return f"column {field.name!r} is declared {field.type}"
-
-
-def unreadable_file_error(where: str, error: Exception) -> AdjunctError:
-    """Return the error for a file that is damaged, or that the file system can't read."""
-    if isinstance(error, OSError) and error.errno:
-        return file_error(error, error.filename or where, where)
-    reason = str(error) or type(error).__name__
-    return SchemaMismatchError(
-        f"{where} can't be read: {reason.splitlines()[0].rstrip('.')}.",
-        "Deliver the file again, complete and in the declared format.",
-    )
-
-
-_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-
-
-def open_decompressed(path: Path, name: str) -> Any:
-    """Return a stream of the decompressed bytes of the file at `path`; `name`, its original
-    name, tells the codec.
-    """
-    raw = pa.OSFile(str(path), mode="r")
-    codec = _CODECS.get(name[name.rfind(".") :].lower())
-    if codec is None:
-        return raw
-    return pa.CompressedInputStream(raw, codec)
 
 
 _BOM = b"\xef\xbb\xbf"
@@ -227,34 +203,42 @@ _VALUE_STEP = "Correct the value, or the column's declared type."
 
 
 def read_csv(
-    tree: FileTree, file: ListedFile, schema: Schema, where: str
+    tree: FileTree, file: ListedFile, columns: DeclaredColumns, where: str, wanted: Schema
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the records of a CSV file as (number of the first record, table); see
-    `DeclaredFiles.tables`.
+    """Yield the records of a CSV file, with the `wanted` columns, as (number of the first record,
+    table); see `DeclaredFiles.tables`.
     """
-    check_format(schema, "csv", where)
+    check_format(columns.schema, "csv", where)
     with tree.on_disk(file) as path:
-        names = _read_header(path, file.path, schema, where)
+        header = _read_header(path, file.path, columns, where)
+        fields = [field for field in wanted.fields if field.name in header.sources]
         number = 0
         source = QuoteReader(open_decompressed(path, file.path))
         try:
-            for batch in _csv_reader(source, schema):
-                columns = [
-                    _convert_field(batch.column(field.name), field, number, where)
-                    for field in schema.fields
-                ]
-                yield number, pa.table(columns, schema=schema.to_arrow())
+            for batch in _csv_reader(source, header, fields):
+                found = {}
+                for field in fields:
+                    texts = batch.column(header.sources[field.name])
+                    found[field.name] = _convert_field(texts, field, number, where)
+                yield number, _with_missing(found, batch.num_rows, wanted)
                 number += batch.num_rows
         except pa.ArrowInvalid as error:
             if "Empty CSV file or block" in str(error):
                 return  # there is only a header line, without a line break
-            raise source.quote_error(where) or _csv_error(error, names, schema, where) from error
+            raise source.quote_error(where) or _csv_error(error, header, columns, where) from error
         except SchemaMismatchError as error:
             raise source.quote_error(where) or error from None
         except OSError as error:
             raise unreadable_file_error(where, error) from error
         if (misquoted := source.quote_error(where)) is not None:
             raise misquoted
+
+
+def _with_missing(found: dict[str, Any], rows: int, wanted: Schema) -> pa.Table:
+    """Return the columns that were found as a table with the wanted ones, null where missing."""
+    schema = wanted.to_arrow()
+    columns = [found.get(field.name, pa.nulls(rows, field.type)) for field in schema]
+    return pa.table(columns, schema=schema)
 
 
 def _convert_field(fields: pa.Array, field: Field, first: int, where: str) -> pa.Array:
@@ -271,30 +255,41 @@ def _convert_field(fields: pa.Array, field: Field, first: int, where: str) -> pa
         raise SchemaMismatchError(problem, _VALUE_STEP, column=field.name, line=line) from misfit
 
 
-def _csv_reader(source: Any, schema: Schema) -> Any:
-    """Return Arrow's reader of a CSV file, whose fields are texts, or bytes for binary columns."""
+class _Header(NamedTuple):
+    """The names in the header line of a CSV file, and those of the declared columns among them."""
+
+    names: list[str]
+    sources: dict[str, str]
+
+
+def _csv_reader(source: Any, header: _Header, fields: Sequence[Field]) -> Any:
+    """Return Arrow's reader of these columns of a CSV file, whose fields are texts, or bytes for
+    binary columns.
+    """
     import pyarrow.csv as pc
 
     # Arrow would also convert hexadecimal numbers, and decimals of more digits than declared, so
     # that it only divides the lines into fields.
+    kinds = {}
+    for field in fields:
+        kind = pa.binary() if field.type == "binary" else pa.string()
+        kinds[header.sources[field.name]] = kind
     convert = pc.ConvertOptions(
-        column_types={
-            f.name: pa.binary() if f.type == "binary" else pa.string() for f in schema.fields
-        },
+        include_columns=list(kinds) or header.names[:1],
+        column_types=kinds or {header.names[0]: pa.binary()},
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
     read = pc.ReadOptions(use_threads=False, block_size=_BLOCK)
     # In a file of one column, an empty line is an empty field, as any other field can be.
-    parse = pc.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(schema.fields) > 1)
+    parse = pc.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(header.names) > 1)
     return pc.open_csv(source, read_options=read, parse_options=parse, convert_options=convert)
 
 
-def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]:
-    """Return the names in the header line. Raises SchemaMismatchError unless they are the
-    declared ones.
-    """
+def _read_header(path: Path, name: str, columns: DeclaredColumns, where: str) -> _Header:
+    """Return the header line. Raises SchemaMismatchError unless it has the declared columns."""
+    schema = columns.schema
     try:
         with open_decompressed(path, name) as source:
             text = bytes(source.read(_HEADER)).decode("utf-8-sig", errors="replace")
@@ -309,24 +304,27 @@ def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]
         problem = f"{where} {begins}: expected a header line with {', '.join(schema.names)}."
         step = "Deliver the file again; a file without records needs a header line too."
         raise SchemaMismatchError(problem, step, line=1)
-    check_column_names(names, schema, where, next_step=_COLUMNS_STEP)
-    return names
+    return _Header(names, columns.match(names, where))
 
 
-def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -> AdjunctError:
+def _csv_error(
+    error: Exception, header: _Header, columns: DeclaredColumns, where: str
+) -> AdjunctError:
     """Return the error for what Arrow's CSV reader has reported, with the line if Arrow
     names one.
     """
     text = str(error)
     if misfit := _NOT_UTF8.match(text):
-        name = names[int(misfit["column"])]
+        given = header.names[int(misfit["column"])]
+        name = next(name for name, source in header.sources.items() if source == given)
         line = None
         if misfit["row"]:
             line = int(misfit["row"])
         place = where
         if line is not None:
             place = f"{where}, line {line}"
-        problem = f"{place}: {describe_column(schema.field(name))}: the text is not UTF-8."
+        described = describe_column(columns.schema.field(name))
+        problem = f"{place}: {described}: the text is not UTF-8."
         return SchemaMismatchError(problem, "Write the file in UTF-8.", column=name, line=line)
     if misfit := _ROW.match(text):
         problem = f"{where}, line {misfit['row']}: {misfit['reason'].rstrip('.')}."
@@ -336,7 +334,7 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
     return unreadable_file_error(where, error)
 
 
-FileFormat = Literal["parquet", "csv", "jsonl"]
+FileFormat = Literal["parquet", "csv", "jsonl", "avro"]
 
 
 def check_format(schema: Schema, format: FileFormat, what: str) -> None:
@@ -345,24 +343,25 @@ def check_format(schema: Schema, format: FileFormat, what: str) -> None:
         if format == "csv" and is_nested(field.type):
             raise SchemaMismatchError(
                 f"{what}: {describe_column(field)}, but a field of a CSV file is a simple value.",
-                "Deliver Parquet or JSON lines, or declare the column as string.",
+                "Deliver Parquet, JSON lines or Avro, or declare the column as string.",
                 column=field.name,
             )
 
 
 # That of the first record; a CSV file has a header line.
-_FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1}
+_FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1, "avro": 1}
+_UNITS = {"csv": "line", "jsonl": "line", "parquet": "row", "avro": "record"}
 
 
 def record_place(format: FileFormat, first: int, row: int) -> RowPlace:
-    """Return how errors name a record in its file: as a line, in Parquet as a row.
+    """Return how errors name a record in its file: as a line, in Parquet as a row, in Avro as a
+    record.
 
     The record is the row number `row` of a table whose first record is number `first` in the file,
     both counted from 0. Line breaks in quoted values are not counted.
     """
     line = first + row + _FIRST_LINE[format]
-    unit = "row" if format == "parquet" else "line"
-    return RowPlace(f"{unit} {line}", {"line": line})
+    return RowPlace(f"{_UNITS[format]} {line}", {"line": line})
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +370,8 @@ class DeclaredFiles:
 
     `what` names the dataset in errors. If `values` is False, errors name the position of a value
     but do not show it. Each record of JSON lines has a member for each `required` column or path,
-    which may be null; others may be absent.
+    which may be null; others may be absent. In other formats, `required` columns may not be
+    missing, whatever the `rules` for files with other columns.
     """
 
     tree: FileTree
@@ -380,26 +380,48 @@ class DeclaredFiles:
     what: str
     values: bool = True
     required: tuple[str, ...] = ()
+    rules: ColumnRules | None = None
 
     def place(self, file: ListedFile) -> str:
         """Return how errors name a file."""
         return f"{self.what}: file {self.tree.url}/{file.path}"
 
+    @property
+    def columns(self) -> DeclaredColumns:
+        """The declared columns, and the rules for files with others."""
+        return DeclaredColumns(self.schema, self.rules, self.required)
+
     def tables(
-        self, file: ListedFile, span: tuple[int, int] | None = None
+        self,
+        file: ListedFile,
+        span: tuple[int, int] | None = None,
+        *,
+        rows: tuple[int, int] | None = None,
+        names: Sequence[str] | None = None,
     ) -> Iterator[tuple[int, pa.Table]]:
         """Yield the records of a file as (number of the first, counted from 0; table with the
-        schema's columns).
+        schema's columns, or those of `names`).
 
-        `span` selects the row groups of a Parquet file that begin in this range of bytes. Raises
+        `span` selects the row groups of a Parquet file that begin in this range of bytes, `rows`
+        the records [start, end): no more than is needed for them is read. Raises
         SchemaMismatchError for whatever is not as declared, and SourceChangedError.
         """
-        with self.locating_errors(file):
-            for number, table in self._tables(file, span):
+        wanted = self.schema if names is None else self.schema.select(names)
+        start, end = rows or (0, sys.maxsize)
+        with (
+            self.locating_errors(file),
+            closing(self._tables(file, span, (start, end), wanted)) as tables,
+        ):
+            for number, whole in tables:
+                first = max(start, number)
+                table = whole.slice(first - number, max(0, end - first))
                 if (found := first_unreadable(table)) is not None:
-                    at = record_place(self.format, number, found.row)
+                    at = record_place(self.format, first, found.row)
                     raise found.error(self.place(file), at.text, **at.fields)
-                yield number, table
+                if first < number + whole.num_rows:
+                    yield first, table
+                if number + whole.num_rows >= end:
+                    return
 
     @contextmanager
     def locating_errors(self, file: ListedFile) -> Iterator[None]:
@@ -427,14 +449,46 @@ class DeclaredFiles:
             raise SchemaMismatchError(problem, error.next_step, **about) from None
 
     def _tables(
-        self, file: ListedFile, span: tuple[int, int] | None
-    ) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the records of a file as `tables` does, unchecked."""
-        if self.format == "parquet":
-            return read_parquet(self.tree, file, self.schema, self.place(file), span)
+        self, file: ListedFile, span: tuple[int, int] | None, rows: tuple[int, int], wanted: Schema
+    ) -> Generator[tuple[int, pa.Table], None, None]:
+        """Yield the records of a file as `tables` does, unchecked, and maybe some before and after
+        those of `rows`.
+        """
+        columns = self.columns
+        where = self.place(file)
         if self.format == "csv":
-            return read_csv(self.tree, file, self.schema, self.place(file))
-        return read_jsonl(self.tree, file, self.schema, self.place(file), self.required)
+            yield from read_csv(self.tree, file, columns, where, wanted)
+        elif self.format == "jsonl":
+            for number, table in read_jsonl(self.tree, file, columns, where, self.required):
+                yield number, table.select(wanted.names)
+        elif self.format == "avro":
+            names = wanted.names
+            for number, table in read_avro(self.tree, file, columns, where, rows, names):
+                yield number, _fit(table, columns, wanted, where, partial(self._row, number))
+        else:
+            yield from read_parquet(self.tree, file, columns, where, span, rows, wanted)
+
+    def _row(self, first: int, row: int) -> RowPlace:
+        return record_place(self.format, first, row)
+
+    def count(self, file: ListedFile) -> int:
+        """Return the number of records in a file: from the footer of Parquet, or the heads of
+        blocks of Avro, or by reading other files.
+        """
+        if self.format not in ("parquet", "avro"):
+            return sum(table.num_rows for _, table in self.tables(file))
+        with self.locating_errors(file):
+            where = self.place(file)
+            if self.format == "avro":
+                return count_avro(self.tree, file, self.columns, where)
+            return int(open_parquet(self.tree, file, self.columns, where).file.metadata.num_rows)
+
+
+def _fit(
+    table: pa.Table, columns: DeclaredColumns, wanted: Schema, where: str, place: Any
+) -> pa.Table:
+    """Return records with a file's names and types as records with the declared ones."""
+    return fit_to_schema(columns.conform(table, wanted), wanted, where, place)
 
 
 _JSON_BLOCK = 8 * 1024 * 1024
@@ -443,18 +497,23 @@ _BLANKS = b" \t\r"
 
 
 def read_jsonl(
-    tree: FileTree, file: ListedFile, schema: Schema, where: str, required: tuple[str, ...] = ()
+    tree: FileTree,
+    file: ListedFile,
+    columns: DeclaredColumns,
+    where: str,
+    required: tuple[str, ...] = (),
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield the records of a JSON lines file as (number of the first record, table); see
     `DeclaredFiles.tables`.
     """
     number = 0
     line = 1
+    schema = columns.with_older_names.schema
     keys = MapKeys(parse_type(field.type) for field in schema.fields)
     with tree.on_disk(file) as path:
         for block in _blocks(open_decompressed(path, file.path), where):
             if block.strip(_BLANKS + b"\n"):
-                table = _parse_block(block, line, schema, where, required, keys)
+                table = _parse_block(block, line, columns, where, required, keys)
                 yield number, table
                 number += table.num_rows
             line += block.count(b"\n")
@@ -483,13 +542,18 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
 
 
 def _parse_block(
-    block: bytes, line: int, schema: Schema, where: str, required: tuple[str, ...], keys: MapKeys
+    block: bytes,
+    line: int,
+    columns: DeclaredColumns,
+    where: str,
+    required: tuple[str, ...],
+    keys: MapKeys,
 ) -> pa.Table:
     """Return the records in whole lines of JSON, the first of which is line number `line`."""
-    table = _parse_fast(block, schema, keys)
+    table = _parse_fast(block, columns, keys)
     # Arrow's parser doesn't say whether a null stands in the line or is a missing member.
     if table is None or any(read_values(table, name).null_count for name in required):
-        return _parse_lines(block, line, schema, where, required)
+        return _parse_lines(block, line, columns, where, required)
     return table
 
 
@@ -511,19 +575,28 @@ def _count_objects(block: bytes) -> int | None:
     return count
 
 
-def _parse_columns(
-    block: bytes, names: Sequence[str], types: Sequence[Type], keys: MapKeys
+_Parse = Callable[[bytes, str], "pa.Table"]
+"""Parses lines of JSON; the text is Arrow's `unexpected_field_behavior`."""
+
+
+def _parse_without_others(
+    block: bytes, columns: DeclaredColumns, keys: MapKeys, parse: _Parse
 ) -> pa.Table | None:
-    """Return the columns with their parsed types; None if maps can't be parsed as structs."""
+    """Return the columns without fields that are left out; None if others may be there."""
+    # Fields that are not declared may be keys of a map.
+    if keys.has_maps:
+        return None
+    if not columns.ignores_undeclared:
+        found = parse(block, "infer").schema
+        if not columns.leaves_out(pa.struct(found)):
+            return None
+    return parse(block, "ignore")
 
-    def parse(lines: bytes, others: str) -> pa.Table:
-        kinds = []
-        for name, type_ in zip(names, types, strict=True):
-            kinds.append((name, parsed_type(type_, keys, name)))
-        return read_json_lines(lines, pa.schema(kinds), others=others)
 
-    if not keys.has_maps:
-        return parse(block, "error")
+def _parse_with_maps(
+    block: bytes, schema: Schema, types: Sequence[Type], keys: MapKeys, parse: _Parse
+) -> pa.Table | None:
+    """Return the columns with maps as structs of their keys; None if they can't be parsed so."""
     table = None
     # New keys are usually among the first lines.
     for sample in (block[: block.find(b"\n", _SAMPLE) + 1] or block, block):
@@ -534,7 +607,7 @@ def _parse_columns(
             break
         except pa.ArrowInvalid:
             found = parse(sample, "infer").schema
-            for name, type_ in zip(names, types, strict=True):
+            for name, type_ in zip(schema.names, types, strict=True):
                 keys.learn(type_, found.field(name).type, name)
     if table is None and not keys.too_many:
         table = parse(block, "error")
@@ -543,10 +616,28 @@ def _parse_columns(
     return table
 
 
+def _parse_columns(
+    block: bytes, schema: Schema, types: Sequence[Type], keys: MapKeys, columns: DeclaredColumns
+) -> pa.Table | None:
+    """Return the columns with their parsed types; None if maps can't be parsed as structs."""
+
+    def parse(lines: bytes, others: str) -> pa.Table:
+        kinds = []
+        for name, type_ in zip(schema.names, types, strict=True):
+            kinds.append((name, parsed_type(type_, keys, name)))
+        return read_json_lines(lines, pa.schema(kinds), others=others)
+
+    if columns.leaves_fields_out:
+        return _parse_without_others(block, columns, keys, parse)
+    if keys.has_maps:
+        return _parse_with_maps(block, schema, types, keys, parse)
+    return parse(block, "error")
+
+
 _INVALID_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 
 
-def _parse_fast(block: bytes, schema: Schema, keys: MapKeys) -> pa.Table | None:
+def _parse_fast(block: bytes, columns: DeclaredColumns, keys: MapKeys) -> pa.Table | None:
     """Return the records as Arrow's parser reads them, or None if that is not certain to be
     right.
     """
@@ -557,19 +648,29 @@ def _parse_fast(block: bytes, schema: Schema, keys: MapKeys) -> pa.Table | None:
         return None
     if may_be_invalid and _INVALID_NUMBER.search(block):
         return None
+    schema = columns.with_older_names.schema
     types = [parse_type(field.type) for field in schema.fields]
     try:
-        table = _parse_columns(block, schema.names, types, keys)
+        table = _parse_columns(block, schema, types, keys, columns)
         if table is None:
             return None
-        columns = []
+        converted = []
         for column, type_ in zip(table.columns, types, strict=True):
-            columns.append(convert_parsed(column.combine_chunks(), type_))
-    except (pa.ArrowInvalid, TextMisfit, UnicodeDecodeError):  # the last for a key of a map
-        return None
-    if table.num_rows != count:  # Arrow reads any number of objects in a line
-        return None
-    return pa.table(columns, schema=schema.to_arrow())
+            converted.append(convert_parsed(column.combine_chunks(), type_))
+        found = pa.table(converted, schema=schema.to_arrow())
+        # Arrow reads any number of objects in a line.
+        return _with_new_names(found, columns) if found.num_rows == count else None
+    except (pa.ArrowInvalid, TextMisfit, TwoNamesError, UnicodeDecodeError):
+        return None  # the last for a key of a map
+
+
+def _with_new_names(table: pa.Table, columns: DeclaredColumns) -> pa.Table:
+    """Return records that may have values under older names with the declared columns. Raises
+    TwoNamesError.
+    """
+    if columns.with_older_names is columns:
+        return table
+    return cast_table(columns.conform(table), columns.schema.to_arrow())
 
 
 def _no_constant(name: str) -> Any:
@@ -586,24 +687,25 @@ _decode_line = json.JSONDecoder(
 
 
 def _parse_lines(
-    block: bytes, first: int, schema: Schema, where: str, required: tuple[str, ...]
+    block: bytes, first: int, columns: DeclaredColumns, where: str, required: tuple[str, ...]
 ) -> pa.Table:
     """Return the records, read line by line, which is slow. Raises SchemaMismatchError, which
     names the line.
     """
     numbers: list[int] = []
     records: list[dict[str, Any]] = []
+    schema = columns.with_older_names.schema
     for number, line in enumerate(block.split(b"\n"), first):
         if line.strip(_BLANKS):
             numbers.append(number)
-            record = _parse_line(line, number, schema, where)
+            record = _parse_line(line, number, columns, where)
             _require_members(record, required, schema, number, where)
             records.append(record)
-    columns = []
+    found = []
     for field in schema.fields:
         try:
             values = [record.get(field.name) for record in records]
-            columns.append(column_from_json(values, parse_type(field.type)))
+            found.append(column_from_json(values, parse_type(field.type)))
         except JsonMisfit as misfit:
             at = numbers[misfit.row]
             described = f"column {field.name + misfit.path!r}"
@@ -611,14 +713,34 @@ def _parse_lines(
                 described += f" is declared {misfit.kind}"
             problem = f"{where}, line {at}: {described}: {misfit.reason}."
             raise SchemaMismatchError(problem, _VALUE_STEP, column=field.name, line=at) from misfit
-    return pa.table(columns, schema=schema.to_arrow())
+    table = pa.table(found, schema=schema.to_arrow())
+    try:
+        return _with_new_names(table, columns)
+    except TwoNamesError:
+        raise _two_names_error(table, numbers, columns, where) from None
 
 
-def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[str, Any]:
+def _two_names_error(
+    table: pa.Table, numbers: Sequence[int], columns: DeclaredColumns, where: str
+) -> SchemaMismatchError:
+    """Return the error for the first record that has a value under two names of a column."""
+    for row, line in enumerate(numbers):
+        try:
+            columns.conform(table.slice(row, 1))
+        except TwoNamesError as error:
+            name = str(error)
+            problem = f"{where}, line {line}: {name!r} has a value under its older name too."
+            step = "Write one of the two, or correct renamed= of the column rules."
+            return SchemaMismatchError(problem, step, column=name, line=line)
+    raise AssertionError("no record has two names")
+
+
+def _parse_line(line: bytes, number: int, columns: DeclaredColumns, where: str) -> dict[str, Any]:
     """Return the record in a line. Raises SchemaMismatchError for anything but an object of
     declared fields.
     """
     column = None
+    schema = columns.with_older_names.schema
     try:
         record = _decode_line(line.decode())
     except UnicodeDecodeError as error:
@@ -630,6 +752,7 @@ def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[st
         problem = f"it is not JSON ({error})"
     else:
         if isinstance(record, dict):
+            record = columns.without_others(record)
             unknown = [name for name in record if name not in schema]
             if not unknown:
                 return record
@@ -671,33 +794,54 @@ _MAX_WHOLE_BYTES = 16 * 1024 * 1024
 def read_parquet(
     tree: FileTree,
     file: ListedFile,
-    schema: Schema,
+    columns: DeclaredColumns,
     where: str,
-    span: tuple[int, int] | None = None,
+    span: tuple[int, int] | None,
+    rows: tuple[int, int],
+    wanted: Schema,
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the records of a Parquet file as (number of the first, counted from 0; table).
+    """Yield the records of a Parquet file, with the `wanted` columns, as (number of the first,
+    counted from 0; table).
 
-    With `span`, only of the row groups whose first byte is in this range: (start, end) in bytes,
-    `end` exclusive. Raises SchemaMismatchError for whatever is not as declared.
+    Only row groups are read that have some of the records `rows`, and, with `span`, whose first
+    byte is in this range: (start, end) in bytes, `end` exclusive. Raises SchemaMismatchError for
+    whatever is not as declared.
     """
-    parquet, stored = open_parquet(tree, file, schema, where)
+    opened = open_parquet(tree, file, columns, where)
     start, end = span or (0, file.size)
     number = 0
-    for group in range(parquet.metadata.num_row_groups):
-        rows = parquet.metadata.row_group(group).num_rows
+    for group in range(opened.file.metadata.num_row_groups):
+        facts = opened.file.metadata.row_group(group)
+        after = number + facts.num_rows
         # A row group without rows may have no page, so no first byte.
-        if rows and start <= _first_byte(parquet.metadata.row_group(group)) < end:
+        if max(number, rows[0]) < min(after, rows[1]) and start <= _first_byte(facts) < end:
             at = number
-            try:
-                for batch in parquet.iter_batches(_BATCH, row_groups=[group]):
-                    rows_read = pa.Table.from_batches([batch])
-                    place = partial(record_place, "parquet", at)
-                    table = fit_to_schema(cast_table(rows_read, stored), schema, where, place)
-                    yield at, table
-                    at += table.num_rows
-            except (pa.ArrowException, OSError) as error:
-                raise unreadable_file_error(where, error) from error
-        number += rows
+            for found in _read_group(opened, group, wanted, where):
+                place = partial(record_place, "parquet", at)
+                yield at, _fit(found, columns, wanted, where, place)
+                at += found.num_rows
+                if at >= rows[1]:
+                    break
+        number = after
+
+
+def _read_group(
+    opened: OpenedParquet, group: int, wanted: Schema, where: str
+) -> Iterator[pa.Table]:
+    """Yield the rows of a row group with the file's columns for the wanted ones; if it has none of
+    them, with a column of nulls.
+    """
+    names = [opened.sources[name] for name in wanted.names if name in opened.sources]
+    stored = pa.schema([opened.columns.field(name) for name in names])
+    read = names or opened.columns.names[:1]
+    try:
+        for batch in opened.file.iter_batches(_BATCH, row_groups=[group], columns=read):
+            if names:
+                yield cast_table(pa.Table.from_batches([batch]).select(names), stored)
+            else:
+                yield pa.table({"": pa.nulls(batch.num_rows)})
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable_file_error(where, error) from error
 
 
 def _first_byte(group: Any) -> int:
@@ -707,12 +851,21 @@ def _first_byte(group: Any) -> int:
     return int(min(filter(None, offsets)))
 
 
-def open_parquet(
-    tree: FileTree, file: ListedFile, schema: Schema, where: str
-) -> tuple[Any, pa.Schema]:
-    """Return the opened file and its columns, in which timestamps that are stored as INT96 are UTC.
+class OpenedParquet(NamedTuple):
+    """An opened Parquet file, its columns, in which timestamps that are stored as INT96 are UTC,
+    and the names that it has for the declared ones.
+    """
 
-    Raises SchemaMismatchError unless its columns and types are the declared ones.
+    file: Any
+    columns: pa.Schema
+    sources: dict[str, str]
+
+
+def open_parquet(
+    tree: FileTree, file: ListedFile, columns: DeclaredColumns, where: str
+) -> OpenedParquet:
+    """Return the opened file. Raises SchemaMismatchError unless its columns and types are those
+    that are declared, or allowed.
     """
     source = open_input(
         file.size, partial(tree.read, file), partial(tree.read_range, file), _MAX_WHOLE_BYTES
@@ -727,8 +880,21 @@ def open_parquet(
     except (pa.ArrowException, OSError) as error:
         raise unreadable_file_error(where, error) from error
     stored = _stored_columns(parquet)
-    _check_types(stored, schema, where)
-    return parquet, stored
+    sources = columns.match(stored.names, where)
+    types = {name: _stored_type(stored.field(name), where) for name in sources.values()}
+    columns.check_types(types, sources, where)
+    return OpenedParquet(parquet, stored, sources)
+
+
+def _stored_type(field: pa.Field, where: str) -> Type:
+    """Return the type of a column of a Parquet file. Raises SchemaMismatchError for a timestamp
+    without a zone.
+    """
+    try:
+        return tree_from_arrow(field.type, field.name)
+    except SchemaMismatchError as error:
+        error.column = field.name
+        raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
 
 
 def _stored_columns(parquet: Any) -> pa.Schema:
@@ -756,32 +922,6 @@ def _in_utc(kind: pa.DataType, leaves: Iterator[bool]) -> pa.DataType:
     if next(leaves):
         return pa.timestamp("us", "UTC")
     return kind
-
-
-def _check_types(stored: pa.Schema, schema: Schema, where: str) -> None:
-    """Raise SchemaMismatchError unless these columns and types are the declared ones."""
-    check_column_names(stored.names, schema, where, next_step=_COLUMNS_STEP)
-    wrong: dict[str, str] = {}
-    for field in schema.fields:
-        try:
-            stored_type = tree_from_arrow(stored.field(field.name).type, field.name)
-        except SchemaMismatchError as error:
-            # A timestamp without a zone.
-            error.column = field.name
-            raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
-        found = find_difference(stored_type, parse_type(field.type), field.name, _are_equal)
-        if found is not None:
-            wrong[field.name] = f"column {found.path!r} is {found.given}, declared {found.declared}"
-    if wrong:
-        step = "Write the files with the declared types, or change the declared types."
-        raise SchemaMismatchError(
-            f"{where}: {'; '.join(wrong.values())}.", step, column=next(iter(wrong))
-        )
-
-
-def _are_equal(stored: str, declared: str) -> bool:
-    """Whether two parts of types are equal, by their texts."""
-    return stored == declared
 
 
 _TASK_BYTES = 64 * 1024 * 1024
@@ -842,22 +982,8 @@ def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table
 
 
 def count_file_records(declared: DeclaredFiles, files: Sequence[ListedFile]) -> int:
-    """Return the number of records in these files, without Spark: from Parquet footers, or by
-    reading other files.
-    """
-
-    def count(file: ListedFile) -> int:
-        if declared.format == "parquet":
-            with declared.locating_errors(file):
-                # Only reads the footer, which has the number of rows, and the columns, which are
-                # validated.
-                parquet, _ = open_parquet(
-                    declared.tree, file, declared.schema, declared.place(file)
-                )
-                return int(parquet.metadata.num_rows)
-        return sum(table.num_rows for _, table in declared.tables(file))
-
-    return sum(map_in_threads(count, files, _MAX_THREADS))
+    """Return the number of records in these files, without Spark."""
+    return sum(map_in_threads(declared.count, files, _MAX_THREADS))
 
 
 def plan_tasks(files: Sequence[ListedFile], format: FileFormat) -> list[list[FilePart]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
@@ -1081,6 +1082,8 @@ CHANGES = "changes"
 CHANGE_IMAGES = "change-images"
 """The system of the changes of datasets, and that of changes with the entries before and after."""
 _registered: dict[str, SystemFactory] = {}
+# Adjunct's own systems of streams of files, whose module registers them when it is first needed.
+_MODULES = {"files": "dagster_adjunct.resources.file_streams.folder"}
 
 
 @validated
@@ -1100,4 +1103,6 @@ def register_system(name: str, factory: SystemFactory) -> None:
 
 def registered_systems() -> Mapping[str, SystemFactory]:
     """Return the registered systems' factories by name."""
+    for module in _MODULES.values():
+        import_module(module)
     return _registered

@@ -1,4 +1,4 @@
-"""The Avro format: which columns its types become, and reading and writing of messages."""
+"""The Avro format: reading and writing of messages."""
 
 from __future__ import annotations
 
@@ -10,58 +10,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.arrow_values import map_parts, split_parts, with_nulls
-from dagster_adjunct.resources.schemas.parsed_columns import (
-    CONVERSION_ERRORS,
-    Converter,
-    Converters,
-    Rewrite,
-    Unfit,
-    check_cases,
+from dagster_adjunct.resources.schemas.avro import (
+    TIMES,
+    avro_converters,
+    avro_type,
+    is_json_text,
+    is_nullable,
+    type_name,
+    without_null,
 )
+from dagster_adjunct.resources.schemas.parsed_columns import CONVERSION_ERRORS, Unfit, check_cases
 from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.schemas.types import (
-    Array,
-    Map,
-    Member,
-    Simple,
-    Struct,
-    Type,
-    decimal_digits,
-    write_name,
-)
+from dagster_adjunct.resources.schemas.types import Array, Simple, Struct, write_name
 from dagster_adjunct.resources.streams.kafka import formats, schema_registry
 from dagster_adjunct.resources.streams.kafka.formats import FormatReader, FormatWriter
 from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES, SchemaRegistry
 from dagster_adjunct.resources.validation import validated
-
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_TIMES = tuple(
-    f"{kind}-{unit}"
-    for kind in ("time", "timestamp", "local-timestamp")
-    for unit in ("millis", "micros")
-)
-_LOGICAL_TYPES: Mapping[str | None, str] = {
-    **dict.fromkeys(("uuid", *_TIMES), "string"),
-    **dict.fromkeys(("timestamp-millis", "timestamp-micros"), "timestamp"),
-    "date": "date",
-}
-_COLUMN_TYPES = {
-    "int": "int",
-    "long": "bigint",
-    "float": "float",
-    "double": "double",
-    "boolean": "boolean",
-    "string": "string",
-    "bytes": "binary",
-    "fixed": "binary",
-    "enum": "string",
-}
 
 
 def parse_avro_schema(text: str, references: Sequence[str] = (), *, expand: bool = False) -> Any:
@@ -112,161 +81,6 @@ def avro_fields(text: str) -> list[tuple[str, Any]]:
     return [(field["name"], field["type"]) for field in schema["fields"]]
 
 
-def _without_null(declared: Any) -> Any:
-    """Return the type without null: for a union of null and one other type that other type, else
-    the type itself.
-    """
-    if isinstance(declared, list):
-        others = [branch for branch in declared if branch != "null"]
-        if len(others) == 1:
-            return others[0]
-    return declared
-
-
-class _TypeName(NamedTuple):
-    """The name of an Avro type, "union" for several types, and its logical type."""
-
-    name: str
-    logical: str | None = None
-
-
-def _type_name(declared: Any) -> _TypeName:
-    """Return the name of a type, ignoring null."""
-    kind = _without_null(declared)
-    if isinstance(kind, dict):
-        return _TypeName(str(kind["type"]), kind.get("logicalType"))
-    if isinstance(kind, list):
-        return _TypeName("union")
-    return _TypeName(str(kind))
-
-
-def avro_type(declared: Any) -> Type:
-    """Return the type of the values of this Avro type in a column.
-
-    JSON text stands for what no column can hold: unions of several types, records without fields or
-    with names that differ only in case, and a record within itself.
-    """
-    name, logical = _type_name(declared)
-    kind = _without_null(declared)
-    if logical == "decimal":
-        return Simple(f"decimal({kind['precision']},{kind.get('scale', 0)})")
-    if name == "array":
-        return Array(avro_type(kind["items"]))
-    if name == "map":
-        return Map(avro_type(kind["values"]))
-    if name == "record" and _is_struct([each["name"] for each in kind["fields"]]):
-        members = [Member(each["name"], avro_type(each["type"])) for each in kind["fields"]]
-        return Struct(tuple(members))
-    return Simple(_LOGICAL_TYPES.get(logical) or _COLUMN_TYPES.get(name, "string"))
-
-
-def _is_struct(names: Sequence[str]) -> bool:
-    """Whether a struct can have these fields."""
-    return bool(names) and len({name.lower() for name in names}) == len(names)
-
-
-def is_json_text(declared: Any) -> bool:
-    """Return whether values of an Avro type become JSON text."""
-    name = _type_name(declared).name
-    return name not in _COLUMN_TYPES and isinstance(avro_type(declared), Simple)
-
-
-def avro_converters(declared: Any, path: str = "") -> Converters:
-    """Return the converters of a field's values from fastavro, by their paths in its column."""
-    type_ = avro_type(declared)
-    kind = _without_null(declared)
-    if isinstance(type_, Array):
-        return avro_converters(kind["items"], f"{path}[]")
-    if isinstance(type_, Map):
-        return avro_converters(kind["values"], f"{path}[*]")
-    if isinstance(type_, Struct):
-        found: dict[str, Converter | None] = {}
-        for each in kind["fields"]:
-            found |= avro_converters(each["type"], f"{path}.{write_name(each['name'])}")
-        return found
-    return {path: avro_converter(declared)}
-
-
-def avro_converter(declared: Any) -> Converter | None:
-    """Return the function that converts simple values from fastavro, None if they need none.
-
-    The values have the logical type of the writer's schema. An older schema may have none, so that
-    a timestamp is an integer, for example.
-    """
-    if is_json_text(declared):
-        return Rewrite(to_json_text)
-    kind = str(avro_type(declared))
-    if kind == "timestamp":
-        in_millis = _type_name(declared).logical == "timestamp-millis"
-        return partial(_to_timestamp, 1000 if in_millis else 1)
-    if kind == "date":
-        return _to_date
-    digits = decimal_digits(kind)
-    if digits is not None:
-        return partial(_to_decimal, digits.scale)
-    if kind == "string":
-        return _to_text
-    return None
-
-
-def _to_timestamp(factor: int, value: Any) -> dt.datetime:
-    """Return a time; an integer is one in units of `factor` microseconds since 1970."""
-    if isinstance(value, dt.datetime) and value.tzinfo is not None:
-        return value
-    if type(value) is not int:
-        raise Unfit(": a time without a zone" if isinstance(value, dt.datetime) else "")
-    return _EPOCH + dt.timedelta(microseconds=value * factor)
-
-
-def _to_date(value: Any) -> dt.date:
-    """Return a date; an integer is one in days since 1970."""
-    if type(value) is int:
-        return dt.date(1970, 1, 1) + dt.timedelta(days=value)
-    if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
-        raise Unfit("")
-    return value
-
-
-def _to_decimal(scale: int, value: Any) -> Decimal:
-    """Return a decimal; bytes are its unscaled number."""
-    if isinstance(value, bytes):
-        return Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-scale)
-    if not isinstance(value, Decimal):
-        raise Unfit("")
-    return value
-
-
-def _to_text(value: Any) -> str:
-    """Return a text, a time or a UUID as text."""
-    if isinstance(value, dt.time | dt.datetime):
-        return value.isoformat()
-    if isinstance(value, str | UUID):
-        return str(value)
-    raise Unfit("")
-
-
-def to_json_text(value: Any) -> str:
-    """Return a value of fastavro as JSON text."""
-    try:
-        return json.dumps(value, default=_json_default, ensure_ascii=False, separators=(",", ":"))
-    except RecursionError as error:
-        raise Unfit(": too many levels") from error
-
-
-def _json_default(value: Any) -> Any:
-    """Return what JSON has in place of a value that it does not know."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dt.date | dt.time):
-        return value.isoformat()
-    return str(value)
-
-
-def _is_nullable(declared: Any) -> bool:
-    """Whether an Avro type is null, or a union with it."""
-    return declared == "null" or (isinstance(declared, list) and "null" in declared)
-
-
 _JSON_TYPES: Mapping[str, tuple[type, ...]] = {
     "record": (dict,),
     "array": (list,),
@@ -303,10 +117,10 @@ class AvroValues:
 
     def convert(self, values: pa.Array, declared: Any) -> list[Any]:
         """Return values of this Avro type. Raises SchemaMismatchError for one that does not fit."""
-        if values.null_count and not _is_nullable(declared):
+        if values.null_count and not is_nullable(declared):
             problem = f"is null in {values.null_count} records, but its Avro type is not nullable"
             raise self._error(problem, "Fill it, or declare a union with null.")
-        kind = _without_null(declared)
+        kind = without_null(declared)
         type_ = avro_type(declared)
         if isinstance(type_, Simple):
             return self._convert_simple(values, declared)
@@ -335,7 +149,7 @@ class AvroValues:
 
     def _convert_simple(self, values: pa.Array, declared: Any) -> list[Any]:
         """Return values that are no struct, array or map, as fastavro writes them."""
-        name, logical = _type_name(declared)
+        name, logical = type_name(declared)
         if logical == "timestamp-millis":  # fastavro would truncate
             try:
                 values = values.cast(pa.timestamp("ms", tz="UTC"), safe=True)
@@ -343,12 +157,12 @@ class AvroValues:
                 problem = "has microseconds, but its Avro type milliseconds"
                 raise self._error(problem, "Truncate it, or declare micros.") from error
         given: list[Any] = values.to_pylist()
-        self._check_named(given, name, _without_null(declared))
+        self._check_named(given, name, without_null(declared))
         parse: Callable[[str], Any]
         if is_json_text(declared):
             form = "JSON of its Avro type"
             parse = lambda text: _value_from_json(json.loads(text), declared)  # noqa: E731
-        elif logical in _TIMES and avro_type(declared) == Simple("string"):
+        elif logical in TIMES and avro_type(declared) == Simple("string"):
             form = f"an ISO {logical}"
             parse = _PARSERS[logical]
         else:
@@ -380,9 +194,9 @@ def _value_from_json(value: Any, declared: Any) -> Any:
     """Return a nested value in the form in which fastavro writes it, from the JSON of
     `to_json_text`, its inverse.
     """
-    kind = _without_null(declared)
-    name, logical = _type_name(kind)
-    if isinstance(kind, list) or (value is None and _is_nullable(declared)):
+    kind = without_null(declared)
+    name, logical = type_name(kind)
+    if isinstance(kind, list) or (value is None and is_nullable(declared)):
         return value
     if logical in _PARSERS:
         return _PARSERS[logical](value)
@@ -413,7 +227,7 @@ def _check_json_type(value: Any, name: str) -> None:
 
 
 def _parse_time(logical: str, text: str) -> dt.time | dt.datetime:
-    """Return the value of an ISO text for one of the logical types of times (_TIMES).
+    """Return the value of an ISO text for one of the logical types of times (TIMES).
 
     Raises ValueError for a text that is not ISO, and Unfit, with the reason, for a time that
     fastavro would change.
@@ -434,7 +248,7 @@ def _parse_time(logical: str, text: str) -> dt.time | dt.datetime:
 _PARSERS: Mapping[str | None, Callable[[Any], Any]] = {
     "decimal": Decimal,
     "date": dt.date.fromisoformat,
-    **{logical: partial(_parse_time, logical) for logical in _TIMES},
+    **{logical: partial(_parse_time, logical) for logical in TIMES},
 }
 # The errors of fastavro for values that do not match the schema.
 _UNWRITABLE = (*CONVERSION_ERRORS, AttributeError)
@@ -557,8 +371,8 @@ def _check_record_cases(writer: Any, reader: Any) -> None:
     """Raise Unfit for a field of the reader's that no alias finds among the writer's, while one of
     these differs from it by case only; also in records within records, arrays and maps.
     """
-    sent = _without_null(writer)
-    wanted = _without_null(reader)
+    sent = without_null(writer)
+    wanted = without_null(reader)
     if not isinstance(sent, dict) or not isinstance(wanted, dict):
         return
     for inner in ("items", "values"):

@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.avro import avro_converter
 from dagster_adjunct.resources.schemas.parsed_columns import Unfit
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
-from dagster_adjunct.resources.streams.kafka.avro import Avro, avro_converter
+from dagster_adjunct.resources.streams.kafka.avro import Avro
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings, TopicFacts
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text
 from dagster_adjunct.resources.streams.kafka.produce import _record_times as sent_times

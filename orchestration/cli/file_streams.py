@@ -1,0 +1,216 @@
+"""`adjunct stream …` for streams of files: what they hold, their files, looking for new ones now,
+and setting files aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.orchestration.cli.options import (
+    audit_options,
+    confirm_at_terminal,
+    flag,
+    lake_options,
+    limit_option,
+    yes_option,
+)
+from dagster_adjunct.orchestration.cli.output import (
+    drop_empty,
+    show_facts,
+    show_items,
+    show_json,
+    show_line,
+    show_schema,
+    show_table,
+)
+from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
+from dagster_adjunct.resources.file_streams import overview
+from dagster_adjunct.resources.file_streams.log import FileLogState
+from dagster_adjunct.resources.file_streams.streams import FileStreams
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import OffsetRange
+
+_SHOWN = 20
+stream_argument = click.argument("name", metavar="STREAM")
+
+
+def list_summaries(lake: Lake) -> list[dict[str, Any]]:
+    """Return a line about each stream of files of which files were admitted."""
+    found = [overview.require_file_stream(lake, name) for name in overview.list_stored(lake)]
+    return [overview.summarize(*stream) for stream in found]
+
+
+def show(streams: FileStreams, stream: str) -> None:
+    """Print what a stream of files holds, and which files wait."""
+    facts = overview.describe(streams, stream)
+    show_json(facts)
+    schema = facts.pop("schema")
+    declared = facts.pop("declared")
+    waiting = facts.pop("waiting")
+    problem = facts.pop("problem")
+    show_facts(f"stream {streams.name}.{stream}", {**facts, "waiting": len(waiting)})
+    show_facts("declared", drop_empty(declared))
+    show_schema(schema)
+    if waiting:
+        rows = [[path, why] for path, why in sorted(waiting.items())]
+        show_table("files that wait", ["file", "why"], rows[:_SHOWN])
+    if len(waiting) > _SHOWN:
+        show_line(f"{len(waiting) - _SHOWN:,} more files wait; all are in --json.")
+    if problem:
+        show_line(f"No files can be admitted. {problem}")
+
+
+@click.command("files")
+@stream_argument
+@flag("--problems", "Only files that were set aside.")
+@limit_option(None, "Only the newest N files.")
+@lake_options()
+def list_files(lake: Lake, name: str, problems: bool, limit: int | None) -> None:
+    """List the files of a stream in the order of admission: offsets, records, times, and why a
+    file was set aside.
+
+    A file that was set aside before it was admitted has no offsets.
+    """
+    streams, stream = overview.require_file_stream(lake, name)
+    files = overview.list_files(streams, stream, problems=problems)
+    shown = files if limit is None else files[-limit:]
+    show_json({"stream": name, "files": shown, "left_out": len(files) - len(shown)})
+    columns = ["file", "offset", "records", "bytes", "modified"]
+    if any(file["problem"] for file in shown):
+        columns.append("why")  # it was set aside
+    show_items("files", columns, [{**file, "why": file["problem"]} for file in shown])
+    if len(shown) < len(files):
+        show_line(f"{len(files) - len(shown):,} older files are left out.")
+
+
+@click.command()
+@stream_argument
+@click.argument("reference", metavar="[MODULE:APP]", required=False)
+@click.option(
+    "--all",
+    "all_files",
+    is_flag=True,
+    help="Also find files that came late under an old name, or whose notification was lost.",
+)
+@lake_options(create=True)
+def admit(lake: Lake, name: str, reference: str | None, all_files: bool) -> None:
+    """Look for new files now, and admit them: their records get the next offsets.
+
+    Runs and sensors do it by themselves. MODULE:APP is the application that declares the stream; it
+    is needed only before the first admission, and after a change of the declaration.
+    """
+    if reference is not None:
+        load_application(reference)
+    streams, stream = overview.require_file_stream(lake, name)
+    _require_declared(streams, stream, name)
+    before = streams.state(stream)
+    after = streams.admit(stream, all_files=all_files)
+    report = _describe_admission(before, after, streams.waiting(stream))
+    show_json({"stream": name, **report})
+    line = (
+        f"{name}: {report['files']:,} files with {report['records']:,} records admitted; the next"
+        f" offset is {after.next}."
+    )
+    show_line(line)
+    for rule, count in report["set_aside"].items():
+        show_line(
+            f"{count:,} files were set aside ({rule}): adjunct stream files {name} --problems"
+        )
+    if report["waiting"]:
+        show_line(f"{len(report['waiting']):,} files wait: adjunct stream show {name}")
+
+
+def _require_declared(streams: FileStreams, stream: str, name: str) -> None:
+    """Raise StreamNotFoundError, which names what this command takes, for an unknown stream."""
+    try:
+        streams.declaration(stream)
+    except StreamNotFoundError as error:
+        step = f"Name the application that declares it: adjunct stream admit {name} MODULE:APP."
+        raise StreamNotFoundError(error.problem, step, stream=name) from None
+
+
+def _describe_admission(
+    before: FileLogState | None, after: FileLogState, waiting: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what was admitted between two states of a stream."""
+    known = {} if before is None else before.set_aside
+    set_aside = {}
+    for rule, count in after.set_aside.items():
+        if count > known.get(rule, 0):
+            set_aside[rule] = count - known.get(rule, 0)
+    return {
+        "files": overview.count_files(after) - overview.count_files(before),
+        "records": after.next - (0 if before is None else before.next),
+        "next": str(after.next),
+        "set_aside": set_aside,
+        "waiting": dict(waiting),
+    }
+
+
+@click.command("set-aside")
+@stream_argument
+@click.argument("file")
+@yes_option
+@audit_options
+@lake_options()
+def set_aside(lake: Lake, name: str, file: str, yes: bool, reason: str, by: str) -> None:
+    """Leave out the records of a FILE that is gone or damaged, so that readers go on.
+
+    FILE is its name below the folder, as in `adjunct stream files`. If it was admitted, its offsets
+    stay, without records; who has read them keeps what it made of them. If it was not, it will not
+    be. Delivered again with other contents, it is admitted.
+    """
+    streams, stream = overview.require_file_stream(lake, name)
+    streams.declaration(stream)
+    confirm_at_terminal(
+        f"Leave out the records of {file} of {name} in all later reads? That can't be undone.",
+        yes=yes,
+    )
+    found = streams.set_aside(stream, file, reason=reason, by=by)
+    show_json({"stream": name, "file": file, "records": found.rows, "before": found.problem})
+    if found.problem:
+        show_line(f"{file} of {name} was set aside before: {found.problem}.")
+    else:
+        show_line(f"{file} of {name} is set aside, with {found.rows:,} records.")
+
+
+def iterate_records(streams: FileStreams, stream: str) -> Iterator[pa.Table]:
+    """Yield all records of a stream that can still be read, in order, in parts."""
+    columns = streams.declaration(stream).columns.names
+    (ssp,) = streams.partitions(stream)
+    view = {ssp: OffsetRange(streams.oldest([ssp])[ssp], streams.upcoming([ssp])[ssp])}
+    yield streams.read_arrow({ssp: OffsetRange(view[ssp].start, view[ssp].start)}, columns)
+    yield from streams.task_reads(view, columns)(0)
+
+
+def check_export_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for options of `export` that only streams of the lake have."""
+    given = {
+        "--epochs latest": options["epochs"] == "latest",
+        "--positions": options["positions"],
+        "--keep-without-position": options["keep_without_position"],
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise ConfigurationError(
+                f"{name} is a stream of files, whose records have no source positions: {option}"
+                " does not apply.",
+                f"Leave {option} out.",
+                setting=option.partition(" ")[0],
+            )
+
+
+def maintain(lake: Lake, name: str) -> None:
+    """Maintain a stream of files, and print what was done."""
+    streams, stream = overview.require_file_stream(lake, name)
+    streams.declaration(stream)
+    done = streams.maintain(stream)
+    show_line(
+        f"{name}: {done.dropped_rows:,} records in {done.dropped_files} files dropped by retention,"
+        f" {done.deleted_objects} objects of its log deleted. Its files stay."
+    )

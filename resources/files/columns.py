@@ -1,0 +1,435 @@
+"""Which columns of a file are the declared ones: rules for files that have other columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from dagster_adjunct.resources.documents import StoredDocument
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa, pc, pt
+from dagster_adjunct.resources.schemas.arrow_values import as_lists, build_lists, build_maps
+from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    check_column_names,
+    repeated_names,
+    schema_struct,
+)
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Member,
+    Simple,
+    Struct,
+    Type,
+    find_difference,
+    write_name,
+)
+from dagster_adjunct.resources.validation import validated
+
+_STEP = "Deliver the files with exactly these columns, or change the declared ones."
+_PATH = re.compile(r"(?:(?P<parent>.*)\.)?(?P<name>`(?:[^`]|``)+`|[^.`]+)", re.S)
+
+
+@validated
+class ColumnRules(StoredDocument):
+    """What becomes of files whose columns are not the declared ones; by default they are errors.
+
+    `missing="null"` reads declared columns that a file lacks as null, except those of the key.
+    `undeclared="ignore"` leaves out columns that are not declared. `renamed` are the present names
+    of columns, by the names that they have in older files, and `drop` are columns that files may
+    have, and that are left out. Both also have paths of members of structs: `{"customer.mail":
+    "email"}`, `("lines[].note",)`.
+
+    In JSON lines, a missing field is null whatever the rule. A member that a struct lacks is null
+    in every format.
+    """
+
+    missing: Literal["fail", "null"] = "fail"
+    undeclared: Literal["fail", "ignore"] = "fail"
+    renamed: dict[str, str] = Field(default_factory=dict)
+    drop: tuple[str, ...] = ()
+
+
+AS_DECLARED = ColumnRules()
+
+
+class _Place(NamedTuple):
+    """The path of a part of a column as a file writes it, and as it is declared; "" is the record
+    itself.
+    """
+
+    given: str = ""
+    declared: str = ""
+
+    def within(self, given: str, declared: str) -> _Place:
+        """Return the place of a member of this struct."""
+        return _Place(_join(self.given, given), _join(self.declared, declared))
+
+    def inside(self, step: str) -> _Place:
+        """Return the place of the elements of this array, or of the values of this map."""
+        return _Place(self.given + step, self.declared + step)
+
+
+def _join(parent: str, name: str) -> str:
+    return f"{parent}.{write_name(name)}" if parent else name
+
+
+class _Names(NamedTuple):
+    """Names of columns and members, by (path of the struct, name)."""
+
+    renamed: Mapping[tuple[str, str], str]
+    dropped: Collection[tuple[str, str]]
+
+
+def _split(path: str) -> Iterator[tuple[str, str]]:
+    """Yield (path of the struct, name) of what a path may name: a member, or a column of this
+    name.
+    """
+    yield "", path
+    parts = _PATH.fullmatch(path)
+    if parts is not None:
+        yield parts["parent"] or "", _unquote(parts["name"])
+
+
+def _unquote(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
+
+
+class TwoNamesError(ValueError):
+    """A record has a value under two names of one column, whose path is the text."""
+
+
+@dataclass(frozen=True)
+class DeclaredColumns:
+    """The declared columns of files, and the rules for files that have others.
+
+    Without rules, a file has exactly these columns, with these types. With rules, narrower types
+    are widened too. The columns `required` are never missing.
+    """
+
+    schema: Schema
+    rules: ColumnRules | None = None
+    required: tuple[str, ...] = ()
+
+    @cached_property
+    def _struct(self) -> Struct:
+        return schema_struct(self.schema)
+
+    @cached_property
+    def _names(self) -> _Names:
+        renamed: dict[tuple[str, str], str] = {}
+        dropped: set[tuple[str, str]] = set()
+        if self.rules is not None:
+            for path, name in self.rules.renamed.items():
+                renamed |= dict.fromkeys(_split(path), _unquote(name))
+            for path in self.rules.drop:
+                dropped |= set(_split(path))
+        return _Names(renamed, dropped)
+
+    @property
+    def ignores_undeclared(self) -> bool:
+        """Whether columns are left out that are not declared."""
+        return self.rules is not None and self.rules.undeclared == "ignore"
+
+    @property
+    def leaves_fields_out(self) -> bool:
+        """Whether files may have columns that are left out."""
+        return self.rules is not None and (self.ignores_undeclared or bool(self.rules.drop))
+
+    @property
+    def reads_others(self) -> bool:
+        """Whether files may have other names than the declared ones."""
+        return self.leaves_fields_out or (self.rules is not None and bool(self.rules.renamed))
+
+    def declared_name(self, name: str, struct: Struct, place: _Place) -> str | None:
+        """Return the declared name of a member that the file has in a struct: "" if it is left out,
+        None if it is not declared.
+        """
+        seen: set[str] = set()
+        while struct.member(name) is None:
+            seen.add(name)
+            keys = [(place.given, name), (place.declared, name)]
+            if self._names.dropped & {*keys}:  # type: ignore[operator]
+                return ""
+            after = [self._names.renamed[key] for key in keys if key in self._names.renamed]
+            if not after or after[0] in seen:
+                return "" if self.ignores_undeclared else None
+            name = after[0]
+        return name
+
+    # -- what a file has
+
+    def match(self, names: Sequence[str], where: str) -> dict[str, str]:
+        """Return the names that a file with these columns has for the declared ones, without those
+        that it lacks. Raises SchemaMismatchError.
+        """
+        sources: dict[str, str] = {}
+        now: list[str] = []
+        for name in names:
+            declared = self.declared_name(name, self._struct, _Place())
+            if declared in sources and name not in repeated_names(names):
+                raise SchemaMismatchError(
+                    f"{where}: columns {sources[declared]!r} and {name!r} are both there, but"
+                    f" {declared!r} is the name of both now.",
+                    "Deliver the files with one of them, or correct renamed= of the column rules.",
+                    column=declared,
+                )
+            if declared:
+                sources[declared] = name
+            if declared != "" or name in repeated_names(names):
+                now.append(declared or name)
+        may_lack = self.rules is not None and self.rules.missing == "null"
+        if may_lack:
+            now += [name for name in self.schema.names if name not in {*now, *self.required}]
+        check_column_names(now, self.schema, where, next_step=self._next_step(now))
+        return sources
+
+    def _next_step(self, names: Sequence[str]) -> str:
+        """Return what to do about files with these columns, if they are not as declared."""
+        if self.rules is None:
+            return _STEP
+        missing = [name for name in self.schema.names if name not in names]
+        unknown = [name for name in names if name not in self.schema]
+        ways = []
+        if missing and unknown:
+            ways.append(f'renamed={{"{unknown[0]}": "{missing[0]}"}} if that is its older name')
+        if missing and not {*missing} & {*self.required}:
+            ways.append('missing="null" to read missing columns as null')
+        if unknown:
+            ways.append(f'drop=("{unknown[0]}",) or undeclared="ignore" to leave out others')
+        if not ways:
+            return _STEP
+        return (
+            "Deliver the files with exactly these columns, or declare"
+            f" columns=ColumnRules(…) with {', or '.join(ways)}."
+        )
+
+    def check_types(
+        self, types: Mapping[str, Type], sources: Mapping[str, str], where: str
+    ) -> None:
+        """Raise SchemaMismatchError if values of a type can't be read as the declared one.
+
+        `types` are those of a file's columns, and `sources` what `match` has returned for it.
+        """
+        fits = is_widening if self.rules is not None else _are_equal
+        wrong: dict[str, str] = {}
+        for member in self._struct.members:
+            if member.name not in sources:
+                continue
+            given = sources[member.name]
+            adapted = self._adapt_type(
+                types[given], member.type, _Place().within(given, member.name)
+            )
+            found = find_difference(adapted, member.type, member.name, fits)
+            if found is not None:
+                wrong[member.name] = (
+                    f"column {found.path!r} is {found.given}, declared {found.declared}"
+                )
+        if wrong:
+            step = "Write the files with the declared types, or change the declared types."
+            raise SchemaMismatchError(
+                f"{where}: {'; '.join(wrong.values())}.", step, column=next(iter(wrong))
+            )
+
+    def _adapt_type(self, given: Type, declared: Type, place: _Place) -> Type:
+        """Return a type of a file with the declared names, without what is left out of it."""
+        if isinstance(given, Array) and isinstance(declared, Array):
+            inside = place.inside("[]")
+            return Array(self._adapt_type(given.element, declared.element, inside))
+        if isinstance(given, Map) and isinstance(declared, Map):
+            return Map(self._adapt_type(given.value, declared.value, place.inside("[*]")))
+        if not isinstance(given, Struct) or not isinstance(declared, Struct):
+            return given
+        members = []
+        for member in given.members:
+            name = self.declared_name(member.name, declared, place)
+            wanted = declared.member(name or "")
+            if wanted is not None:
+                inner = place.within(member.name, wanted.name)
+                adapted = self._adapt_type(member.type, wanted.type, inner)
+                members.append(Member(wanted.name, adapted))
+            elif name is None:
+                members.append(member)
+        return Struct(tuple(members))
+
+    # -- its values
+
+    def conform(self, table: pa.Table, schema: Schema | None = None) -> pa.Table:
+        """Return records of a file with the declared columns, or those of `schema`, which has some
+        of them: under their declared names, null where the file lacks them, and with the types that
+        they have in the file.
+
+        Raises TwoNamesError.
+        """
+        struct = self._struct
+        found: dict[str, pa.Array] = {}
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            declared = self.declared_name(name, struct, _Place())
+            member = struct.member(declared or "")
+            if member is not None:
+                values = column
+                if self.reads_others and not isinstance(member.type, Simple):
+                    place = _Place().within(name, member.name)
+                    values = self._adapt_values(column.combine_chunks(), member.type, place)
+                _add_part(found, member.name, values, member.name)
+        columns = {}
+        for field in (schema or self.schema).to_arrow():
+            columns[field.name] = found.get(field.name)
+            if field.name not in found:
+                columns[field.name] = pa.nulls(table.num_rows, field.type)
+        return pa.table(columns)
+
+    def _adapt_values(self, values: pa.Array, declared: Type, place: _Place) -> pa.Array:
+        """Return values of a file with the declared names of members, without those left out."""
+        if isinstance(declared, Simple) or pt.is_null(values.type):
+            return values
+        if isinstance(declared, Struct):
+            return self._adapt_structs(values, declared, place)
+        lists = as_lists(values)
+        lengths = pc.list_value_length(lists)
+        elements = pc.list_flatten(lists)
+        if isinstance(declared, Array):
+            inner = self._adapt_values(elements, declared.element, place.inside("[]"))
+            return build_lists(lengths.cast(pa.int32()), inner, pa.list_(inner.type))
+        keys, items = elements.flatten()
+        inner = self._adapt_values(items, declared.value, place.inside("[*]"))
+        return build_maps(lengths.cast(pa.int32()), keys.cast(pa.string()), inner)
+
+    def _adapt_structs(self, values: pa.Array, declared: Struct, place: _Place) -> pa.Array:
+        parts: dict[str, pa.Array] = {}
+        for field, part in zip(values.type, values.flatten(), strict=True):
+            name = self.declared_name(field.name, declared, place)
+            member = declared.member(name or "")
+            if member is not None:
+                inner = place.within(field.name, member.name)
+                adapted = self._adapt_values(part, member.type, inner)
+                _add_part(parts, member.name, adapted, inner.declared)
+        if not parts:
+            parts[declared.members[0].name] = pa.nulls(len(values))
+        return pa.StructArray.from_arrays(
+            list(parts.values()), names=list(parts), mask=values.is_null()
+        )
+
+    # -- JSON, in which each record may have other names
+
+    @cached_property
+    def with_older_names(self) -> DeclaredColumns:
+        """These columns, and beside each those with its older names, of the same type."""
+        if self.rules is None or not self.rules.renamed:
+            return self
+        struct = self._add_older_names(self._struct, _Place())
+        fields = []
+        for member in struct.members:
+            declared = self.declared_name(member.name, self._struct, _Place()) or member.name
+            sensitive = self.schema.field(declared).sensitive
+            fields.append(_field(member, sensitive=sensitive))
+        return replace(self, schema=Schema(tuple(fields)))
+
+    def _add_older_names(self, declared: Any, place: _Place) -> Any:
+        if isinstance(declared, Array):
+            return Array(self._add_older_names(declared.element, place.inside("[]")))
+        if isinstance(declared, Map):
+            return Map(self._add_older_names(declared.value, place.inside("[*]")))
+        if isinstance(declared, Simple):
+            return declared
+        older = [name for parent, name in self._names.renamed if parent in place]
+        members: dict[str, Member] = {}
+        for name in [*[member.name for member in declared.members], *older]:
+            member = declared.member(self.declared_name(name, declared, place) or "")
+            if member is not None and name not in members:
+                inner = place.within(name, member.name)
+                members[name] = Member(name, self._add_older_names(member.type, inner))
+        return Struct(tuple(members.values()))
+
+    def without_others(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return a decoded JSON object without the fields that are left out."""
+        if not self.reads_others:
+            return record
+        kept: dict[str, Any] = self._keep(record, self._struct, _Place())
+        return kept
+
+    def _keep(self, value: Any, declared: Type, place: _Place) -> Any:
+        if isinstance(declared, Array) and isinstance(value, list):
+            inside = place.inside("[]")
+            return [self._keep(item, declared.element, inside) for item in value]
+        if isinstance(declared, Map) and isinstance(value, dict):
+            inside = place.inside("[*]")
+            return {key: self._keep(item, declared.value, inside) for key, item in value.items()}
+        if not isinstance(declared, Struct) or not isinstance(value, dict):
+            return value
+        kept = {}
+        for name, item in value.items():
+            known = self.declared_name(name, declared, place)
+            member = declared.member(known or "")
+            if member is not None:
+                kept[name] = self._keep(item, member.type, place.within(name, member.name))
+            elif known is None:
+                kept[name] = item
+        return kept
+
+    def leaves_out(self, found: pa.DataType, declared: Type | None = None) -> bool:
+        """Return whether all fields that JSON objects have, as Arrow has inferred them, are
+        declared, or are left out.
+        """
+        return self._leaves_out(found, declared or self._struct, _Place())
+
+    def _leaves_out(self, found: pa.DataType, declared: Type, place: _Place) -> bool:
+        if isinstance(declared, Array) and pt.is_list(found):
+            return self._leaves_out(found.value_type, declared.element, place.inside("[]"))
+        if not isinstance(declared, Struct) or not pt.is_struct(found):
+            return True
+        for field in found:
+            name = self.declared_name(field.name, declared, place)
+            if name is None:
+                return False
+            member = declared.member(name)
+            if member is not None:
+                inner = place.within(field.name, member.name)
+                if not self._leaves_out(field.type, member.type, inner):
+                    return False
+        return True
+
+
+def check_rules(schema: Schema, rules: ColumnRules, what: str) -> None:
+    """Raise SchemaMismatchError for rules that contradict the declared columns."""
+    columns = DeclaredColumns(schema, ColumnRules())
+    for path in [*rules.renamed, *rules.drop]:
+        if _has(columns, path):
+            done = "dropped" if path in rules.drop else f"renamed to {rules.renamed[path]}"
+            raise SchemaMismatchError(
+                f"{what}: {path} is {done}, but declared too.",
+                f"Remove {path} from the schema, or from the column rules.",
+                column=path,
+            )
+
+
+def _has(columns: DeclaredColumns, path: str) -> bool:
+    """Whether there is a column, or a member of a struct, with this path."""
+    return columns.schema.column_of(path) is not None
+
+
+def _add_part(parts: dict[str, pa.Array], name: str, values: Any, path: str) -> None:
+    """Add values of a column or member, of which a record may have some under another name."""
+    if name in parts:
+        if pc.any(pc.and_(parts[name].is_valid(), values.is_valid())).as_py():
+            raise TwoNamesError(path)
+        values = pc.if_else(parts[name].is_valid(), parts[name], values)
+    parts[name] = values
+
+
+def _field(member: Member, *, sensitive: bool) -> Any:
+    from dagster_adjunct.resources.schemas.schema import Field as Column
+
+    return Column(member.name, str(member.type), sensitive)
+
+
+def _are_equal(stored: str, declared: str) -> bool:
+    """Whether two parts of types are equal, by their texts."""
+    return stored == declared

@@ -1,0 +1,86 @@
+"""Tables in Iceberg catalogues that are configured in PyIceberg."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.optional_packages import import_package
+from dagster_adjunct.resources.validation import validated
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+
+@validated
+@dataclass(frozen=True, slots=True)
+class IcebergTable:
+    """A table in a catalogue that is configured in PyIceberg, so that this object has no secrets.
+
+    PyIceberg is configured in `.pyiceberg.yaml` or the environment: PYICEBERG_CATALOG__<NAME>__URI
+    and the like.
+    """
+
+    identifier: str
+    catalog: str = "default"
+
+    def __post_init__(self) -> None:
+        check_identifier(self.identifier)
+
+    def open(self) -> Catalog:
+        """Open the catalogue.
+
+        Raises ConfigurationError if PyIceberg is not installed or has no catalogue of this name,
+        TransientError if the catalogue does not answer.
+        """
+        load: Callable[[str], Catalog] = import_package(
+            "Iceberg", "pyiceberg.catalog", "iceberg"
+        ).load_catalog
+        from pyiceberg.exceptions import NotInstalledError
+
+        with translate_client_errors(self.catalog):
+            try:
+                return load(self.catalog)
+            except (ValueError, ImportError, TypeError, NotInstalledError) as error:
+                name = self.catalog.upper()
+                raise errors.ConfigurationError(
+                    f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
+                    "Configure it for PyIceberg, in .pyiceberg.yaml or with"
+                    f" PYICEBERG_CATALOG__{name}__TYPE, …__URI and its other settings.",
+                    setting=f"PYICEBERG_CATALOG__{name}__URI",
+                ) from error
+
+
+_CLIENTS = ("pyiceberg", "requests", "urllib3", "sqlalchemy", "botocore")
+
+
+@contextmanager
+def translate_client_errors(catalog: str) -> Iterator[None]:
+    """Raise the errors of a catalogue's client as TransientError."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _CLIENTS:
+            raise
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = errors.redact_passwords(lines[0].rstrip("."))
+        raise errors.TransientError(
+            f"the Iceberg catalogue {catalog!r} does not answer, or refuses a request: {reason}.",
+            "See that its server runs, and that its URI and credentials are right; then run it"
+            " again.",
+        ) from error
+
+
+def check_identifier(identifier: str) -> None:
+    """Raise ConfigurationError for an identifier that is not NAMESPACE.NAME."""
+    namespace, _, name = identifier.rpartition(".")
+    if not name.strip() or not all(map(str.strip, namespace.split("."))):
+        raise errors.ConfigurationError(
+            f"{identifier!r} is no identifier of an Iceberg table: expected a namespace and a"
+            " name.",
+            "Write NAMESPACE.NAME, such as reference.planes.",
+            table=identifier,
+        )

@@ -1,0 +1,221 @@
+"""`adjunct stream …` of streams of files, and startpoints on them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_adjunct import Lake, open_lake
+from dagster_adjunct.resources.file_streams import streams as declared
+from tests.orchestration.cli.commands import document, invoke, printed, refused
+
+MODULE = """
+    from pathlib import Path
+    from dagster_adjunct import Application, FileRules, file_stream
+
+    clicks = file_stream(
+        "clicks",
+        str(Path(__file__).with_name("landing")),
+        format="jsonl",
+        schema="n int",
+        marker="*.done",
+        rules=FileRules(damaged="set-aside"),
+    )
+    app = Application("copy", engine="auto")
+    app.input_stream(clicks).send_to(app.output_stream("lake.copy", partitions=1))
+"""
+
+
+@dataclass
+class World:
+    """A lake, and the folder in which files land."""
+
+    lake: Lake
+    landing: Path
+
+    def write(self, name: str, *numbers: int, text: str = "", done: bool = True) -> None:
+        """Write a file, as modified at a time by its number."""
+        lines = [f'{{"n": {number}}}\n' for number in numbers]
+        (self.landing / name).write_text("".join(lines) + text)
+        at = 1_700_000_000 + int(name.partition(".")[0])
+        os.utime(self.landing / name, (at, at))
+        if done:
+            (self.landing / f"{name}.done").touch()
+
+    def copied(self) -> list[int]:
+        """Return the values in the output stream, in order."""
+        target = self.landing.with_name("copied.parquet")
+        target.unlink(missing_ok=True)
+        printed(self, "stream", "export", "copy", "--to", str(target))
+        return [row["n"] for row in pq.read_table(target).to_pylist()]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    (tmp_path / "shop.py").write_text(textwrap.dedent(MODULE))
+    (tmp_path / "landing").mkdir()
+    monkeypatch.setattr(declared, "_declared", {})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    return World(open_lake(tmp_path / "lake"), tmp_path / "landing")
+
+
+def forget_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do as another process does, which has imported no application."""
+    monkeypatch.setattr(declared, "_declared", {})
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+
+
+def test_the_declaration_is_stored_with_the_first_admission(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.write("1.json", 1, 2)
+    assert "adjunct stream admit files.clicks MODULE:APP" in refused(
+        world, "stream", "admit", "files.clicks"
+    )
+    admitted = document(world, "stream", "admit", "files.clicks", "shop:app")
+    assert (admitted["files"], admitted["records"], admitted["next"]) == (1, 2, "2")
+    forget_declarations(monkeypatch)
+    world.write("2.json", 3)
+    assert document(world, "stream", "admit", "files.clicks")["files"] == 1
+    (listed,) = document(world, "stream", "list")
+    assert (listed["name"], listed["records"], listed["files"]) == ("files.clicks", 3, 2)
+
+
+def test_files_are_listed_with_their_offsets_and_problems(world: World) -> None:
+    world.write("1.json", 1, 2)
+    world.write("2.json", text="{")
+    world.write("3.json", 3)
+    world.write("4.json", 4, done=False)
+    admitted = document(world, "stream", "admit", "files.clicks", "shop:app")
+    assert admitted["set_aside"] == {"damaged": 1}
+    assert admitted["waiting"] == {"4.json": "4.json.done is missing"}
+    files = document(world, "stream", "files", "files.clicks")["files"]
+    assert [(file["file"], file["offset"], file["records"]) for file in files] == [
+        ("1.json", 0, 2),
+        ("2.json", 2, 0),
+        ("3.json", 2, 1),
+    ]
+    assert files[0]["modified"].startswith("2023-11-14T22:13:21")
+    (problem,) = document(world, "stream", "files", "files.clicks", "--problems")["files"]
+    assert problem["file"] == "2.json"
+    assert problem["problem"].startswith("damaged: ")
+    newest = document(world, "stream", "files", "files.clicks", "--limit", "1")
+    assert ([file["file"] for file in newest["files"]], newest["left_out"]) == (["3.json"], 2)
+    shown = document(world, "stream", "show", "files.clicks")
+    assert (shown["files"], shown["oldest"], shown["upcoming"]) == (3, "0", "3")
+    assert shown["set_aside"] == {"damaged": 1}
+    assert shown["declared"]["url"] == str(world.landing)
+    assert shown["declared"]["file_format"] == "jsonl"
+    assert shown["schema"] == [{"name": "n", "type": "int"}]
+    assert shown["waiting"] == {"4.json": "4.json.done is missing"}
+    text = printed(world, "stream", "show", "files.clicks")
+    assert "4.json.done is missing" in text
+
+
+def test_a_file_that_is_gone_is_set_aside_and_readers_go_on(world: World) -> None:
+    world.write("1.json", 1)
+    world.write("2.json", 2)
+    printed(world, "stream", "admit", "files.clicks", "shop:app")
+    (world.landing / "1.json").unlink()
+    assert "adjunct stream set-aside" in refused(world, "run", "shop:app", "--master", "none")
+    done = document(
+        world, "stream", "set-aside", "files.clicks", "1.json", "--reason", "deleted too early"
+    )
+    assert done["records"] == 1
+    printed(world, "run", "shop:app", "--master", "none")
+    assert world.copied() == [2]
+    again = printed(world, "stream", "set-aside", "files.clicks", "1.json", "--reason", "again")
+    assert "was set aside before: set aside: deleted too early" in again
+    assert "no file '9.json'" in refused(
+        world, "stream", "set-aside", "files.clicks", "9.json", "--reason", "x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "read_again"),
+    [
+        (("--oldest",), [1, 2, 3]),
+        (("--offset", "1"), [2, 3]),
+        (("--timestamp", "2023-11-14T22:13:22Z"), [3]),
+        (("--upcoming",), []),
+        (("--oldest", "--until-offset", "2"), [1, 2]),
+        (("--offset", "2", "--until-upcoming"), [3]),
+    ],
+)
+def test_startpoints_of_all_kinds_read_the_same_records_again(
+    world: World, options: tuple[str, ...], read_again: list[int]
+) -> None:
+    world.write("1.json", 1, 2)
+    world.write("2.json", 3)
+    printed(world, "run", "shop:app", "--master", "none")
+    assert world.copied() == [1, 2, 3]
+    printed(world, "startpoint", "set", "shop:app", "files.clicks", *options, "--reason", "again")
+    printed(world, "run", "shop:app", "--master", "none")
+    assert world.copied() == [1, 2, 3, *read_again]
+    shown = document(world, "checkpoint", "show", "shop:app")
+    assert shown["behind"] == {"files.clicks.0": 0}
+
+
+def test_the_records_of_files_are_exported_maintained_and_forgotten(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.write("1.json", 1, 2)
+    printed(world, "run", "shop:app", "--master", "none")
+    forget_declarations(monkeypatch)
+    printed(world, "stream", "export", "files.clicks", "--to", str(tmp_path / "all.parquet"))
+    exported = pq.read_table(tmp_path / "all.parquet").to_pylist()
+    assert [(row["n"], row["__offset"]) for row in exported] == [(1, 0), (2, 1)]
+    for options in (("--epochs", "latest"), ("--positions",)):
+        assert options[0] in refused(
+            world, "stream", "export", "files.clicks", "--to", "x.parquet", *options
+        )
+    assert "files.clicks: 0 records in 0 files dropped" in printed(world, "stream", "maintain")
+    delete = ("stream", "delete", "files.clicks", "--reason", "moved", "--yes")
+    assert "application copy has a checkpoint on it" in refused(world, *delete)
+    printed(world, *delete, "--force")
+    assert [item["name"] for item in document(world, "stream", "list")] == ["copy"]
+    assert (world.landing / "1.json").exists()
+    assert "files.clicks" in refused(world, "run", "shop:app", "--master", "none")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("append", "files.clicks", "shop.py"),
+        ("change-columns", "files.clicks", "--drop", "n"),
+        ("repartition", "files.clicks", "--partitions", "2", "--reason", "x"),
+        ("remove-reader", "files.clicks", "reader"),
+    ],
+)
+def test_what_is_only_for_streams_of_the_lake_says_so(
+    world: World, arguments: tuple[str, ...]
+) -> None:
+    printed(world, "stream", "admit", "files.clicks", "shop:app")
+    assert "files.clicks is a stream of files" in refused(world, "stream", *arguments)
+
+
+def test_commands_for_files_refuse_other_streams_by_name(world: World) -> None:
+    printed(world, "stream", "admit", "files.clicks", "shop:app")
+    for command in (("files",), ("admit",), ("set-aside", "--reason", "x")):
+        name, *options = command
+        given = ["lake.copy"] if name != "set-aside" else ["lake.copy", "1.json"]
+        assert "lake.copy is no stream of files" in refused(world, "stream", name, *given, *options)
+
+
+def test_setting_aside_asks_at_a_terminal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.write("1.json", 1)
+    printed(world, "stream", "admit", "files.clicks", "shop:app")
+    monkeypatch.setattr("dagster_adjunct.orchestration.cli.options.is_at_terminal", lambda: True)
+    command = ("stream", "set-aside", "files.clicks", "1.json", "--reason", "x")
+    assert invoke(world, *command, input="n\n").exit_code == 1
+    assert not document(world, "stream", "files", "files.clicks", "--problems")["files"]
+    assert invoke(world, *command, input="y\n").exit_code == 0
+    assert document(world, "stream", "files", "files.clicks", "--problems")["files"]
