@@ -1,4 +1,4 @@
-"""`adjunct stream …`: list, show, export, append files to, maintain, repartition and delete
+"""`adjunct stream …`: list, show, create, export, append files to, maintain, repartition and delete
 streams of the lake, and change their columns.
 """
 
@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.cli.options import (
     lake_option,
     lake_options,
     name_argument,
+    option,
     repartition_command,
     yes_option,
 )
@@ -47,6 +48,7 @@ from dagster_adjunct.resources.file_streams.overview import find_file_stream, is
 from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.names import unqualify_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake import readers
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import LAKE
@@ -91,6 +93,41 @@ def show_stream(lake: Lake, name: str) -> None:
     show_schema(schema)
     if named:
         show_items("readers", ["name", "behind", "lost", "committed_at", "problem"], named)
+
+
+@stream.command()
+@name_argument
+@option("--schema", "DDL", "The columns, such as 'user string, at timestamp'.")
+@click.option("--key", multiple=True, help="A column by which records are partitioned. Repeatable.")
+@click.option(
+    "--partitions", type=click.IntRange(1), help="Default: 1. Without --key there is one."
+)
+@option("--timestamp", "COLUMN", "The column with a record's time; default: when it is appended.")
+@lake_option(create=True)
+def create(
+    lake: Lake,
+    name: str,
+    schema: str | None,
+    key: tuple[str, ...],
+    partitions: int | None,
+    timestamp: str | None,
+) -> None:
+    """Create a stream of the lake, or add columns to one that exists.
+
+    `adjunct schema infer FILES` shows the columns of a sample.
+    """
+    if schema is None:
+        step = "Give --schema 'user string, at timestamp'; adjunct schema infer FILES shows it."
+        raise ConfigurationError(f"stream {name} has no columns.", step, setting="--schema")
+    info = LakeStreams(lake).create(
+        _lake_stream(name),
+        schema=Schema.from_ddl(schema, f"stream '{name}'"),
+        key=key,
+        partitions=partitions or 1,
+        timestamp=timestamp,
+    )
+    count = "1 partition" if info.partitions == 1 else f"{info.partitions} partitions"
+    show_line(f"Stream lake.{info.name} is there, with {count}.")
 
 
 @stream.command()

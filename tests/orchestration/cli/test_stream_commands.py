@@ -90,3 +90,15 @@ def test_readers_are_described_reported_of_by_maintain_and_forgotten(lake: Lake)
         run(lake, "remove-reader", "s", "reports")
     run(lake, "remove-reader", "s", "report")
     assert json.loads(run(lake, "show", "lake.s", "--json"))["readers"] == []
+
+
+def test_a_stream_is_created_without_python(tmp_path: Path) -> None:
+    lake = open_lake(tmp_path / "lake")
+    create = ("create", "clicks", "--schema", "user string, at timestamp", "--key", "user")
+    options = ("--partitions", "3", "--timestamp", "at")
+    for _ in range(2):
+        assert "lake.clicks is there, with 3 partitions" in run(lake, *create, *options)
+    info = LakeStreams(lake).info("clicks")
+    assert (info.schema, info.key) == (Schema.of(user="string", at="timestamp"), ("user",))
+    with pytest.raises(ConfigurationError, match="no columns"):
+        run(lake, "create", "events")
