@@ -28,7 +28,7 @@ def arrow_filesystem(store: ObjectStore) -> Any:
 
     descriptor = store.descriptor
     if descriptor.url.startswith("s3://"):
-        return fs.S3FileSystem(**_s3_arguments(descriptor.s3 or S3Options()))
+        return fs.S3FileSystem(**s3_filesystem_arguments(descriptor.s3 or S3Options()))
     return fs.LocalFileSystem()
 
 
@@ -45,7 +45,7 @@ def object_location(store: ObjectStore, key: str) -> str:
     return f"{store.url}/{key}"
 
 
-def _s3_arguments(options: S3Options) -> dict[str, Any]:
+def s3_filesystem_arguments(options: S3Options) -> dict[str, Any]:
     """Return the arguments of Arrow's file system for a store on S3."""
     from pyarrow import fs
 
