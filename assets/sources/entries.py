@@ -31,6 +31,7 @@ from dagster_adjunct.assets.declaration.dataset import (
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, declaration_from_spec
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.file_streams.streams import FileStreams
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.column_changes import find_known_part
@@ -756,6 +757,15 @@ def open_changes(systems: Mapping[str, StreamSystem], spec: UnboundedDataset) ->
     if not opened.only_offsets_order_keys:
         return opened
     return replace(opened, system=system.checking_keys(spec.name))
+
+
+def look_for_files(systems: Mapping[str, StreamSystem], spec: UnboundedDataset) -> None:
+    """Admit the files that have arrived, if the dataset's input is a stream of files. Raises the
+    errors of its rules.
+    """
+    system, stream = _resolve_input(systems, spec)
+    if isinstance(system, FileStreams):
+        system.snapshot(stream)
 
 
 def _resolve_input(

@@ -40,6 +40,7 @@ from dagster_adjunct.assets.sources.changes import add_order, add_read_paths, li
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedChanges,
+    look_for_files,
     offsets_by_partition,
     offsets_to_json,
     require_changes,
@@ -494,6 +495,7 @@ def advance_unbounded(
         )
     stages = Stages(spec.name, on_stage)
     with stages("collect"):
+        look_for_files(context.systems, spec)
         snapshot = inspect_table(context, spec)
         plan = plan_recovery(snapshot, rebuild=rebuild)
     return execute_plan(Advance.of(context, snapshot, plan.decision, stages), plan)

@@ -25,6 +25,7 @@ from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedChanges,
     Ranges,
+    look_for_files,
     offsets_to_json,
     open_changes,
 )
@@ -178,6 +179,7 @@ class TransientTable:
         next changes and on_lost_offset="fail", or where the stream now ends before offsets that
         were read.
         """
+        look_for_files(self._systems, self.spec)
         source = self._source
         before = self.view
         stages = Stages(self.spec.name)

@@ -7,18 +7,23 @@ read by delta-rs.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from cachetools import TTLCache, cached
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.files.tree import FileTree, ListedFile, S3Tree, open_tree
-from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.files.tree import ListedFile, S3Tree, open_tree
+from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.table_snapshots.table import (
+    ChangedFiles,
+    StateFile,
     StateScan,
     TableHistory,
     TableState,
@@ -30,24 +35,14 @@ from dagster_adjunct.resources.threads import map_in_threads
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+_LOG = "_delta_log"
+_CONFIGURATION = "configuration"
+_FEED = "delta.enableChangeDataFeed"
 _COMMIT = re.compile(r"_delta_log/(\d{20})\.json$")
 _CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint.*\.parquet$")
 _ENGINE_FEATURES = frozenset({"columnMapping", "deletionVectors"})
 """Reader features with which files are no rows of the table by themselves."""
 _THREADS = 16
-
-
-class DeltaCommit(NamedTuple):
-    """A commit: its version, what it says of rows, and the id of the table if it says that.
-
-    `appends` says that it adds rows and removes none.
-    """
-
-    state: TableState
-    table_id: str | None
-    appends: bool
-    feed: bool | None
-    columns: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +73,8 @@ class DeltaVersions:
         commits, oldest = self._list_commits()
         newest = self.open()
         wanted = [commits[number] for number in sorted(commits) if number >= max(first, oldest)]
-        read = [commit.state for commit in map_in_threads(self.read_commit, wanted, _THREADS)]
-        return TableHistory(str(newest.metadata().id), tuple(read), oldest)
+        states = map_in_threads(self._read_state, wanted, _THREADS)
+        return TableHistory(str(newest.metadata().id), tuple(states), oldest)
 
     def _list_commits(self) -> tuple[dict[int, ListedFile], int]:
         """Return the files of the commits, by version, and the oldest version that can be read."""
@@ -103,43 +98,19 @@ class DeltaVersions:
         bases += [number for number in checkpoints if number == first - 1]
         return commits, min(bases, default=max(commits))
 
-    def list_commits(self, first: int) -> list[DeltaCommit]:
-        """Return the commits from a version on, as far as they are retained without a gap at the
-        end.
-        """
-        commits, _ = self._list_commits()
-        wanted = []
-        at = max(commits)
-        while at in commits and at >= first:
-            wanted.append(commits[at])
-            at -= 1
-        return list(map_in_threads(self.read_commit, reversed(wanted), _THREADS))
-
-    def read_commit(self, file: ListedFile) -> DeltaCommit:
-        """Return what a commit says."""
+    def _read_state(self, file: ListedFile) -> TableState:
+        """Return the version that a commit made."""
         match = _COMMIT.search(file.path)
         assert match is not None
-        actions = _parse_actions(open_tree(self.url), file)
+        actions = _parse_actions(open_tree(self.url).read(file))
         written: datetime = file.modified
-        table_id = None
-        columns = None
-        feed = None
-        changes = []
         for action in actions:
             if info := action.get("commitInfo"):
                 stamp = info.get("inCommitTimestamp", info.get("timestamp"))
                 if isinstance(stamp, int):
                     written = datetime.fromtimestamp(stamp / 1000, UTC)
-            if metadata := action.get("metaData"):
-                table_id = str(metadata["id"])
-                columns = str(metadata["schemaString"])
-                setting = metadata.get("configuration", {}).get("delta.enableChangeDataFeed")
-                feed = str(setting).lower() == "true"
-            for kind in ("add", "remove"):
-                if kind in action and action[kind].get("dataChange", True):
-                    changes.append(kind)
-        state = TableState(str(int(match[1])), int(match[1]), written, not changes)
-        return DeltaCommit(state, table_id, "remove" not in changes, feed, columns)
+        same_rows = not any(_list_changing(actions))
+        return TableState(str(int(match[1])), int(match[1]), written, same_rows)
 
     def is_readable(self, state: TableState) -> bool:
         from pyarrow.fs import FileType
@@ -201,6 +172,78 @@ class DeltaVersions:
             chosen = FileSystemDataset(fragments, whole.schema, whole.format, whole.filesystem)
             yield from chosen.to_batches(columns=there)
 
+    # -- changes
+
+    def find_state(self, history: TableHistory, state_id: str) -> TableState | None:
+        """Return a version of which all later commits are there."""
+        number = int(state_id)
+        newest = history.states[-1].number if history.states else number
+        if history.complete_since <= number + 1 and number <= newest:
+            return TableState(state_id, number, datetime.fromtimestamp(0, UTC))
+        return None
+
+    def files(self, state: TableState) -> list[StateFile]:
+        table = self.open(state.number)
+        if _needs_engine(table):
+            raise _changes_error(f"the {self.describe()}", "has column mapping or deletion vectors")
+        added = pa.table(table.get_add_actions())
+        found = []
+        for action in added.select(["path", "size_bytes", "num_records"]).to_pylist():
+            found.append(StateFile(action["path"], action["size_bytes"], action["num_records"]))
+        return sorted(found, key=lambda file: file.path)
+
+    def file_rows(
+        self, state: TableState, path: str, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch | pa.Table]:
+        return self.read(state, [path], names)
+
+    def changed_files(self, before: TableState, after: TableState) -> ChangedFiles:
+        size = 0
+        for number in range(before.number + 1, after.number + 1):
+            size += self._check_recorded(number, self._read_actions(number))
+        return ChangedFiles(None, size)
+
+    def _read_actions(self, number: int) -> list[Mapping[str, Any]]:
+        """Return the actions of a commit."""
+        files = _log_files(os.getpid(), self.url)
+        with self._naming(number), files.open_input_stream(f"{_LOG}/{number:020}.json") as source:
+            return _parse_actions(bytes(source.read()))
+
+    def _check_recorded(self, number: int, actions: Sequence[Mapping[str, Any]]) -> int:
+        """Return the size of the files of a commit. Raises AdmittedFileError if it has not recorded
+        what it changed.
+        """
+        what = f"version {number} of the {self.describe()}"
+        for action in actions:
+            settings = action.get("metaData", {_CONFIGURATION: {_FEED: "true"}})
+            if str(settings.get(_CONFIGURATION, {}).get(_FEED)).lower() != "true":
+                raise _changes_error(what, "was written without the change data feed")
+        changing = list(_list_changing(actions))
+        has_vectors = any(one.get("deletionVector") for one in changing)
+        if has_vectors and not any("cdc" in action for action in actions):
+            raise _changes_error(what, "deletes rows by deletion vectors")
+        return sum(int(one.get("size") or 0) for one in changing)
+
+    def check_feed(self) -> None:
+        """Raise AdmittedFileError if the table records no changes now."""
+        table = self.open()
+        if _needs_engine(table):
+            raise _changes_error(f"the {self.describe()}", "has column mapping or deletion vectors")
+        if str(table.metadata().configuration.get(_FEED)).lower() != "true":
+            raise _changes_error(f"the {self.describe()}", "has no change data feed")
+
+    def changed_rows(
+        self, before: TableState, after: TableState, names: Sequence[str]
+    ) -> tuple[Iterator[Any], Iterator[Any]]:
+        with self._naming(after.number):
+            feed = self.open().load_cdf(before.number + 1, after.number)
+            changes = pa.table(feed)
+        kinds = pc.cast(changes.column("_change_type"), pa.string())
+        old = pc.is_in(kinds, pa.array(["delete", "update_preimage"]))
+        there = [name for name in names if name in changes.column_names]
+        rows = pa.table({name: _without_view(changes.column(name)) for name in there})
+        return iter([rows.filter(old)]), iter([rows.filter(pc.invert(old))])
+
     @contextmanager
     def _naming(self, version: int | None) -> Iterator[None]:
         """Raise an error of Adjunct, with the version, for those of delta-rs."""
@@ -235,6 +278,25 @@ class DeltaVersions:
             ) from error
 
 
+def _changes_error(what: str, reason: str) -> errors.AdmittedFileError:
+    """Return the error for changes that the table does not tell."""
+    return errors.AdmittedFileError(
+        f"{what} {reason}, so that its changes can't be told.",
+        "Set delta.enableChangeDataFeed to true before the table is changed, and let it have no"
+        " deletion vectors and no column mapping; or read its versions: DeltaVersions(…).",
+        rule="feed",
+    )
+
+
+def _without_view(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column with plain texts and bytes, which Arrow can sort and take."""
+    if column.type == pa.string_view():
+        return pc.cast(column, pa.string())
+    if column.type == pa.binary_view():
+        return pc.cast(column, pa.binary())
+    return column
+
+
 def _needs_engine(table: DeltaTable) -> bool:
     """Whether only the engine of delta-rs reads the table's rows right, in one task."""
     features = {str(feature) for feature in table.protocol().reader_features or ()}
@@ -253,13 +315,23 @@ def _file_system(table: DeltaTable) -> Any:
     return PyFileSystem(DeltaStorageHandler.from_table(table._table))
 
 
-def _parse_actions(tree: FileTree, file: ListedFile) -> list[Mapping[str, Any]]:
-    """Return the actions of a commit."""
-    actions = []
-    for line in tree.read(file).splitlines():
-        if line.strip():
-            actions.append(json.loads(line))
-    return actions
+def _parse_actions(data: bytes) -> list[Mapping[str, Any]]:
+    """Return the actions in the file of a commit."""
+    return [json.loads(line) for line in data.splitlines() if line.strip()]
+
+
+def _list_changing(actions: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield what adds or removes files with rows that others do not have."""
+    for action in actions:
+        for kind in ("add", "remove"):
+            if kind in action and action[kind].get("dataChange", True):
+                yield action[kind]
+
+
+@cached(TTLCache(maxsize=64, ttl=60), key=lambda process, url: (process, url))
+def _log_files(process: int, url: str) -> Any:
+    """Return access to a table's files, with the credentials of now."""
+    return _file_system(DeltaVersions(url).open())
 
 
 def _first_line(error: Exception) -> str:

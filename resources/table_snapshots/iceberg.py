@@ -6,6 +6,7 @@ null in snapshots of before it was added.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,11 +14,15 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cachetools import LRUCache
+
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.iceberg import IcebergTable, translate_client_errors
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.table_snapshots.delta import storage_options
 from dagster_adjunct.resources.table_snapshots.table import (
+    ChangedFiles,
+    StateFile,
     StateScan,
     TableHistory,
     TableState,
@@ -132,6 +137,59 @@ class IcebergSnapshots:
         with self._naming_snapshot(state):
             yield from scan.to_record_batches(part.tasks)
 
+    # -- changes
+
+    def find_state(self, history: TableHistory, state_id: str) -> TableState | None:
+        for state in history.states:
+            if state.id == state_id:
+                return state
+        snapshot = self.load().snapshot_by_id(int(state_id))  # rolled back, but not expired
+        return None if snapshot is None else _state(snapshot)
+
+    def files(self, state: TableState) -> list[StateFile]:
+        return [_state_file(task) for task in self._tasks(state).values()]
+
+    def file_rows(
+        self, state: TableState, path: str, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch | pa.Table]:
+        part = _Part(self.load().metadata_location, [self._tasks(state)[path]])
+        return self.read(state, part, names)
+
+    def changed_files(self, before: TableState, after: TableState) -> ChangedFiles:
+        removed, added = self._compare(before, after)
+        if removed:
+            size = sum(task.file.file_size_in_bytes for task in [*removed, *added])
+            return ChangedFiles(None, size)
+        return ChangedFiles([_state_file(task) for task in added])
+
+    def changed_rows(
+        self, before: TableState, after: TableState, names: Sequence[str]
+    ) -> tuple[Iterator[Any], Iterator[Any]]:
+        removed, added = self._compare(before, after)
+        metadata = self.load().metadata_location
+        return (
+            self.read(before, _Part(metadata, removed), names),
+            self.read(after, _Part(metadata, added), names),
+        )
+
+    def _compare(
+        self, before: TableState, after: TableState
+    ) -> tuple[list[FileScanTask], list[FileScanTask]]:
+        """Return the files of each state that the other one does not have so."""
+        was = self._tasks(before)
+        now = self._tasks(after)
+        removed = [task for path, task in was.items() if not _is_same(task, now.get(path))]
+        added = [task for path, task in now.items() if not _is_same(task, was.get(path))]
+        return removed, added
+
+    def _tasks(self, state: TableState) -> dict[str, FileScanTask]:
+        """Return the files of a snapshot, which never change, by path."""
+        key = os.getpid(), self, state.id
+        if key not in _planned:
+            tasks = self._plan_files(self.load(), state)
+            _planned[key] = {task.file.file_path: task for task in tasks}
+        return _planned[key]
+
     def _open_part(self, part: _Part) -> Table:
         """Return the table as it was planned; on an executor without its catalogue, from its
         metadata.
@@ -179,6 +237,22 @@ class IcebergSnapshots:
                 "Rewrite its data files, without equality deletes, or abandon this version.",
                 version=state.id,
             ) from error
+
+
+_planned: LRUCache[tuple[int, IcebergSnapshots, str], dict[str, FileScanTask]] = LRUCache(8)
+
+
+def _state_file(task: FileScanTask) -> StateFile:
+    rows = None if task.delete_files else task.file.record_count
+    return StateFile(task.file.file_path, task.file.file_size_in_bytes, rows)
+
+
+def _is_same(task: FileScanTask, other: FileScanTask | None) -> bool:
+    """Whether a file has the same rows in two snapshots."""
+    if other is None:
+        return False
+    deletes = {file.file_path for file in task.delete_files}
+    return deletes == {file.file_path for file in other.delete_files}
 
 
 def file_properties(location: str) -> dict[str, str]:

@@ -51,6 +51,27 @@ class TableHistory:
 
 
 @dataclass(frozen=True, slots=True)
+class StateFile:
+    """A data file of a state: its path, its size in bytes, and its number of rows, None if it is
+    unknown before they are read.
+    """
+
+    path: str
+    size: int
+    rows: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedFiles:
+    """How the changes between two states are read: `added` files whose rows are all new, if that
+    is all that has happened; else None, and the rows before and after have to be compared.
+    """
+
+    added: Sequence[StateFile] | None
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StateScan:
     """How the rows of a state are read: in `parts`, each in a task of its own.
 
@@ -91,6 +112,28 @@ class VersionedTable(Protocol):
         self, state: TableState, part: Any, names: Sequence[str]
     ) -> Iterator[pa.RecordBatch | pa.Table]:
         """Yield the rows of a part, with these columns or less. Raises DatasetError."""
+
+    def find_state(self, history: TableHistory, state_id: str) -> TableState | None:
+        """Return a state whose changes to later ones can be told, None if it has expired."""
+
+    def files(self, state: TableState) -> Sequence[StateFile]:
+        """Return the data files of a state, in order of their paths."""
+
+    def file_rows(
+        self, state: TableState, path: str, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch | pa.Table]:
+        """Yield the rows of a file of a state, in an order that stays."""
+
+    def changed_files(self, before: TableState, after: TableState) -> ChangedFiles:
+        """Return how the changes between two states are read.
+
+        Raises AdmittedFileError for changes that can't be told.
+        """
+
+    def changed_rows(
+        self, before: TableState, after: TableState, names: Sequence[str]
+    ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
+        """Return rows of the state before and of the state after, with all that differ."""
 
 
 def check_types(columns: pa.Schema, schema: Schema, what: str) -> None:
