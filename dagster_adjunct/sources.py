@@ -1,5 +1,5 @@
-"""Where a dataset's contents come from besides streams: files, queries, and snapshots to
-bootstrap from.
+"""Where a dataset's contents come from besides streams: files, queries, Iceberg and Delta tables,
+and snapshots to bootstrap from.
 """
 
 from dagster_adjunct.assets.declaration.dataset import Computation as Computation
@@ -10,3 +10,5 @@ from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot as Parq
 from dagster_adjunct.assets.declaration.snapshots import PostgresSnapshot as PostgresSnapshot
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot as QuerySnapshot
 from dagster_adjunct.assets.declaration.snapshots import Snapshot as Snapshot
+from dagster_adjunct.assets.declaration.table_versions import DeltaVersions as DeltaVersions
+from dagster_adjunct.assets.declaration.table_versions import IcebergVersions as IcebergVersions

@@ -695,6 +695,8 @@ def _describe_rejected(member: Member, ref: VersionRef) -> str:
         again = "complete the folder again"
     elif isinstance(member.spec.input, QuerySource):
         again = "compute it again"
+    elif not isinstance(member.spec.input, str):
+        again = "correct the table by another commit"
     show = f"look at it (adjunct dataset show {name} {ref.id})"
     accept = f"accept it with a reason (adjunct dataset accept {name} {ref.id} --reason …)"
     drop = f"remove it (adjunct dataset remove-version {name} {ref.id} --reason …) and {again}"

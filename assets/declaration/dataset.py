@@ -34,6 +34,11 @@ from dagster_adjunct.assets.declaration.policies import (
     list_row_validators,
 )
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
+from dagster_adjunct.assets.declaration.table_versions import (
+    DeltaVersions,
+    IcebergVersions,
+    TableVersions,
+)
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.code_lines import CodeLine, find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
@@ -168,7 +173,7 @@ class OwnedBy:
         return f"application {self.application}"
 
 
-Delivered = str | FileSource | QuerySource
+Delivered = str | FileSource | QuerySource | TableVersions
 Input = Delivered | OwnedBy
 
 
@@ -638,6 +643,10 @@ class BoundedDataset(AdjunctDataset):
         check_validators(f"dataset {self.name!r}", self.validators)
         if not isinstance(self.input, str):
             _check_source_columns(self, self.input.schema)
+        if _names_states(self.input) and self.versions is not None:
+            problem = "has version partitions, but states of a table have no names of their own"
+            step = 'Declare tags="…" of an Iceberg table, or leave versions= out.'
+            yield "versions", problem, step
 
     @property
     def over_time(self) -> bool:
@@ -1073,8 +1082,8 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[BoundedDataset, ..
             raise ConfigurationError(
                 f"version set {name!r} has the member {member.name!r}, whose versions are not named"
                 " by a producer.",
-                "Only bounded datasets from a stream or from files, without version partitions, can"
-                " be members.",
+                "Only bounded datasets from a stream, from files or from tags, without version"
+                " partitions, can be members.",
                 argument="members",
                 dataset=member.name,
             )
@@ -1083,10 +1092,15 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[BoundedDataset, ..
 
 
 def _is_named_by_producer(dataset: AdjunctDataset) -> TypeGuard[BoundedDataset]:
-    """Whether it has versions that a producer names, on a stream or in files."""
+    """Whether it has versions that a producer names, on a stream, in files or by tags."""
     if not isinstance(dataset, BoundedDataset) or isinstance(dataset.input, QuerySource):
         return False
-    return dataset.versions is None
+    return dataset.versions is None and not _names_states(dataset.input)
+
+
+def _names_states(source: Input) -> bool:
+    """Whether versions are states of a table, named by their ids."""
+    return isinstance(source, IcebergVersions | DeltaVersions) and source.tags is None
 
 
 class LocalTableOptions(DescriptionOptions, total=False):

@@ -556,11 +556,11 @@ def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str
         validators = list_spark_validators(dataset)
         if validators:
             yield f"its validators {', '.join(validators)}"
-        if isinstance(dataset.input, FileSource):
-            yield from list_extractor_spark_needs(dataset)
-            return
         if isinstance(dataset.input, QuerySource):
             yield from list_query_spark_needs(dataset, dataset.input)
+            return
+        if not isinstance(dataset.input, str):
+            yield from list_extractor_spark_needs(dataset)
             return
     facts = catalog.get(str(dataset.input))
     yield from list_stream_spark_needs(dataset, in_arrow=facts is None or facts.in_arrow)

@@ -1,0 +1,400 @@
+"""The changes of Iceberg and Delta tables as streams: `table-changes.customers`.
+
+The records are rows with their operation in the column `op`: first the rows of the table at the
+first look, as insertions, then what each commit changed. In the log, a *file* is one of these: a
+data file of a state whose rows are all insertions, or the changes between two states.
+
+If the history that is needed has expired, or another table has its place, that is an error; or, as
+declared, a new snapshot follows, before which an offset is left out: readers of before have lost
+what comes next, and have to be built again from there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from cachetools import LRUCache
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.documents import StoredDocument
+from dagster_adjunct.resources.file_streams.feed import (
+    FilePiece,
+    FileStreamDeclaration,
+    Found,
+    KnownFiles,
+)
+from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState
+from dagster_adjunct.resources.file_streams.streams import FileStreams, declare_file_stream
+from dagster_adjunct.resources.files.tree import check_folder_url
+from dagster_adjunct.resources.iceberg import IcebergTable
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.streams.system import (
+    StreamInfo,
+    SystemStreamPartition,
+    build_declaration,
+    check_same_declaration,
+    register_system,
+)
+from dagster_adjunct.resources.table_snapshots.delta import DeltaVersions
+from dagster_adjunct.resources.table_snapshots.iceberg import IcebergSnapshots
+from dagster_adjunct.resources.table_snapshots.net_changes import (
+    OPERATION,
+    net_changes,
+    with_operation,
+)
+from dagster_adjunct.resources.table_snapshots.table import (
+    StateFile,
+    TableHistory,
+    TableState,
+    fit_rows,
+)
+from dagster_adjunct.resources.validation import validated
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SYSTEM = "table-changes"
+_EPOCH = datetime.fromtimestamp(0, UTC)
+OnExpired = Literal["fail", "snapshot"]
+_MOST_COMMITS = 200  # of one look
+_GAP = "expired: the table's history was lost here"
+
+
+class TableChangesDeclaration(FileStreamDeclaration):
+    """The changes of a table as a stream: see `delta_changes` and `iceberg_changes`."""
+
+    url: str | None = None
+    identifier: str | None = None
+    catalog: str | None = None
+    on_expired: OnExpired = "fail"
+
+    def feed(self, lake: Lake) -> TableChangesFeed:
+        return TableChangesFeed(self)
+
+    def check_stored(self, stream: str, state: FileLogState) -> None:
+        stored = type(self).model_validate(state.declared)
+        update = {"on_expired": self.on_expired}
+        check_same_declaration(stream, stored.model_copy(update=update), self)
+
+    @property
+    def table(self) -> DeltaVersions | IcebergSnapshots:
+        """The table."""
+        if self.url is not None:
+            return DeltaVersions(self.url)
+        assert self.identifier is not None
+        assert self.catalog is not None
+        return IcebergSnapshots(IcebergTable(self.identifier, self.catalog))
+
+    @property
+    def rows(self) -> Schema:
+        """The columns of the table that are read."""
+        return Schema(tuple(field for field in self.columns.fields if field.name != OPERATION))
+
+
+class ChangesCursor(StoredDocument):
+    """Up to where a table was looked at: its identity, and the state of which all is admitted.
+
+    `base` is the first offset of the newest snapshot of the whole table.
+    """
+
+    table: str
+    state: str
+    number: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableChangesFeed:
+    """Where the changes of a table come from."""
+
+    declared: TableChangesDeclaration
+
+    # -- admission
+
+    def find(self, known: KnownFiles) -> Found:
+        table = self.declared.table
+        if isinstance(table, DeltaVersions):
+            table.check_feed()
+        if not known.cursor:
+            return self._first(table.history(None))
+        cursor = ChangesCursor.model_validate_json(known.cursor)
+        since = TableState(cursor.state, cursor.number, _EPOCH)
+        history = table.history(since)
+        if history.identity != cursor.table:
+            reason = f"another table has its place, whose id is {history.identity}"
+            return self._lost(known, table.history(None), reason)
+        state = table.find_state(history, cursor.state)
+        if state is None:
+            reason = f"the history after its state {cursor.state} has expired"
+            return self._lost(known, table.history(None), reason)
+        return self._changes(cursor, history, state)
+
+    def _first(self, history: TableHistory) -> Found:
+        """Return the rows of the whole table."""
+        if not history.states:
+            return Found([], "", {})
+        head = history.states[-1]
+        return Found(self._snapshot(head, history.identity), _cursor(history, head, 0), {})
+
+    def _snapshot(self, state: TableState, identity: str) -> list[AdmittedFile]:
+        files = self.declared.table.files(state)
+        return [self._admitted(state, file, identity) for file in files]
+
+    def _admitted(self, state: TableState, file: StateFile, identity: str) -> AdmittedFile:
+        """Return the entry of a data file whose rows are all insertions."""
+        name = f"rows {state.id} {state.number} {file.path}"
+        found = AdmittedFile(name, file.size, identity, _micros(state), 0, origin=state.id)
+        rows = file.rows
+        if rows is None:
+            rows = self._rows_of(found).num_rows
+        return found._replace(rows=rows)
+
+    def _changes(self, cursor: ChangesCursor, history: TableHistory, state: TableState) -> Found:
+        """Return the changes of the states after this one, as far as one look admits them."""
+        found: list[AdmittedFile] = []
+        later = history.after(state.id, state.number)
+        if not later and history.states and history.states[-1].id != state.id:
+            later = history.states[-1:]  # rolled back
+        at = state
+        for following in later[:_MOST_COMMITS]:
+            if not following.same_rows:
+                found += self._between(at, following, history.identity)
+            at = following
+        return Found(found, _cursor(history, at, cursor.base), {})
+
+    def _between(
+        self, before: TableState, after: TableState, identity: str
+    ) -> Iterator[AdmittedFile]:
+        """Yield the entries of what changed between two states."""
+        changed = self.declared.table.changed_files(before, after)
+        if changed.added is not None:
+            for file in changed.added:
+                yield self._admitted(after, file, identity)
+            return
+        name = f"changes {before.id} {before.number} {after.id} {after.number}"
+        entry = AdmittedFile(name, changed.size, identity, _micros(after), 0, origin=after.id)
+        rows = self._rows_of(entry).num_rows
+        if rows:
+            yield entry._replace(rows=rows)
+
+    def _lost(self, known: KnownFiles, history: TableHistory, reason: str) -> Found:
+        """Return a new snapshot of the whole table, after an offset that nobody can read; or raise
+        AdmittedFileError, as declared.
+        """
+        what = self.declared.table.describe()
+        if self.declared.on_expired == "fail" or not history.states:
+            raise errors.AdmittedFileError(
+                f"the changes of the {what} can't be told: {reason}.",
+                'Declare on_expired="snapshot" to take a snapshot of the table: the datasets that'
+                " follow it are then built again. To keep it from happening, let the table retain"
+                " its history for longer than the time between two looks.",
+                rule="expired",
+            )
+        return self.begin_again(known.by_path(), history, reason)
+
+    def begin_again(
+        self, known: Mapping[str, AdmittedFile], history: TableHistory, reason: str
+    ) -> Found:
+        """Return a new snapshot of the whole table, after an offset that nobody can read."""
+        head = history.states[-1]
+        upcoming = max((file.next for file in known.values()), default=0)
+        name = f"gap {upcoming} {head.id}"
+        gap = AdmittedFile(
+            name, 0, "", _micros(head), 1, origin=head.id, problem=f"{_GAP}: {reason}"
+        )
+        files = [gap, *self._snapshot(head, history.identity)]
+        return Found(files, _cursor(history, head, upcoming + 1), {})
+
+    # -- reading
+
+    def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        rows = self._cached(piece.file).slice(piece.start, piece.end - piece.start)
+        if rows.num_rows:
+            yield piece.start, rows.select(list(columns))
+
+    def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
+        return None
+
+    def _cached(self, file: AdmittedFile) -> pa.Table:
+        """Return the records of a file, of which several pieces may be read one after the other."""
+        key = os.getpid(), self.declared.model_dump_json(), file.path
+        if key not in _read:
+            _read[key] = self._rows_of(file)
+        return _read[key]
+
+    def _rows_of(self, file: AdmittedFile) -> pa.Table:
+        """Return the records of a file in their order. Raises AdmittedFileError if its history is
+        gone.
+        """
+        kind, *about = file.path.split(" ", 4 if file.path.startswith("changes ") else 3)
+        try:
+            if kind == "changes":
+                before, number, after, later = about
+                return self._compare(_state(before, number), _state(after, later))
+            state, number, path = about
+            table = self.declared.table
+            rows = table.file_rows(_state(state, number), path, self.declared.rows.names)
+            return with_operation(self._fit(rows, file.path), "insert")
+        except errors.DatasetError as error:
+            raise errors.AdmittedFileError(
+                f"{error.problem} It was admitted to the stream, and its records can't be read any"
+                " more.",
+                "Take a new snapshot of the table: begin_changes_again(lake, STREAM, reason=…);"
+                " then the datasets that follow it are built again.",
+                rule="expired",
+                file=file.path,
+            ) from error
+
+    def _compare(self, before: TableState, after: TableState) -> pa.Table:
+        table = self.declared.table
+        names = self.declared.rows.names
+        what = f"the {table.describe()}, between {before.id} and {after.id},"
+        was, now = table.changed_rows(before, after, names)
+        return net_changes(
+            self._fit(was, what), self._fit(now, what), self.declared.key, what
+        ).select(self.declared.columns.names)
+
+    def _fit(self, rows: Iterable[Any], what: str) -> pa.Table:
+        schema = self.declared.rows
+        tables = [fit_rows(one, schema, what) for one in rows]
+        return pa.concat_tables([schema.to_arrow().empty_table(), *tables])
+
+
+_read: LRUCache[tuple[int, str, str], pa.Table] = LRUCache(4)
+
+
+def _cursor(history: TableHistory, state: TableState, base: int) -> str:
+    cursor = ChangesCursor(table=history.identity, state=state.id, number=state.number, base=base)
+    return cursor.model_dump_json()
+
+
+def _state(state: str, number: str) -> TableState:
+    return TableState(state, int(number), _EPOCH)
+
+
+def _micros(state: TableState) -> int:
+    return int(state.at.timestamp() * 1_000_000)
+
+
+class TableChangeStreams(FileStreams):
+    """The changes of declared tables, as the system `table-changes`."""
+
+    name = SYSTEM
+    declaration_class = TableChangesDeclaration
+
+    def info(self, stream: str) -> StreamInfo:
+        # From the newest snapshot on, it has the newest row of each key.
+        return replace(super().info(stream), compacted=True)
+
+    def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
+        return self._offsets(ssps, _base)
+
+
+@validated
+def begin_changes_again(lake: Lake, stream: str, *, reason: str) -> None:
+    """Let a stream of a table's changes begin again with the rows that the table has now.
+
+    Datasets that follow it are built again at their next advance, unless they declare otherwise
+    (on_lost_offset). For a stream of which earlier records can't be read any more, because the
+    table's history has expired. Raises ConfigurationError for another stream.
+    """
+    system, name = split_stream_name(stream)
+    if system != SYSTEM:
+        raise errors.ConfigurationError(
+            f"{stream} is no stream of a table's changes.",
+            f"Name one that delta_changes or iceberg_changes returned: {SYSTEM}.NAME.",
+            stream=stream,
+        )
+    streams = TableChangeStreams(lake)
+    declared = streams.declaration(name)
+    assert isinstance(declared, TableChangesDeclaration)
+    feed = TableChangesFeed(declared)
+    log = streams.file_log(name)
+
+    def decide(commit: Commit | None) -> dict[str, Any] | None:
+        state = log.parse(commit)
+        history = declared.table.history(None)
+        if state is None or not state.cursor or not history.states:
+            return None  # it has not begun
+        found = feed.begin_again(log.known(state), history, reason)
+        return log.add(state, found.files, found.cursor).body()
+
+    log.log.transact(decide, by="begin again")
+
+
+def _base(state: FileLogState) -> int:
+    """Return the first offset of the newest snapshot of the whole table."""
+    if not state.cursor:
+        return state.oldest
+    return max(state.oldest, ChangesCursor.model_validate_json(state.cursor).base)
+
+
+def _declare(name: str, schema: Schema | str, key: str | Sequence[str], **more: Any) -> str:
+    stream = f"{SYSTEM}.{name}"
+    if isinstance(schema, str):
+        schema = Schema.from_ddl(schema, f"stream {stream!r}")
+    names = (key,) if isinstance(key, str) else tuple(key)
+    if not names or OPERATION in schema:
+        raise errors.ConfigurationError(
+            f"stream {stream!r} has key={key!r} and columns {', '.join(schema.names)}: expected a"
+            f" key, and no column {OPERATION!r}, which has the operation.",
+            "Name the columns by which the table's rows are unique; rename the column in the"
+            " table.",
+            argument="key",
+            stream=stream,
+        )
+    columns = Schema((*schema.fields, Field(OPERATION, "string")))
+    declaration = build_declaration(TableChangesDeclaration, stream, columns, names, 1, **more)
+    return declare_file_stream(SYSTEM, name, declaration)
+
+
+@validated
+def delta_changes(
+    name: str,
+    url: str,
+    *,
+    schema: Schema | str,
+    key: str | Sequence[str],
+    on_expired: OnExpired = "fail",
+) -> str:
+    """Declare the changes of a Delta table as a stream; return its name, "table-changes.NAME".
+
+    The table has delta.enableChangeDataFeed. The stream begins with the rows that the table has at
+    the first look; then each commit gives the net change of each key. Records have the columns of
+    `schema`, and `op`: insert, update or delete. By the columns of `key`, rows of the table are
+    unique. `on_expired` says what happens if the commits after the last look are gone, or another
+    table has its place: an error, or a new snapshot of the table ("snapshot"), from which datasets
+    that follow it are built again. Raises ConfigurationError.
+    """
+    check_folder_url(url)
+    return _declare(name, schema, key, url=url, on_expired=on_expired)
+
+
+@validated
+def iceberg_changes(
+    name: str,
+    table: IcebergTable,
+    *,
+    schema: Schema | str,
+    key: str | Sequence[str],
+    on_expired: OnExpired = "fail",
+) -> str:
+    """Declare the changes of an Iceberg table as a stream; return its name, "table-changes.NAME".
+
+    They are the differences of snapshots of the branch main by key, read from the data files that
+    these do not have in common. For the arguments see `delta_changes`. Raises ConfigurationError.
+    """
+    return _declare(
+        name, schema, key, identifier=table.identifier, catalog=table.catalog, on_expired=on_expired
+    )
+
+
+register_system(SYSTEM, TableChangeStreams)

@@ -1,0 +1,375 @@
+"""The versions of a Delta table, by delta-rs.
+
+Which versions there are, and what they changed, is read from the commits in `_delta_log`; rows are
+read by delta-rs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from cachetools import TTLCache, cached
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.files.tree import ListedFile, S3Tree, open_tree
+from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.optional_packages import import_package
+from dagster_adjunct.resources.table_snapshots.table import (
+    ChangedFiles,
+    StateFile,
+    StateScan,
+    TableHistory,
+    TableState,
+    group_by_size,
+    unknown_column_error,
+)
+from dagster_adjunct.resources.threads import map_in_threads
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_LOG = "_delta_log"
+_CONFIGURATION = "configuration"
+_FEED = "delta.enableChangeDataFeed"
+_COMMIT = re.compile(r"_delta_log/(\d{20})\.json$")
+_CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint.*\.parquet$")
+_ENGINE_FEATURES = frozenset({"columnMapping", "deletionVectors"})
+"""Reader features with which files are no rows of the table by themselves."""
+_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaVersions:
+    """The versions of the Delta table at a URL."""
+
+    url: str
+
+    def describe(self) -> str:
+        return f"Delta table {self.url}"
+
+    # -- which versions there are
+
+    def open(self, version: int | None = None) -> DeltaTable:
+        """Open the table, as of a version.
+
+        Raises DatasetError if there is no table, or not this version.
+        """
+        table = import_package("Delta", "deltalake", "delta").DeltaTable
+        with self._naming(version):
+            opened: DeltaTable = table(
+                delta_url(self.url), version=version, storage_options=storage_options(self.url)
+            )
+            return opened
+
+    def history(self, since: TableState | None) -> TableHistory:
+        first = 0 if since is None else since.number + 1
+        commits, oldest = self._list_commits()
+        newest = self.open()
+        wanted = [commits[number] for number in sorted(commits) if number >= max(first, oldest)]
+        states = map_in_threads(self._read_state, wanted, _THREADS)
+        return TableHistory(str(newest.metadata().id), tuple(states), oldest)
+
+    def _list_commits(self) -> tuple[dict[int, ListedFile], int]:
+        """Return the files of the commits, by version, and the oldest version that can be read."""
+        commits = {}
+        checkpoints = {0}
+        for file in open_tree(self.url).list("_delta_log/"):
+            if match := _COMMIT.search(file.path):
+                commits[int(match[1])] = file
+            elif match := _CHECKPOINT.search(file.path):
+                checkpoints.add(int(match[1]))
+        if not commits:
+            raise errors.DatasetError(
+                f"there is no {self.describe()}: it has no commits.",
+                "Create it, or correct the URL.",
+            )
+        # A version is made from a checkpoint and each commit after it.
+        first = max(commits)
+        while first - 1 in commits:
+            first -= 1
+        bases = [number for number in checkpoints if number in commits and number >= first]
+        bases += [number for number in checkpoints if number == first - 1]
+        return commits, min(bases, default=max(commits))
+
+    def _read_state(self, file: ListedFile) -> TableState:
+        """Return the version that a commit made."""
+        match = _COMMIT.search(file.path)
+        assert match is not None
+        actions = _parse_actions(open_tree(self.url).read(file))
+        written: datetime = file.modified
+        for action in actions:
+            if info := action.get("commitInfo"):
+                stamp = info.get("inCommitTimestamp", info.get("timestamp"))
+                if isinstance(stamp, int):
+                    written = datetime.fromtimestamp(stamp / 1000, UTC)
+        same_rows = not any(_list_changing(actions))
+        return TableState(str(int(match[1])), int(match[1]), written, same_rows)
+
+    def is_readable(self, state: TableState) -> bool:
+        from pyarrow.fs import FileType
+
+        table = self.open(state.number)
+        paths = pa.table(table.get_add_actions()).column("path").to_pylist()
+        files = _file_system(table)
+
+        def is_there(path: str) -> bool:
+            return bool(files.get_file_info(path).type == FileType.File)
+
+        return all(map_in_threads(is_there, paths, _THREADS))
+
+    # -- the rows of a version
+
+    def plan(self, state: TableState, names: Sequence[str]) -> StateScan:
+        table = self.open(state.number)
+        columns = pa.schema(table.schema())
+        missing = [name for name in names if name not in columns.names]
+        if missing:
+            known = pa.schema(self.open().schema()).names
+            for name in missing:
+                if name not in known:
+                    raise unknown_column_error(f"the {self.describe()}", name, known)
+        columns = pa.schema([columns.field(name) for name in names if name not in missing])
+        if _needs_engine(table):
+            return StateScan(columns, [None], None)
+        added = pa.table(table.get_add_actions())
+        paths = added.column("path").to_pylist()
+        sizes = added.column("size_bytes").to_pylist()
+        counts = added.column("num_records").to_pylist()
+        rows = None if None in counts else sum(counts)
+        parts = group_by_size(sorted(zip(paths, sizes, strict=True)))
+        return StateScan(columns, parts, rows)
+
+    def read(
+        self, state: TableState, part: Any, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch | pa.Table]:
+        table = self.open(state.number)
+        there = [name for name in names if name in pa.schema(table.schema()).names]
+        with self._naming(state.number):
+            if part is None:
+                for batch in table.scan(columns=there):
+                    yield pa.table(batch)
+                return
+            from pyarrow.dataset import FileSystemDataset, ParquetReadOptions
+
+            # Spark writes timestamps as INT96 by default.
+            read = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+            whole = table.to_pyarrow_dataset(parquet_read_options=read)
+            wanted = set(part)
+            fragments = [one for one in whole.get_fragments() if _path_of(one) in wanted]
+            if len(fragments) != len(wanted):
+                raise errors.DatasetError(
+                    f"version {state.id} of the {self.describe()} has {len(fragments)} of"
+                    f" {len(wanted)} files that it had before.",
+                    "The table was replaced while it was read: run again.",
+                )
+            chosen = FileSystemDataset(fragments, whole.schema, whole.format, whole.filesystem)
+            yield from chosen.to_batches(columns=there)
+
+    # -- changes
+
+    def find_state(self, history: TableHistory, state_id: str) -> TableState | None:
+        """Return a version of which all later commits are there."""
+        number = int(state_id)
+        newest = history.states[-1].number if history.states else number
+        if history.complete_since <= number + 1 and number <= newest:
+            return TableState(state_id, number, datetime.fromtimestamp(0, UTC))
+        return None
+
+    def files(self, state: TableState) -> list[StateFile]:
+        table = self.open(state.number)
+        if _needs_engine(table):
+            raise _changes_error(f"the {self.describe()}", "has column mapping or deletion vectors")
+        added = pa.table(table.get_add_actions())
+        found = []
+        for action in added.select(["path", "size_bytes", "num_records"]).to_pylist():
+            found.append(StateFile(action["path"], action["size_bytes"], action["num_records"]))
+        return sorted(found, key=lambda file: file.path)
+
+    def file_rows(
+        self, state: TableState, path: str, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch | pa.Table]:
+        return self.read(state, [path], names)
+
+    def changed_files(self, before: TableState, after: TableState) -> ChangedFiles:
+        size = 0
+        for number in range(before.number + 1, after.number + 1):
+            size += self._check_recorded(number, self._read_actions(number))
+        return ChangedFiles(None, size)
+
+    def _read_actions(self, number: int) -> list[Mapping[str, Any]]:
+        """Return the actions of a commit."""
+        files = _log_files(os.getpid(), self.url)
+        with self._naming(number), files.open_input_stream(f"{_LOG}/{number:020}.json") as source:
+            return _parse_actions(bytes(source.read()))
+
+    def _check_recorded(self, number: int, actions: Sequence[Mapping[str, Any]]) -> int:
+        """Return the size of the files of a commit. Raises AdmittedFileError if it has not recorded
+        what it changed.
+        """
+        what = f"version {number} of the {self.describe()}"
+        for action in actions:
+            settings = action.get("metaData", {_CONFIGURATION: {_FEED: "true"}})
+            if str(settings.get(_CONFIGURATION, {}).get(_FEED)).lower() != "true":
+                raise _changes_error(what, "was written without the change data feed")
+        changing = list(_list_changing(actions))
+        has_vectors = any(one.get("deletionVector") for one in changing)
+        if has_vectors and not any("cdc" in action for action in actions):
+            raise _changes_error(what, "deletes rows by deletion vectors")
+        return sum(int(one.get("size") or 0) for one in changing)
+
+    def check_feed(self) -> None:
+        """Raise AdmittedFileError if the table records no changes now."""
+        table = self.open()
+        if _needs_engine(table):
+            raise _changes_error(f"the {self.describe()}", "has column mapping or deletion vectors")
+        if str(table.metadata().configuration.get(_FEED)).lower() != "true":
+            raise _changes_error(f"the {self.describe()}", "has no change data feed")
+
+    def changed_rows(
+        self, before: TableState, after: TableState, names: Sequence[str]
+    ) -> tuple[Iterator[Any], Iterator[Any]]:
+        with self._naming(after.number):
+            feed = self.open().load_cdf(before.number + 1, after.number)
+            changes = pa.table(feed)
+        kinds = pc.cast(changes.column("_change_type"), pa.string())
+        old = pc.is_in(kinds, pa.array(["delete", "update_preimage"]))
+        there = [name for name in names if name in changes.column_names]
+        rows = pa.table({name: _without_view(changes.column(name)) for name in there})
+        return iter([rows.filter(old)]), iter([rows.filter(pc.invert(old))])
+
+    @contextmanager
+    def _naming(self, version: int | None) -> Iterator[None]:
+        """Raise an error of Adjunct, with the version, for those of delta-rs."""
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        what = f"the {self.describe()}"
+        if version is not None:
+            what = f"version {version} of {what}"
+        try:
+            yield
+        except TableNotFoundError as error:
+            raise errors.DatasetError(
+                f"there is no {self.describe()}.", "Create it, or correct the URL."
+            ) from error
+        except FileNotFoundError as error:
+            raise errors.DatasetError(
+                f"{what} can't be read: a file of it is gone, as after a vacuum:"
+                f" {_first_line(error)}",
+                "Go on with a later version: declare on_expired='skip'; or abandon this version.",
+                version=None if version is None else str(version),
+            ) from error
+        except (DeltaError, OSError) as error:
+            if "not found" in str(error).lower() or "No such file" in str(error):
+                raise errors.DatasetError(
+                    f"{what} can't be read, because files of it are gone: {_first_line(error)}",
+                    "Go on with a later version: declare on_expired='skip'; or abandon this one.",
+                    version=None if version is None else str(version),
+                ) from error
+            raise errors.TransientError(
+                f"{what} can't be read: {_first_line(error)}",
+                "See that its store answers, and that the credentials are right; then run again.",
+            ) from error
+
+
+def _changes_error(what: str, reason: str) -> errors.AdmittedFileError:
+    """Return the error for changes that the table does not tell."""
+    return errors.AdmittedFileError(
+        f"{what} {reason}, so that its changes can't be told.",
+        "Set delta.enableChangeDataFeed to true before the table is changed, and let it have no"
+        " deletion vectors and no column mapping; or read its versions: DeltaVersions(…).",
+        rule="feed",
+    )
+
+
+def _without_view(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column with plain texts and bytes, which Arrow can sort and take."""
+    if column.type == pa.string_view():
+        return pc.cast(column, pa.string())
+    if column.type == pa.binary_view():
+        return pc.cast(column, pa.binary())
+    return column
+
+
+def _needs_engine(table: DeltaTable) -> bool:
+    """Whether only the engine of delta-rs reads the table's rows right, in one task."""
+    features = {str(feature) for feature in table.protocol().reader_features or ()}
+    mapped = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+    return bool(features & _ENGINE_FEATURES) or mapped != "none"
+
+
+def _path_of(fragment: Any) -> str:
+    return str(fragment.path)
+
+
+def _file_system(table: DeltaTable) -> Any:
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import PyFileSystem
+
+    return PyFileSystem(DeltaStorageHandler.from_table(table._table))
+
+
+def _parse_actions(data: bytes) -> list[Mapping[str, Any]]:
+    """Return the actions in the file of a commit."""
+    return [json.loads(line) for line in data.splitlines() if line.strip()]
+
+
+def _list_changing(actions: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield what adds or removes files with rows that others do not have."""
+    for action in actions:
+        for kind in ("add", "remove"):
+            if kind in action and action[kind].get("dataChange", True):
+                yield action[kind]
+
+
+@cached(TTLCache(maxsize=64, ttl=60), key=lambda process, url: (process, url))
+def _log_files(process: int, url: str) -> Any:
+    """Return access to a table's files, with the credentials of now."""
+    return _file_system(DeltaVersions(url).open())
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return errors.redact_passwords(lines[0])
+
+
+def delta_url(url: str) -> str:
+    """Return how delta-rs names the table at a URL."""
+    tree = open_tree(url)
+    if isinstance(tree, S3Tree):
+        return tree.url
+    return str(tree.url)
+
+
+def storage_options(url: str) -> dict[str, str] | None:
+    """Return the options with which delta-rs reaches a URL: the ADJUNCT_S3_… settings, and boto3's
+    credentials as they are now. None for a folder.
+    """
+    tree = open_tree(url)
+    if not isinstance(tree, S3Tree):
+        return None
+    from botocore.session import Session
+
+    session = Session()
+    options = {"AWS_REGION": tree.options.region or session.get_config_variable("region") or ""}
+    endpoint = tree.options.endpoint or session.get_config_variable("endpoint_url")
+    if endpoint:
+        options["AWS_ENDPOINT_URL"] = endpoint
+        if endpoint.startswith("http://"):
+            options["AWS_ALLOW_HTTP"] = "true"
+    if not tree.options.path_style and endpoint is None:
+        options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = "true"
+    credentials = session.get_credentials()
+    if credentials is not None:
+        now = credentials.get_frozen_credentials()
+        options["AWS_ACCESS_KEY_ID"] = now.access_key
+        options["AWS_SECRET_ACCESS_KEY"] = now.secret_key
+        if now.token:
+            options["AWS_SESSION_TOKEN"] = now.token
+    return {name: value for name, value in options.items() if value}

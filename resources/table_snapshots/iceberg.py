@@ -1,0 +1,285 @@
+"""The snapshots of an Iceberg table, by PyIceberg.
+
+Columns are found by their ids: a column has the values that it had under an earlier name, and is
+null in snapshots of before it was added.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cachetools import LRUCache
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.iceberg import IcebergTable, translate_client_errors
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.table_snapshots.delta import storage_options
+from dagster_adjunct.resources.table_snapshots.table import (
+    ChangedFiles,
+    StateFile,
+    StateScan,
+    TableHistory,
+    TableState,
+    group_by_size,
+    unknown_column_error,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import FileScanTask, Table
+    from pyiceberg.table.snapshots import Snapshot
+
+_REPLACE = "replace"
+
+
+class _Part(NamedTuple):
+    """Files of a snapshot, and the metadata of the table that it was planned with."""
+
+    metadata: str
+    tasks: list[FileScanTask]
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergSnapshots:
+    """The snapshots of the branch `main` of a table."""
+
+    table: IcebergTable
+
+    def describe(self) -> str:
+        return f"Iceberg table {self.table.identifier} of catalogue {self.table.catalog}"
+
+    def load(self) -> Table:
+        """Load the table. Raises DatasetError if there is none, or one of format version 1."""
+        catalog = self.table.open()
+        from pyiceberg.exceptions import NoSuchTableError
+
+        with translate_client_errors(self.table.catalog):
+            try:
+                table = catalog.load_table(self.table.identifier)
+            except NoSuchTableError as error:
+                raise errors.DatasetError(
+                    f"there is no {self.describe()}.", "Create it, or correct the identifier."
+                ) from error
+        if table.metadata.format_version < 2:
+            raise errors.DatasetError(
+                f"the {self.describe()} is of format version 1, whose snapshots have no order of"
+                " their own.",
+                "Upgrade it: in PyIceberg,"
+                " table.transaction().upgrade_table_version(2).commit_transaction().",
+            )
+        return table
+
+    def history(self, since: TableState | None) -> TableHistory:
+        table = self.load()
+        known = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}
+        chain = []
+        at = table.current_snapshot()
+        while at is not None:
+            chain.append(_state(at))
+            at = known.get(at.parent_snapshot_id or 0)
+        chain.reverse()
+        complete = 0
+        if chain:
+            # Each commit has the next number, also those to other branches.
+            numbers = {snapshot.sequence_number or 0 for snapshot in known.values()}
+            complete = chain[0].number
+            while complete - 1 in numbers:
+                complete -= 1
+        return TableHistory(str(table.metadata.table_uuid), tuple(chain), complete)
+
+    def tags(self, pattern: str) -> tuple[str, dict[str, TableState]]:
+        """Return the identity of the table, and the snapshots of the tags that match a pattern, by
+        name.
+        """
+        from pyiceberg.table.refs import SnapshotRefType
+
+        table = self.load()
+        found = {}
+        for name, ref in table.refs().items():
+            if ref.snapshot_ref_type is SnapshotRefType.TAG and fnmatchcase(name, pattern):
+                snapshot = table.snapshot_by_id(ref.snapshot_id)
+                if snapshot is not None:
+                    found[name] = _state(snapshot)
+        return str(table.metadata.table_uuid), found
+
+    def is_readable(self, state: TableState) -> bool:
+        return True  # files of a snapshot in the metadata are not deleted
+
+    def plan(self, state: TableState, names: Sequence[str]) -> StateScan:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        table = self.load()
+        projected = self._project(table, names)
+        tasks = self._plan_files(table, state)
+        rows: int | None = 0
+        for task in tasks:
+            if rows is not None:
+                rows = None if task.delete_files else rows + task.file.record_count
+        sized = [(task, task.file.file_size_in_bytes) for task in tasks]
+        columns = schema_to_pyarrow(projected, include_field_ids=False)
+        parts = [_Part(table.metadata_location, group) for group in group_by_size(sized)]
+        return StateScan(columns, parts, rows)
+
+    def read(
+        self, state: TableState, part: Any, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch | pa.Table]:
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        table = self._open_part(part)
+        scan = ArrowScan(table.metadata, table.io, self._project(table, names), AlwaysTrue())
+        with self._naming_snapshot(state):
+            yield from scan.to_record_batches(part.tasks)
+
+    # -- changes
+
+    def find_state(self, history: TableHistory, state_id: str) -> TableState | None:
+        for state in history.states:
+            if state.id == state_id:
+                return state
+        snapshot = self.load().snapshot_by_id(int(state_id))  # rolled back, but not expired
+        return None if snapshot is None else _state(snapshot)
+
+    def files(self, state: TableState) -> list[StateFile]:
+        return [_state_file(task) for task in self._tasks(state).values()]
+
+    def file_rows(
+        self, state: TableState, path: str, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch | pa.Table]:
+        part = _Part(self.load().metadata_location, [self._tasks(state)[path]])
+        return self.read(state, part, names)
+
+    def changed_files(self, before: TableState, after: TableState) -> ChangedFiles:
+        removed, added = self._compare(before, after)
+        if removed:
+            size = sum(task.file.file_size_in_bytes for task in [*removed, *added])
+            return ChangedFiles(None, size)
+        return ChangedFiles([_state_file(task) for task in added])
+
+    def changed_rows(
+        self, before: TableState, after: TableState, names: Sequence[str]
+    ) -> tuple[Iterator[Any], Iterator[Any]]:
+        removed, added = self._compare(before, after)
+        metadata = self.load().metadata_location
+        return (
+            self.read(before, _Part(metadata, removed), names),
+            self.read(after, _Part(metadata, added), names),
+        )
+
+    def _compare(
+        self, before: TableState, after: TableState
+    ) -> tuple[list[FileScanTask], list[FileScanTask]]:
+        """Return the files of each state that the other one does not have so."""
+        was = self._tasks(before)
+        now = self._tasks(after)
+        removed = [task for path, task in was.items() if not _is_same(task, now.get(path))]
+        added = [task for path, task in now.items() if not _is_same(task, was.get(path))]
+        return removed, added
+
+    def _tasks(self, state: TableState) -> dict[str, FileScanTask]:
+        """Return the files of a snapshot, which never change, by path."""
+        key = os.getpid(), self, state.id
+        if key not in _planned:
+            tasks = self._plan_files(self.load(), state)
+            _planned[key] = {task.file.file_path: task for task in tasks}
+        return _planned[key]
+
+    def _open_part(self, part: _Part) -> Table:
+        """Return the table as it was planned; on an executor without its catalogue, from its
+        metadata.
+        """
+        from pyiceberg.table import StaticTable
+
+        properties: dict[str, Any] = {}
+        try:
+            properties = dict(self.load().io.properties)
+        except errors.ConfigurationError:
+            properties = file_properties(part.metadata)
+        with translate_client_errors(self.table.catalog):
+            return StaticTable.from_metadata(part.metadata, properties)
+
+    def _project(self, table: Table, names: Sequence[str]) -> Schema:
+        """Return the columns of these names, by their ids."""
+        known = table.schema().column_names
+        top = [column.name for column in table.schema().fields]
+        for name in names:
+            if name not in known:
+                raise unknown_column_error(f"the {self.describe()}", name, top)
+        return table.schema().select(*names)
+
+    def _plan_files(self, table: Table, state: TableState) -> list[FileScanTask]:
+        with self._naming_snapshot(state):
+            tasks = list(table.scan(snapshot_id=int(state.id)).plan_files())
+        return sorted(tasks, key=lambda task: task.file.file_path)
+
+    @contextmanager
+    def _naming_snapshot(self, state: TableState) -> Iterator[None]:
+        """Raise DatasetError, with the snapshot, for what PyIceberg can't read."""
+        what = f"snapshot {state.id} of the {self.describe()}"
+        try:
+            with translate_client_errors(self.table.catalog):
+                yield
+        except FileNotFoundError as error:
+            raise errors.DatasetError(
+                f"{what} can't be read: a file of it is gone: {_first_line(error)}",
+                "Abandon this version, or restore the file.",
+                version=state.id,
+            ) from error
+        except (ValueError, NotImplementedError) as error:
+            raise errors.DatasetError(
+                f"{what} can't be read by PyIceberg: {_first_line(error)}",
+                "Rewrite its data files, without equality deletes, or abandon this version.",
+                version=state.id,
+            ) from error
+
+
+_planned: LRUCache[tuple[int, IcebergSnapshots, str], dict[str, FileScanTask]] = LRUCache(8)
+
+
+def _state_file(task: FileScanTask) -> StateFile:
+    rows = None if task.delete_files else task.file.record_count
+    return StateFile(task.file.file_path, task.file.file_size_in_bytes, rows)
+
+
+def _is_same(task: FileScanTask, other: FileScanTask | None) -> bool:
+    """Whether a file has the same rows in two snapshots."""
+    if other is None:
+        return False
+    deletes = {file.file_path for file in task.delete_files}
+    return deletes == {file.file_path for file in other.delete_files}
+
+
+def file_properties(location: str) -> dict[str, str]:
+    """Return the properties with which PyIceberg reads files there without a catalogue: the
+    ADJUNCT_S3_… settings and boto3's credentials.
+    """
+    names = {
+        "AWS_ENDPOINT_URL": "s3.endpoint",
+        "AWS_REGION": "s3.region",
+        "AWS_ACCESS_KEY_ID": "s3.access-key-id",
+        "AWS_SECRET_ACCESS_KEY": "s3.secret-access-key",
+        "AWS_SESSION_TOKEN": "s3.session-token",
+    }
+    options = storage_options(location) or {}
+    return {names[name]: value for name, value in options.items() if name in names}
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return errors.redact_passwords(lines[0])
+
+
+def _state(snapshot: Snapshot) -> TableState:
+    operation = "" if snapshot.summary is None else snapshot.summary.operation.value
+    return TableState(
+        str(snapshot.snapshot_id),
+        snapshot.sequence_number or 0,
+        datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC),
+        operation == _REPLACE,
+    )

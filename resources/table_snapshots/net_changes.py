@@ -1,0 +1,95 @@
+"""The net changes between two states of a table, by key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
+
+OPERATION = "op"
+_BEFORE = "__before"
+_AFTER = "__after"
+
+
+def net_changes(before: pa.Table, after: pa.Table, key: Sequence[str], what: str) -> pa.Table:
+    """Return what turns the rows `before` into those `after`, with the operation in the column
+    `op`: "delete", "insert", "update".
+
+    Rows that are equal in both are left out. The order depends on the rows alone: deletions first,
+    each kind by key. Raises AdmittedFileError if two rows of one side have the same key.
+    """
+    for side in (before, after):
+        _check_unique(side, key, what)
+    left = before.select(key).append_column(_BEFORE, _numbers(before.num_rows))
+    right = after.select(key).append_column(_AFTER, _numbers(after.num_rows))
+    pairs = left.join(right, keys=list(key), join_type="full outer")
+    was = pairs.column(_BEFORE)
+    now = pairs.column(_AFTER)
+    deleted = was.filter(pc.is_null(now))
+    inserted = now.filter(pc.is_null(was))
+    both = pc.and_(pc.is_valid(was), pc.is_valid(now))
+    was = was.filter(both)
+    now = now.filter(both)
+    differs = _differ(before.take(was), after.take(now), after.column_names, key)
+    updated = now.filter(pa.array(differs))
+    written = pa.concat_tables(
+        [
+            with_operation(after.take(inserted), "insert"),
+            with_operation(after.take(updated), "update"),
+        ]
+    )
+    return pa.concat_tables(
+        [
+            sort_by_key(with_operation(before.take(deleted), "delete"), key),
+            sort_by_key(written, key),
+        ]
+    )
+
+
+def with_operation(rows: pa.Table, operation: str) -> pa.Table:
+    """Return rows with their operation in the column `op`."""
+    return rows.append_column(OPERATION, pa.array([operation] * rows.num_rows, pa.string()))
+
+
+def sort_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the rows in the order of their keys."""
+    if rows.num_rows < 2:
+        return rows
+    return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in key]))
+
+
+def _numbers(count: int) -> pa.Array:
+    return pa.array(np.arange(count, dtype=np.int64))
+
+
+def _check_unique(rows: pa.Table, key: Sequence[str], what: str) -> None:
+    """Raise AdmittedFileError if a key occurs twice: which of the rows counts is not known."""
+    counted = rows.select(key).group_by(list(key)).aggregate([([], "count_all")])
+    if counted.num_rows == rows.num_rows:
+        return
+    twice = rows.num_rows - counted.num_rows
+    raise errors.AdmittedFileError(
+        f"{what} has several rows of one key ({', '.join(key)}): {twice} of the rows that changed"
+        " repeat a key, so it is not known what became of it.",
+        "Declare a key that is unique in the table, or remove the duplicates there.",
+        rule="unique",
+    )
+
+
+def _differ(was: pa.Table, now: pa.Table, names: Sequence[str], key: Sequence[str]) -> np.ndarray:
+    """Return whether the rows differ, one by one."""
+    differs = np.zeros(now.num_rows, np.bool_)
+    for name in names:
+        if name in key:
+            continue
+        left = was.column(name)
+        right = now.column(name)
+        if pa.types.is_nested(left.type):
+            pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+            differs |= np.fromiter((a != b for a, b in pairs), np.bool_, now.num_rows)
+            continue
+        unequal = pc.fill_null(pc.not_equal(left, right), False)
+        one_null = pc.xor(pc.is_null(left), pc.is_null(right))
+        differs |= pc.or_(unequal, one_null).to_numpy(zero_copy_only=False)
+    return differs

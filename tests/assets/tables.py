@@ -1,0 +1,199 @@
+"""Iceberg and Delta tables that tests change, and what independent readers find in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dagster_adjunct.resources.iceberg import IcebergTable
+
+COLUMNS = pa.schema(
+    [pa.field("sku", pa.string()), pa.field("price", pa.int64()), pa.field("shop", pa.string())]
+)
+Rows = dict[str, tuple[int | None, str | None]]
+
+
+def rows_table(rows: Rows) -> pa.Table:
+    """Return entries as a table."""
+    lines = [{"sku": sku, "price": price, "shop": shop} for sku, (price, shop) in rows.items()]
+    return pa.Table.from_pylist(lines, COLUMNS)
+
+
+def iceberg_catalog(folder: Path, patch: pytest.MonkeyPatch) -> Any:
+    """Configure a catalogue named "shop" for this process and its children, and return it."""
+    import pyiceberg.catalog
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.utils.config import Config
+
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "TYPE": "sql",
+        "URI": f"sqlite:///{folder}/catalog.db",
+        "WAREHOUSE": f"file://{folder}/warehouse",
+    }
+    for name, value in settings.items():
+        patch.setenv(f"PYICEBERG_CATALOG__SHOP__{name}", value)
+    patch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+    properties = {name.lower(): value for name, value in settings.items()}
+    catalog = load_catalog("shop", **properties)
+    catalog.create_namespace("ref")
+    return catalog
+
+
+PRODUCTS = IcebergTable("ref.products", "shop")
+
+
+class Iceberg:
+    """The table `ref.products`, and the rows of each of its snapshots as a dictionary says."""
+
+    def __init__(self, catalog: Any) -> None:
+        self.catalog = catalog
+        self.create()
+
+    def create(self) -> None:
+        self.catalog.create_table(
+            "ref.products", schema=COLUMNS, properties={"format-version": "2"}
+        )
+        self.rows: Rows = {}
+        self.history: dict[str, Rows] = {}
+
+    @property
+    def table(self) -> Any:
+        return self.catalog.load_table("ref.products")
+
+    @property
+    def head(self) -> str:
+        return str(self.table.current_snapshot().snapshot_id)
+
+    def write(self, rows: Rows) -> str:
+        """Insert and update rows; return the id of the snapshot."""
+        from pyiceberg.expressions import In
+
+        table = self.table
+        known = [sku for sku in rows if sku in self.rows]
+        if known:
+            table.overwrite(rows_table(rows), overwrite_filter=In("sku", known))
+        else:
+            table.append(rows_table(rows))
+        self.rows = self.rows | rows
+        return self._noted()
+
+    def delete(self, skus: Sequence[str]) -> str:
+        from pyiceberg.expressions import In
+
+        self.table.delete(In("sku", list(skus)))
+        self.rows = {sku: row for sku, row in self.rows.items() if sku not in skus}
+        return self._noted()
+
+    def compact(self) -> str:
+        """Replace all files by one, in a snapshot that replaces, as Spark's rewrite_data_files."""
+        from uuid import uuid4
+
+        from pyiceberg.io.pyarrow import _dataframe_to_data_files
+        from pyiceberg.table.snapshots import Operation, Summary
+        from pyiceberg.table.update.snapshot import _OverwriteFiles
+
+        class Replace(_OverwriteFiles):
+            def _summary(self, *given: Any) -> Summary:
+                summary = super()._summary(*given)
+                return Summary(Operation.REPLACE, **summary.additional_properties)
+
+        table = self.table
+        old = [task.file for task in table.scan().plan_files()]
+        transaction = table.transaction()
+        data = table.scan().to_arrow()
+        with Replace(Operation.OVERWRITE, transaction, table.io, uuid4()) as replace:
+            for file in old:
+                replace.delete_data_file(file)
+            for file in _dataframe_to_data_files(table.metadata, data, table.io, uuid4()):
+                replace.append_data_file(file)
+        transaction.commit_transaction()
+        return self._noted()
+
+    def tag(self, name: str, snapshot: str | None = None) -> None:
+        number = int(snapshot or self.head)
+        self.table.manage_snapshots().create_tag(number, name).commit()
+
+    def expire(self, *snapshots: str) -> None:
+        self.table.maintenance.expire_snapshots().by_ids([*map(int, snapshots)]).commit()
+
+    def scanned(self, snapshot: str | None = None) -> Rows:
+        """Return the rows that PyIceberg's own scan finds."""
+        found = self.table.scan(snapshot_id=None if snapshot is None else int(snapshot)).to_arrow()
+        return {row["sku"]: (row["price"], row["shop"]) for row in found.to_pylist()}
+
+    def _noted(self) -> str:
+        self.history[self.head] = dict(self.rows)
+        return self.head
+
+
+class Delta:
+    """A Delta table, and the rows of each of its versions as a dictionary says."""
+
+    def __init__(self, url: str, **configuration: str) -> None:
+        self.url = url
+        self.configuration = configuration
+        self.rows: Rows = {}
+        self.history: dict[str, Rows] = {}
+
+    @property
+    def table(self) -> Any:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self.url)
+
+    @property
+    def head(self) -> str:
+        return str(self.table.version())
+
+    def write(self, rows: Rows) -> str:
+        """Insert and update rows; return the number of the version."""
+        from deltalake import write_deltalake
+
+        data = rows_table(rows)
+        known = [sku for sku in rows if sku in self.rows]
+        if known:
+            merge = self.table.merge(
+                data, predicate="t.sku = s.sku", source_alias="s", target_alias="t"
+            )
+            merge.when_matched_update_all().when_not_matched_insert_all().execute()
+        else:
+            write_deltalake(self.url, data, mode="append", configuration=self.configuration or None)
+        self.rows = self.rows | rows
+        return self._noted()
+
+    def replace_all(self, rows: Rows) -> str:
+        """Overwrite the table."""
+        from deltalake import write_deltalake
+
+        write_deltalake(self.url, rows_table(rows), mode="overwrite")
+        self.rows = dict(rows)
+        return self._noted()
+
+    def delete(self, skus: Sequence[str]) -> str:
+        before = self.head
+        listed = ", ".join(f"'{sku}'" for sku in skus)
+        self.table.delete(f"sku in ({listed})")
+        if self.head == before:
+            return before
+        self.rows = {sku: row for sku, row in self.rows.items() if sku not in skus}
+        return self._noted()
+
+    def compact(self) -> str:
+        before = self.head
+        self.table.optimize.compact()
+        return self.head if self.head == before else self._noted()
+
+    def vacuum(self) -> None:
+        """Delete the files of all versions but the newest."""
+        self.table.vacuum(
+            retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True
+        )
+
+    def _noted(self) -> str:
+        self.history[self.head] = dict(self.rows)
+        return self.head

@@ -1,0 +1,162 @@
+"""The changes of Iceberg and Delta tables as a stream that datasets follow."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.assets.advance_dataset import advance_dataset
+from dagster_adjunct.assets.declaration.change_formats import OperationColumn
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.resources.errors import AdmittedFileError
+from dagster_adjunct.resources.file_streams import streams
+from dagster_adjunct.resources.file_streams.table_changes import (
+    SYSTEM,
+    TableChangeStreams,
+    delta_changes,
+    iceberg_changes,
+)
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from tests.assets.tables import PRODUCTS, Delta, Iceberg, Rows, iceberg_catalog
+from tests.faulty_store import Crash, Fault, FaultyStore
+
+pytest.importorskip("pyiceberg.catalog.sql")
+pytest.importorskip("deltalake")
+
+COLUMNS = "sku STRING, price BIGINT, shop STRING"
+KINDS = ["iceberg", "delta"]
+
+
+@pytest.fixture(autouse=True)
+def undeclared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_declared", {})
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "iceberg":
+        return Iceberg(iceberg_catalog(tmp_path / "iceberg", monkeypatch))
+    return Delta(str(tmp_path / "delta"), **{"delta.enableChangeDataFeed": "true"})
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return open_lake(tmp_path / "lake")
+
+
+def follow(table: Any, **more: Any) -> AdjunctDataset:
+    streams._declared.clear()
+    if isinstance(table, Delta):
+        stream = delta_changes("products", table.url, schema=COLUMNS, key="sku", **more)
+    else:
+        stream = iceberg_changes("products", PRODUCTS, schema=COLUMNS, key="sku", **more)
+    return unbounded_dataset(
+        "products", input=stream, key="sku", partitions=2, changes=OperationColumn()
+    )
+
+
+def advance(lake: Lake, spec: AdjunctDataset, spark: Any = IN_PROCESS) -> Any:
+    systems = {SYSTEM: TableChangeStreams(lake)}
+    return advance_dataset(spec, lake=lake, systems=systems, spark=spark, by="test")
+
+
+def served(lake: Lake, spec: AdjunctDataset) -> Rows:
+    with open_dataset(lake, spec) as reader:
+        return {row["sku"]: (row["price"], row["shop"]) for _, row in reader.items()}
+
+
+@pytest.mark.parametrize("table", KINDS, indirect=True)
+def test_a_table_is_followed_from_a_snapshot_on(table: Any, lake: Lake) -> None:
+    spec = follow(table)
+    table.write({"a": (1, "x"), "b": (2, None)})
+    table.write({"b": (3, "y"), "c": (4, "z")})
+    assert advance(lake, spec).action == "bootstrapped"
+    assert served(lake, spec) == table.rows
+    table.write({"b": (None, "y"), "d": (4, "z")})
+    table.delete(["a"])
+    report = advance(lake, spec)
+    assert report.action == "applied"
+    assert report.counters["read"] == 3, "only what has changed"
+    assert served(lake, spec) == table.rows
+    table.compact()
+    assert advance(lake, spec).action == "up-to-date"
+    assert served(lake, spec) == table.rows
+
+
+@pytest.mark.parametrize("table", KINDS, indirect=True)
+def test_history_that_expired(table: Any, lake: Lake) -> None:
+    spec = follow(table)
+    table.write({"a": (1, "x"), "b": (2, "x")})
+    advance(lake, spec)
+    table.delete(["a"])
+    table.write({"b": (3, "x"), "c": (3, "x")})
+    lose_history(table)
+    with pytest.raises(AdmittedFileError) as caught:
+        advance(lake, spec)
+    assert caught.value.rule == "expired"
+    spec = follow(table, on_expired="snapshot")
+    report = advance(lake, spec)
+    assert report.action == "bootstrapped"
+    assert served(lake, spec) == table.rows
+    table.write({"d": (3, "x")})
+    assert advance(lake, spec).action == "applied"
+    assert served(lake, spec) == table.rows
+
+
+def lose_history(table: Any) -> None:
+    """Let all states but the newest expire."""
+    if isinstance(table, Iceberg):
+        ids = [str(snapshot.snapshot_id) for snapshot in table.table.snapshots()]
+        table.expire(*[one for one in ids if one != table.head])
+    else:
+        table.table.create_checkpoint()
+        for number in range(table.table.version()):
+            (Path(table.url) / "_delta_log" / f"{number:020}.json").unlink()
+
+
+@pytest.mark.parametrize("table", KINDS, indirect=True)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_drawn_histories_end_as_the_table_at_any_cut_and_after_any_death(
+    table: Any, seed: int, lake: Lake
+) -> None:
+    draw = random.Random(f"{type(table).__name__} {seed}")
+    spec = follow(table)
+    table.write({"a": (1, "x")})
+    for step in range(16):
+        change(draw, table)
+        if draw.random() < 0.6:
+            advance_with_deaths(draw, lake, spec)
+        if step % 5 == 4:
+            advance(lake, spec)
+            assert served(lake, spec) == table.rows
+    advance(lake, spec)
+    assert served(lake, spec) == table.rows
+
+
+def change(draw: random.Random, table: Any) -> None:
+    choice = draw.random()
+    if choice < 0.15:
+        table.compact()
+    elif choice < 0.35 and len(table.rows) > 1:
+        table.delete(draw.sample(sorted(table.rows), 1))
+    elif choice < 0.45 and isinstance(table, Delta):
+        table.replace_all({"a": (draw.randint(0, 9), "r"), "b": (1, "r")})
+    else:
+        skus = draw.sample("abcdefgh", draw.randint(1, 3))
+        table.write({sku: (draw.randint(0, 99), draw.choice(["x", "y", None])) for sku in skus})
+
+
+def advance_with_deaths(draw: random.Random, lake: Lake, spec: AdjunctDataset) -> None:
+    faults = []
+    if draw.random() < 0.5:
+        kind: Any = draw.choice(["crash-before", "crash-after"])
+        faults.append(Fault("*", draw.randint(1, 25), kind))
+    store = FaultyStore(lake.store, faults)
+    with suppress(Crash):
+        advance(Lake(store, lake.id), spec)
