@@ -1,22 +1,15 @@
 """What dlt calls to load a package: `LakeDestination` makes a `LakeClient` for each step.
 
 dlt first calls `verify_schema`, then makes a job of each file, then calls `complete_load`, and
-calls all of them again after a crash. The jobs do nothing. `complete_load` reads all files and
-checks all values; only then it appends, a table after the other:
-
-    each table        one append, of producer dlt:PIPELINE and the load's id as sequence; a table
-                      that is replaced ends with an end-of-dataset marker in the same append
-    _dlt_loads        the load's record, with the state of the pipeline
-
-So a load that is repeated adds what is missing, and one with a value that does not fit adds
-nothing. A pipeline's state is never newer than its data.
+calls all of them again after a crash. The jobs do nothing: `complete_load` reads all files, appends
+the tables (`dlt_appends.py`), and then records the load with the state of the pipeline
+(`dlt_loads.py`), so that a state is never newer than its data.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -31,13 +24,13 @@ from dlt.common.destination.client import (
     DestinationClientConfiguration,
     JobClientBase,
     LoadJob,
-    PreparedTableSchema,
     StateInfo,
     StorageSchemaInfo,
     WithStateSync,
 )
 from dlt.common.destination.exceptions import DestinationUndefinedEntity
 from dlt.common.json import json as dlt_json
+from dlt.common.schema.typing import TLoaderMergeStrategy
 from dlt.common.schema.utils import (
     get_columns_names_with_prop,
     get_dedup_sort_tuple,
@@ -49,30 +42,19 @@ from dlt.common.storages import FileStorage
 from dlt.common.storages.load_package import LoadPackageStateInjectableContext
 from dlt.destinations.job_impl import FinalizedLoadJob
 
+from dagster_adjunct.assets.exchange.dlt_appends import LoadAppends, TableLoad
 from dagster_adjunct.assets.exchange.dlt_loads import TABLE, LoadLog
-from dagster_adjunct.assets.exchange.dlt_tables import (
-    LoadedTable,
-    Rows,
-    build_table,
-    choose_columns,
-    keep_last,
-    mark_deletions,
-)
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    SchemaMismatchError,
-    StreamExistsError,
-    StreamNotFoundError,
-)
+from dagster_adjunct.assets.exchange.dlt_tables import LoadedTable, Rows
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import StreamInfo
 
 if TYPE_CHECKING:
+    from dlt.common.destination.typing import PreparedTableSchema
+
     from dagster_adjunct.assets.exchange.dlt_destination import LoadTarget
 
 _SEQUENCES_IN_SECOND = 10**7  # digits after the point in the ids that dlt gives to loads
-_STRATEGIES = ("delete-insert", "upsert")
+_STRATEGIES: list[TLoaderMergeStrategy] = ["delete-insert", "upsert"]
 
 
 @configspec
@@ -119,20 +101,11 @@ class LakeDestination(Destination[LakeClientConfiguration, "LakeClient"]):
         caps.decimal_precision = (38, 9)
         caps.wei_precision = (38, 0)
         caps.timestamp_precision = 6
-        caps.supported_merge_strategies = [*_STRATEGIES]
+        caps.supported_merge_strategies = _STRATEGIES
         caps.supported_replace_strategies = ["truncate-and-insert"]
         if self._target is not None:
             caps.max_identifier_length = self._target.longest_table
         return caps
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A table of a load, checked, with what is to be appended to its stream."""
-
-    stream: str
-    rows: pa.Table
-    version: str | None
 
 
 class LakeClient(JobClientBase, WithStateSync):
@@ -150,7 +123,6 @@ class LakeClient(JobClientBase, WithStateSync):
             step = "Pass destination=lake_destination(lake, prefix) to dlt.pipeline."
             raise ConfigurationError(problem, step, argument="destination")
         self._target: LoadTarget = config.target
-        self._streams = LakeStreams(self._target.lake)
         self._log = LoadLog(self._target)
 
     def __enter__(self) -> LakeClient:
@@ -187,11 +159,10 @@ class LakeClient(JobClientBase, WithStateSync):
     def verify_schema(
         self, only_tables: Iterable[str] | None = None, new_jobs: Any = None
     ) -> list[PreparedTableSchema]:
-        tables = super().verify_schema(only_tables, new_jobs)
+        tables = super().verify_schema(only_tables, new_jobs)  # type: ignore[arg-type]
         self._check_names(new_jobs or ())
         for table in tables:
-            if not self._is_internal(table["name"]):
-                self._check_hints(table)
+            self._check_hints(table)
         return tables
 
     def _check_names(self, new_jobs: Iterable[Any]) -> None:
@@ -207,7 +178,7 @@ class LakeClient(JobClientBase, WithStateSync):
                 step = "Rename one of them in the source: resource.with_name(…), table_name=…"
                 raise ConfigurationError(problem, step, stream=f"lake.{stream}")
 
-    def _check_hints(self, table: PreparedTableSchema) -> None:
+    def _check_hints(self, table: Any) -> None:
         """Raise ConfigurationError for write dispositions that no records can express."""
         if table.get("write_disposition") != "merge":
             return
@@ -244,96 +215,44 @@ class LakeClient(JobClientBase, WithStateSync):
 
     def complete_load(self, load_id: str) -> None:
         files = _files_by_table(load_id)
-        sequence = _sequence_of(load_id)
         pipeline = dlt.current.pipeline().pipeline_name
-        producer = f"dlt:{pipeline}"
+        appends = LoadAppends(self._target, pipeline, load_id, _sequence_of(load_id))
         state = self._read_state(files.pop(self.schema.state_table_name, []))
-        ready = []
+        prepared = []
         for name, paths in sorted(files.items()):
             if not self._is_internal(name):
-                ready.append(self._prepare(name, paths, load_id, producer, sequence))
-        for table in ready:
-            self._streams.append(
-                table.stream,
-                table.rows,
-                producer=producer,
-                sequence=sequence,
-                end_of_dataset=table.version,
-            )
-        counts = {table.stream: table.rows.num_rows for table in ready}
-        self._log.add(
-            {
-                "load_id": load_id,
-                "pipeline": pipeline,
-                "loaded_at": datetime.fromtimestamp(float(load_id), UTC),
-                "tables": counts,
-                "schema_name": self.schema.name,
-                "schema_version": self.schema.version,
-                "schema_engine_version": self.schema.ENGINE_VERSION,
-                "schema_hash": self.schema.stored_version_hash,
-                "schema": dlt_json.dumps(self.schema.to_dict()),
-                **state,
-            },
-            f"{producer}:{self.schema.name}",
-            sequence,
-        )
+                prepared.append(appends.prepare(self._describe(name, paths)))
+        counts = {}
+        for table in prepared:
+            counts[table.stream] = appends.append(appends.create(table))
+        load = {
+            "load_id": load_id,
+            "pipeline": pipeline,
+            "loaded_at": datetime.fromtimestamp(float(load_id), UTC),
+            "tables": counts,
+            "schema_name": self.schema.name,
+            "schema_version": self.schema.version,
+            "schema_engine_version": self.schema.ENGINE_VERSION,
+            "schema_hash": self.schema.stored_version_hash,
+            "schema": dlt_json.dumps(self.schema.to_dict()),
+            **state,
+        }
+        self._log.add(load, f"{appends.producer}:{self.schema.name}", appends.sequence)
 
-    def _prepare(
-        self, name: str, paths: Sequence[Path], load_id: str, producer: str, sequence: int
-    ) -> _Ready:
-        """Check a table of the load, and create its stream or change its columns; return what to
-        append.
-        """
-        table = self.prepare_load_table(name)
-        disposition = table["write_disposition"]
-        stream = self._target.stream(name)
+    def _describe(self, name: str, paths: Sequence[Path]) -> TableLoad:
+        """Return a table of the load, read from its files, with what dlt's hints say of it."""
+        table: Any = self.prepare_load_table(name)
         columns = {}
         for column, described in table["columns"].items():
             if not self._is_internal(column) and is_complete_column(described):
                 columns[column] = described
         loaded = LoadedTable(name, columns, [_read_file(path) for path in paths])
-        known = self._find_stream(stream)
-        declared = self._target.schemas.get(name)
-        stored = None if known is None else known.schema
-        schema = choose_columns(loaded, stored, declared, {} if known is None else known.former)
         key = get_columns_names_with_prop(table, "primary_key")
-        if known is not None:
-            self._check_kind(stream, disposition, producer, sequence)
-        rows = build_table(loaded, schema)
-        partitions = self._target.partitions_of(name) if key else 1
-        if known is not None and set(known.key) == set(key):
-            key = list(known.key)
-            partitions = known.partitions
-        self._streams.create(stream, schema=schema, key=key, partitions=partitions)
-        if disposition == "merge":
-            rows = _order_changes(rows, table)
-        version = load_id.replace(".", "-") if disposition == "replace" else None
-        return _Ready(stream, rows, version)
-
-    def _find_stream(self, stream: str) -> StreamInfo | None:
-        try:
-            return self._streams.info(stream)
-        except StreamNotFoundError:
-            return None
-
-    def _check_kind(self, stream: str, disposition: str, producer: str, sequence: int) -> None:
-        """Raise StreamExistsError if the stream has records of another write disposition, which
-        would become part of a version, or come to belong to none.
-        """
-        if self._streams.appended(stream, producer, sequence) is not None:
-            return
-        _, state = self._streams.state(stream)
-        marked = any(state.marked_until)
-        pairs = zip(state.next, state.marked_until, strict=True)
-        unmarked = any(end > until for end, until in pairs)
-        name = f"lake.{stream}"
-        step = "Load into streams of another prefix, or delete the stream (adjunct stream delete)."
-        if disposition == "replace" and unmarked:
-            problem = f"{name} has records without an end-of-dataset marker, and can't be replaced."
-            raise StreamExistsError(problem, step, stream=name)
-        if disposition != "replace" and marked:
-            problem = f"{name} has versions, each with a marker: {disposition!r} can't add to it."
-            raise StreamExistsError(problem, step, stream=name)
+        disposition = table["write_disposition"]
+        if disposition != "merge":
+            return TableLoad(loaded, disposition, key)
+        deleted = get_first_column_name_with_prop(table, "hard_delete")
+        return TableLoad(loaded, disposition, key, deleted, get_dedup_sort_tuple(table))
 
     def _read_state(self, paths: Sequence[Path]) -> dict[str, Any]:
         """Return the state of the pipeline that is part of the load, as the log of loads stores
@@ -381,7 +300,9 @@ class LakeClient(JobClientBase, WithStateSync):
             )
         )
 
-    def get_stored_schema_by_hash(self, version_hash: str) -> StorageSchemaInfo | None:
+    def get_stored_schema_by_hash(  # type: ignore[override]
+        self, version_hash: str
+    ) -> StorageSchemaInfo | None:
         if not self._log.exists():
             return None
         return _schema_info(
@@ -441,7 +362,7 @@ def _files_by_table(load_id: str) -> dict[str, list[Path]]:
 def _read_file(path: Path) -> Rows | pa.Table:
     """Return the rows of a file of a load package."""
     if ".parquet" in path.suffixes:
-        import pyarrow.parquet as pq  # noqa: TID253
+        import pyarrow.parquet as pq
 
         return pq.read_table(path)
     return [*_read_rows(path)]
@@ -454,22 +375,9 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 found = dlt_json.typed_loads(line)
             except ValueError as error:
                 problem = f"line {number} of {path.name} in the dlt load is damaged: {error}."
-                step = "Drop the load (pipeline.drop_pending_packages()), and run the pipeline."
+                step = "Drop the load (pipeline.abort_packages()), and run the pipeline."
                 raise SchemaMismatchError(problem, step, url=str(path)) from error
             if isinstance(found, dict):
                 yield found
             else:
                 yield from found
-
-
-def _order_changes(rows: pa.Table, table: PreparedTableSchema) -> pa.Table:
-    """Return rows that are merged with their deletions marked, and the one of a key that counts
-    last.
-    """
-    sort = get_dedup_sort_tuple(table)
-    if sort is not None and sort[0] in rows.column_names:
-        rows = keep_last(rows, sort[0], sort[1])
-    deleted = get_first_column_name_with_prop(table, "hard_delete")
-    if deleted is not None and deleted in rows.column_names:
-        rows = mark_deletions(rows, deleted)
-    return rows

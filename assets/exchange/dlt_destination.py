@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
@@ -55,7 +55,7 @@ def lake_destination(
     *,
     partitions: PositiveInt | Mapping[str, PositiveInt] = 1,
     schemas: Mapping[str, Schema] | None = None,
-) -> Destination[object, object]:
+) -> Destination[Any, Any]:
     """Return a dlt destination that appends each table of a load to the stream `prefix-TABLE` of
     the lake, once.
 

@@ -291,7 +291,7 @@ def _exact_column(
 _MISFIT = (
     "Nothing of the load was added. Declare the column's type in schemas= of lake_destination"
     " before the stream is created, or convert the value in the source; then drop the load"
-    " (pipeline.drop_pending_packages()) and run the pipeline again."
+    " (pipeline.abort_packages()) and run the pipeline again."
 )
 
 
@@ -314,7 +314,7 @@ def _describe_misfit(value: Any, kind: pa.DataType, field: Field) -> tuple[str, 
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind)
+    return any(check(kind) for check in (pt.is_string, pt.is_large_string, pt.is_string_view))
 
 
 def mark_deletions(rows: pa.Table, column: str) -> pa.Table:
@@ -334,8 +334,10 @@ def keep_last(rows: pa.Table, column: str, order: str) -> pa.Table:
     its key: the smallest value for "asc", the largest for "desc".
     """
     direction = "descending" if order == "asc" else "ascending"
+    if not rows.num_rows:
+        return rows
     place = "__place"
     numbered = rows.append_column(place, pa.array(range(rows.num_rows), pa.int64()))
     keys = [(column, direction), (place, "ascending")]
-    sorted_rows = numbered.sort_by(keys) if rows.num_rows else numbered
-    return sorted_rows.drop_columns([place])
+    order_of = pc.sort_indices(numbered, sort_keys=keys, null_placement="at_start")
+    return rows.take(order_of)
