@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dagster_adjunct.assets.exchange.dlt_destination import LoadTarget
 from dagster_adjunct.assets.exchange.dlt_tables import (
     LoadedTable,
     build_table,
@@ -21,6 +20,7 @@ from dagster_adjunct.assets.exchange.dlt_tables import (
     keep_last,
     mark_deletions,
 )
+from dagster_adjunct.assets.exchange.dlt_target import LoadTarget
 from dagster_adjunct.resources.errors import StreamExistsError, StreamNotFoundError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Schema

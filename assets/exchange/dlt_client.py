@@ -51,7 +51,7 @@ from dagster_adjunct.resources.lazy_modules import pa
 if TYPE_CHECKING:
     from dlt.common.destination.typing import PreparedTableSchema
 
-    from dagster_adjunct.assets.exchange.dlt_destination import LoadTarget
+    from dagster_adjunct.assets.exchange.dlt_target import LoadTarget
 
 _SEQUENCES_IN_SECOND = 10**7  # digits after the point in the ids that dlt gives to loads
 _STRATEGIES: list[TLoaderMergeStrategy] = ["delete-insert", "upsert"]

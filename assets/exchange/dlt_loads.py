@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dagster_adjunct.assets.exchange.dlt_destination import LoadTarget
+from dagster_adjunct.assets.exchange.dlt_target import LoadTarget
 from dagster_adjunct.resources.errors import StreamNotFoundError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy

@@ -6,7 +6,7 @@ objects. Such values are stored as nulls until a load has others there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -96,30 +96,49 @@ def merge_types(known: Type | None, new: Type | None) -> Type | None:
     """Return the type that holds values of both, or the known one if there is none."""
     if known is None or new is None:
         return new if known is None else known
+    return _combine(known, new, _merge_simple)
+
+
+def settle_type(known: Type, found: Type) -> Type:
+    """Return the type that a stream with the `known` type can get, so that it has what was `found`:
+    more members of structs, and wider simple types. Other values do not fit it.
+    """
+    return _combine(known, found, _widen)
+
+
+def _combine(known: Type, new: Type, choose: Callable[[Simple, Simple], Simple]) -> Type:
+    """Return the known type with the new one's members of structs, and what `choose` returns for
+    simple types.
+    """
+    if known == new:
+        return known
     if isinstance(known, Struct) and isinstance(new, Struct):
-        return _merge_structs(known, new)
+        return _combine_structs(known, new, choose)
     if isinstance(known, Array) and isinstance(new, Array):
-        element = merge_types(known.element, new.element)
-        return known if element is None else Array(element)
+        return Array(_combine(known.element, new.element, choose))
     if isinstance(known, Map) and isinstance(new, Map):
-        value = merge_types(known.value, new.value)
-        return known if value is None else Map(value)
+        return Map(_combine(known.value, new.value, choose))
     if isinstance(known, Simple) and isinstance(new, Simple):
-        return _merge_simple(known, new)
+        return choose(known, new)
     return known
 
 
-def _merge_structs(known: Struct, new: Struct) -> Struct:
-    if known == new:
-        return known
+def _combine_structs(
+    known: Struct, new: Struct, choose: Callable[[Simple, Simple], Simple]
+) -> Struct:
     members = []
     for member in known.members:
         other = new.member(member.name)
-        type_ = merge_types(member.type, None if other is None else other.type)
-        members.append(Member(member.name, type_ or member.type))
-    names = {member.name for member in known.members}
-    members += [member for member in new.members if member.name not in names]
+        type_ = member.type
+        if other is not None:
+            type_ = _combine(member.type, other.type, choose)
+        members.append(Member(member.name, type_))
+    members += [member for member in new.members if known.member(member.name) is None]
     return Struct(tuple(members))
+
+
+def _widen(known: Simple, found: Simple) -> Simple:
+    return found if is_widening(known.name, found.name) else known
 
 
 def _merge_simple(known: Simple, new: Simple) -> Simple:
@@ -166,48 +185,31 @@ def _have_one_kind(members: tuple[Member, ...]) -> bool:
     return len(kinds) == 1
 
 
-def settle_type(known: Type, found: Type) -> Type:
-    """Return the type that a stream with the `known` type can get, so that it has what was `found`:
-    more members of structs, and wider simple types. Other values do not fit it.
-    """
-    if isinstance(known, Struct) and isinstance(found, Struct):
-        members = []
-        for member in known.members:
-            now = found.member(member.name)
-            type_ = member.type if now is None else settle_type(member.type, now.type)
-            members.append(Member(member.name, type_))
-        names = {member.name for member in known.members}
-        members += [member for member in found.members if member.name not in names]
-        return Struct(tuple(members))
-    if isinstance(known, Array) and isinstance(found, Array):
-        return Array(settle_type(known.element, found.element))
-    if isinstance(known, Map) and isinstance(found, Map):
-        return Map(settle_type(known.value, found.value))
-    if is_widening(str(known), str(found)):
-        return found
-    return known
-
-
 def without_unknown(value: Any, type_: Type) -> Any:
     """Return a value without the nulls and empty values of which its type knows nothing, and with
     decimals for whole numbers where the type has decimals.
     """
-    if isinstance(type_, Struct) and isinstance(value, Mapping):
-        kept = {}
-        for name, item in value.items():
-            member = type_.member(name)
-            if member is not None:
-                kept[name] = without_unknown(item, member.type)
-            elif not is_unknown(item):
-                kept[name] = item  # an undeclared member, which whoever converts it rejects
-        return kept
+    if isinstance(value, Mapping):
+        if isinstance(type_, Struct):
+            return _without_unknown_members(value, type_)
+        if isinstance(type_, Map):
+            return {name: without_unknown(item, type_.value) for name, item in value.items()}
     if isinstance(type_, Array) and isinstance(value, list | tuple):
         return [without_unknown(item, type_.element) for item in value]
-    if isinstance(type_, Map) and isinstance(value, Mapping):
-        return {name: without_unknown(item, type_.value) for name, item in value.items()}
     if isinstance(type_, Simple) and decimal_digits(type_.name) and type(value) is int:
         return Decimal(value)
     return value
+
+
+def _without_unknown_members(value: Mapping[str, Any], type_: Struct) -> dict[str, Any]:
+    kept = {}
+    for name, item in value.items():
+        member = type_.member(name)
+        if member is not None:
+            kept[name] = without_unknown(item, member.type)
+        elif not is_unknown(item):
+            kept[name] = item  # an undeclared member, which whoever converts it rejects
+    return kept
 
 
 def is_unknown(value: Any) -> bool:
