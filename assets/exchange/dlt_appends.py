@@ -10,7 +10,7 @@ missing. As all tables are prepared first, a load with a value that does not fit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dagster_adjunct.assets.exchange.dlt_tables import (
@@ -67,6 +67,32 @@ class LoadAppends:
         """Return a table with its records. Raises SchemaMismatchError for the first value that does
         not fit, and StreamExistsError for a stream that is written otherwise.
         """
+        return self._agree(self._build(load), self._streams.check_create)
+
+    def create(self, table: PreparedTable) -> PreparedTable:
+        """Create the stream of a table, or add to its columns; return the table as it now is to be
+        appended.
+        """
+        return self._agree(table, self._streams.create)
+
+    def _agree(self, table: PreparedTable, declare: Callable[..., object]) -> PreparedTable:
+        """Declare the stream of a table; return the table, built again if another load has changed
+        the stream's columns meanwhile.
+        """
+        while True:
+            try:
+                declare(
+                    table.stream, schema=table.schema, key=table.key, partitions=table.partitions
+                )
+            except StreamExistsError:
+                again = self._build(table.load)
+                if again.schema.to_json() == table.schema.to_json():
+                    raise
+                table = again
+            else:
+                return table
+
+    def _build(self, load: TableLoad) -> PreparedTable:
         name = load.table.name
         stream = self._target.stream(name)
         known = self._find_stream(stream)
@@ -87,25 +113,7 @@ class LoadAppends:
             records = keep_last(records, *load.sort)
         if load.deleted is not None and load.deleted in schema:
             records = mark_deletions(records, load.deleted)
-        self._streams.check_create(stream, schema=schema, key=key, partitions=partitions)
         return PreparedTable(load, stream, schema, key, partitions, records)
-
-    def create(self, table: PreparedTable) -> PreparedTable:
-        """Create the stream of a table, or add to its columns; return the table, prepared again if
-        another load has changed the columns meanwhile.
-        """
-        while True:
-            try:
-                self._streams.create(
-                    table.stream, schema=table.schema, key=table.key, partitions=table.partitions
-                )
-            except StreamExistsError:
-                again = self.prepare(table.load)
-                if again.schema.to_json() == table.schema.to_json():
-                    raise
-                table = again
-            else:
-                return table
 
     def append(self, table: PreparedTable) -> int:
         """Append the records of a table, unless that was done; return their number."""

@@ -24,6 +24,7 @@ from dlt.common.destination.client import (
     DestinationClientConfiguration,
     JobClientBase,
     LoadJob,
+    RunnableLoadJob,
     StateInfo,
     StorageSchemaInfo,
     WithStateSync,
@@ -40,7 +41,6 @@ from dlt.common.schema.utils import (
 )
 from dlt.common.storages import FileStorage
 from dlt.common.storages.load_package import LoadPackageStateInjectableContext
-from dlt.destinations.job_impl import FinalizedLoadJob
 
 from dagster_adjunct.assets.exchange.dlt_appends import LoadAppends, TableLoad
 from dagster_adjunct.assets.exchange.dlt_loads import TABLE, LoadLog
@@ -106,6 +106,13 @@ class LakeDestination(Destination[LakeClientConfiguration, "LakeClient"]):
         if self._target is not None:
             caps.max_identifier_length = self._target.longest_table
         return caps
+
+
+class _EmptyJob(RunnableLoadJob):
+    """A job for a file that `complete_load` reads. It runs, as dlt waits a second for others."""
+
+    def run(self) -> None:
+        pass
 
 
 class LakeClient(JobClientBase, WithStateSync):
@@ -211,7 +218,7 @@ class LakeClient(JobClientBase, WithStateSync):
     def create_load_job(
         self, table: PreparedTableSchema, file_path: str, load_id: str, restore: bool = False
     ) -> LoadJob:
-        return FinalizedLoadJob(file_path)  # complete_load reads the file
+        return _EmptyJob(file_path)
 
     def complete_load(self, load_id: str) -> None:
         files = _files_by_table(load_id)
