@@ -1,0 +1,343 @@
+"""Tables of a dlt load as Arrow tables with the columns of a lake stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, time
+from typing import Any
+
+from dagster_adjunct.assets.exchange.dlt_nested import infer_type, settle_type, without_unknown
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa, pc, pt
+from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.exact_values import to_exact_array
+from dagster_adjunct.resources.schemas.records import cast_column
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.types import (
+    Type,
+    arrow_type,
+    is_nested,
+    parse_type,
+    tree_from_arrow,
+)
+from dagster_adjunct.resources.streams.system import TOMBSTONE
+
+Column = Mapping[str, Any]
+"""A column as dlt describes it: `name`, `data_type`, `precision`, `scale` and hints."""
+Rows = list[dict[str, Any]]
+
+_TYPES = {
+    "text": "string",
+    "double": "double",
+    "bool": "boolean",
+    "timestamp": "timestamp",
+    "bigint": "bigint",
+    "binary": "binary",
+    "date": "date",
+    "time": "string",
+    "wei": "decimal(38,0)",
+}
+_DECIMAL = (38, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTable:
+    """A table of a load: what dlt knows of its columns, and its files, as rows of JSON or as Arrow
+    tables.
+    """
+
+    name: str
+    columns: Mapping[str, Column]
+    files: Sequence[Rows | pa.Table]
+
+    @property
+    def what(self) -> str:
+        """How errors name the table."""
+        return f"dlt table {self.name!r}"
+
+    def values(self, name: str) -> Iterable[Any]:
+        """Yield the values of a column; those of JSON that Arrow has as texts are read."""
+        for file in self.files:
+            if not isinstance(file, pa.Table):
+                yield from (row.get(name) for row in file)
+            elif name in file.column_names:
+                texts = _is_text(file.column(name).type)
+                for value in file.column(name).to_pylist():
+                    yield json.loads(value) if texts and value is not None else value
+
+
+def choose_columns(
+    table: LoadedTable, stored: Schema | None, declared: Schema | None, former: Mapping[str, str]
+) -> Schema:
+    """Return the columns of a table's stream after the load: the stored ones, widened if need be,
+    then new ones.
+
+    Columns in `declared` have the types that they have there. Columns of which no value is known
+    are left out. Raises SchemaMismatchError for types that no stream has, and for names that the
+    stream had before.
+    """
+    fields = {}
+    if stored is not None:
+        fields = {field.name: field for field in stored.fields}
+    for name, column in table.columns.items():
+        before = fields.get(name)
+        type_ = _choose_type(table, column, before, declared)
+        if type_ is None:
+            continue
+        if before is None and name in former:
+            problem = f"{table.what}: its stream had a column {name!r}, which was {former[name]}."
+            step = "Leave the column out of the source, or give it another name there."
+            raise SchemaMismatchError(problem, step, column=name)
+        fields[name] = Field(name, type_, before is not None and before.sensitive)
+    return Schema(tuple(fields.values()))
+
+
+def _choose_type(
+    table: LoadedTable, column: Column, stored: Field | None, declared: Schema | None
+) -> str | None:
+    name = column["name"]
+    if declared is not None and name in declared:
+        return declared.field(name).type
+    if column["data_type"] == "json":
+        return _choose_nested_type(table, name, stored)
+    found = _simple_type(table, column)
+    if stored is None or is_widening(stored.type, found):
+        return found
+    return stored.type
+
+
+def _choose_nested_type(table: LoadedTable, name: str, stored: Field | None) -> str | None:
+    known = None
+    if stored is not None:
+        known = parse_type(stored.type)
+    found = _arrow_type_of(table, name)
+    if found is None:
+        found = infer_type(table.values(name), known)
+    if found is None:
+        return None
+    if known is not None:
+        found = settle_type(known, found)
+    return str(found)
+
+
+def _arrow_type_of(table: LoadedTable, name: str) -> Type | None:
+    """Return the type of a nested Arrow column, None if its values are texts or Python's."""
+    for file in table.files:
+        if isinstance(file, pa.Table) and name in file.column_names:
+            kind = file.column(name).type
+            if not _is_text(kind) and not pt.is_null(kind):
+                return tree_from_arrow(_in_microseconds(kind), name)
+    return None
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    """Return a nested Arrow type with the types of streams for times."""
+    if pt.is_timestamp(kind):
+        return pa.timestamp("us", tz="UTC")
+    if pt.is_struct(kind):
+        return pa.struct([(field.name, _in_microseconds(field.type)) for field in kind])
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return pa.list_(_in_microseconds(kind.value_type))
+    if pt.is_map(kind):
+        return pa.map_(kind.key_type, _in_microseconds(kind.item_type))
+    return kind
+
+
+def _simple_type(table: LoadedTable, column: Column) -> str:
+    kind = column["data_type"]
+    if kind == "decimal":
+        precision = column.get("precision") or _DECIMAL[0]
+        scale = column.get("scale")
+        if scale is None:
+            scale = _DECIMAL[1] if column.get("precision") is None else 0
+        if precision <= _DECIMAL[0]:
+            return f"decimal({precision},{scale})"
+        # A wider declaration does not say that the values need it.
+        return f"decimal({_DECIMAL[0]},{min(scale, _DECIMAL[0])})"
+    if kind not in _TYPES:
+        problem = f"{table.what}: column {column['name']!r} has dlt's type {kind!r}."
+        step = f"Convert it in the source to one of {', '.join(sorted({*_TYPES, 'decimal'}))}."
+        raise SchemaMismatchError(problem, step, column=column["name"])
+    return _TYPES[kind]
+
+
+def build_table(table: LoadedTable, schema: Schema) -> pa.Table:
+    """Return the rows of a table, in the order of its files, with the columns of the schema. Raises
+    SchemaMismatchError for the first value that does not fit, with its column and row.
+    """
+    parts = [schema.to_arrow().empty_table()]
+    before = 0
+    for file in table.files:
+        if isinstance(file, pa.Table):
+            columns = [_column_of_table(table, file, field) for field in schema.fields]
+        else:
+            columns = [_column_of_rows(table, file, field, before) for field in schema.fields]
+        part = pa.table(columns, schema=schema.to_arrow())
+        before += part.num_rows
+        parts.append(part)
+    return pa.concat_tables(parts)
+
+
+def _column_of_table(table: LoadedTable, file: pa.Table, field: Field) -> Any:
+    if field.name not in file.column_names:
+        return pa.nulls(file.num_rows, arrow_type(field.type))
+    column = file.column(field.name)
+    data_type = table.columns[field.name]["data_type"]
+    if pt.is_null(column.type):
+        return pa.nulls(file.num_rows, arrow_type(field.type))
+    if pt.is_time(column.type):
+        return pc.cast(column, pa.string())
+    if data_type == "json" and field.type != "string":
+        return _column_of_json(table, column, field)
+    if pt.is_timestamp(column.type) and column.type.tz is None:
+        column = pc.assume_timezone(column, "UTC")  # as dlt reads times without a zone
+    return cast_column(column, field.name, field.type, table.what)
+
+
+def _column_of_json(table: LoadedTable, column: pa.ChunkedArray, field: Field) -> Any:
+    if not _is_text(column.type):
+        return cast_column(column, field.name, field.type, table.what)
+    values = [None if text is None else json.loads(text) for text in column.to_pylist()]
+    return _exact_column(table, values, field, _nested_converter(field.type), 0)
+
+
+def _column_of_rows(table: LoadedTable, rows: Rows, field: Field, before: int) -> Any:
+    values = [row.get(field.name) for row in rows]
+    data_type = table.columns.get(field.name, {}).get("data_type")
+    return _exact_column(table, values, field, _converter(field.type, data_type), before)
+
+
+Convert = Callable[[Any], Any]
+
+
+def _converter(kind: str, data_type: str | None) -> Convert:
+    """Return the function that makes of a value of dlt, which is not None, one of the column's
+    type.
+    """
+    if data_type == "json" and kind == "string":
+        return _json_text
+    if is_nested(kind) or data_type == "json":
+        return _nested_converter(kind)
+    if kind == "timestamp":
+        return _with_zone
+    if kind == "string":
+        return _text
+    return lambda value: value
+
+
+def _nested_converter(kind: str) -> Convert:
+    type_ = parse_type(kind)
+
+    def convert(value: Any) -> Any:
+        known = without_unknown(value, type_)
+        if is_nested(kind) and not isinstance(value, list | tuple | Mapping):
+            return value
+        return known
+
+    return convert
+
+
+def _json_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    from dlt.common.json import json as dlt_json
+
+    return str(dlt_json.dumps(value))
+
+
+def _with_zone(value: Any) -> Any:
+    if isinstance(value, datetime) and value.tzinfo is None:
+        return value.replace(tzinfo=UTC)
+    return value
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, time):
+        return value.isoformat()
+    return value
+
+
+def _exact_column(
+    table: LoadedTable, values: Sequence[Any], field: Field, convert: Convert, before: int
+) -> Any:
+    """Return values as a column without loss; `before` are the rows of the files before."""
+    made = [None if value is None else convert(value) for value in values]
+    kind = arrow_type(field.type)
+    try:
+        return to_exact_array(made, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        row = _first_misfit(made, kind)
+        path = field.name
+        reason = str(error)
+        shown = ""
+        if row is not None:
+            path, reason = _describe_misfit(made[row], kind, field)
+            shown = f" {str(made[row])[:100]!r}"
+        if field.sensitive:
+            shown = ""
+            reason = "it is another kind of value"
+        at = "" if row is None else f", row {before + row}"
+        problem = (
+            f"{table.what}, column {path!r}{at}: the value{shown} does not fit the type"
+            f" {field.type} of the stream: {reason}."
+        )
+        raise SchemaMismatchError(problem, _MISFIT, column=field.name) from (
+            None if field.sensitive else error
+        )
+
+
+_MISFIT = (
+    "Nothing of the load was added. Declare the column's type in schemas= of lake_destination"
+    " before the stream is created, or convert the value in the source; then drop the load"
+    " (pipeline.abort_packages()) and run the pipeline again."
+)
+
+
+def _first_misfit(values: Sequence[Any], kind: pa.DataType) -> int | None:
+    for row, value in enumerate(values):
+        try:
+            to_exact_array([value], kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return row
+    return None
+
+
+def _describe_misfit(value: Any, kind: pa.DataType, field: Field) -> tuple[str, str]:
+    try:
+        to_exact_array([value], kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        path = f"{field.name}{getattr(error, 'path', '')}"
+        return path, (getattr(error, "reason", None) or str(error)).rstrip(".")
+    return field.name, ""
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(check(kind) for check in (pt.is_string, pt.is_large_string, pt.is_string_view))
+
+
+def mark_deletions(rows: pa.Table, column: str) -> pa.Table:
+    """Return rows with `__tombstone`, which is true where the column is: not null, and not false.
+
+    This is what dlt's hint `hard_delete` means.
+    """
+    given = rows.column(column)
+    deleted = pc.is_valid(given)
+    if pt.is_boolean(given.type):
+        deleted = pc.fill_null(given, False)
+    return rows.append_column(TOMBSTONE, deleted)
+
+
+def keep_last(rows: pa.Table, column: str, order: str) -> pa.Table:
+    """Return rows in the order in which the one that dlt's hint `dedup_sort` keeps is the last of
+    its key: the smallest value for "asc", the largest for "desc".
+    """
+    direction = "descending" if order == "asc" else "ascending"
+    if not rows.num_rows:
+        return rows
+    place = "__place"
+    numbered = rows.append_column(place, pa.array(range(rows.num_rows), pa.int64()))
+    keys = [(column, direction), (place, "ascending")]
+    order_of = pc.sort_indices(numbered, sort_keys=keys, null_placement="at_start")
+    return rows.take(order_of)
