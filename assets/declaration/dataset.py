@@ -514,6 +514,11 @@ class AdjunctDataset:
         return tuple(dict.fromkeys(steps[0] for steps in self.key_steps))
 
     @property
+    def simple_key(self) -> tuple[str, ...]:
+        """The columns of the key that are columns of the input, or of the extractor's entries."""
+        return tuple(steps[0] for steps in self.key_steps if len(steps) == 1)
+
+    @property
     def follows_changes(self) -> bool:
         """Whether each commit is a version: it follows changes instead of arriving in versions."""
         return self.kind == "unbounded"
@@ -696,14 +701,16 @@ class UnboundedDataset(AdjunctDataset):
         if self.extractor is not None and self.following.completes:
             why = "only a Projection says which columns it reads"
             if isinstance(self.extractor, Projection):
-                why = self.extractor.problem_with_missing_columns()
+                why = self.extractor.problem_with_missing_columns(
+                    self.simple_key, in_any_order=self.following.merges_columns
+                )
             problem = (
                 f"has an extractor ({self.extractor.describe()}), and its changes"
                 f" ({self.following.changes.describe()}) may leave out columns: {why}"
             )
             step = (
-                "Use columns=, or a Projection without where= each of whose columns is made of one"
-                " of the row. Or let the source send whole rows."
+                "Use columns=, or a Projection whose where= reads columns of the key only, and"
+                " filter where the dataset is read. Or let the source send whole rows."
             )
             if why:
                 yield "extractor", problem, step

@@ -55,6 +55,10 @@ from dagster_adjunct.resources.validation import validated
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+UNDECIDED = "__undecided"
+"""The metadata column that says which records lack the columns of the condition: as it was for
+their entry, it stays.
+"""
 _DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -150,23 +154,49 @@ class Projection:
                 )
         return declared
 
-    def record_columns(self, name: str) -> tuple[str, ...]:
-        """Return the columns of the record that a column of the entry is made of."""
-        expression = parse_expression(self._computed.get(name, quote_name(name)))
-        return tuple(dict.fromkeys(column.name for column in expression.columns))
+    def record_columns(self, name: str, key: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the columns of the record that a column of the entry is made of.
 
-    def problem_with_missing_columns(self) -> str:
-        """Return why it can't be applied to a record that lacks columns; "" if it can, because each
-        of its columns is made of a single one.
+        Columns that it copies to these of the `key` are left out: in all changes of an entry they
+        are the same.
         """
-        if self.where is not None:
-            return f"its condition ({self.where}) may need columns that a change leaves out"
+        return self._list_columns(self._computed.get(name, quote_name(name)), key)
+
+    def condition_columns(self, key: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the columns of the record that the condition reads, without those of the `key`."""
+        return () if self.where is None else self._list_columns(self.where, key)
+
+    def _list_columns(self, text: str, key: Sequence[str]) -> tuple[str, ...]:
+        copied = {name.lower() for name in key if self.keeps([name])}
+        found: dict[str, str] = {}
+        for column in parse_expression(text).columns:
+            if column.name.lower() not in copied:
+                found.setdefault(column.name.lower(), column.name)
+        return tuple(found.values())
+
+    def problem_with_missing_columns(self, key: Sequence[str], *, in_any_order: bool) -> str:
+        """Return why it can't be applied to records that lack columns; "" if it can.
+
+        The condition of a record may come to hold by a change that lacks other columns of the row.
+        By offset, such a change is known to be incomplete. `in_any_order`, it can't be told from
+        one whose row is yet to come, so the condition must not change: it reads columns of the
+        `key` only.
+        """
         for name, text in self._computed.items():
             expression = parse_expression(text)
             if expression.unread or expression.star:
                 return f"the expression for {name!r} can't be parsed"
-            if len(self.record_columns(name)) > 1:
-                return f"{name!r} is made of several columns, of which a change may leave out one"
+        if self.where is None:
+            return ""
+        expression = parse_expression(self.where)
+        if expression.unread or expression.star:
+            return f"its condition ({self.where}) can't be parsed"
+        columns = self.condition_columns(key)
+        if in_any_order and columns:
+            return (
+                f"its condition ({self.where}) reads {', '.join(map(repr, columns))}, and a change"
+                " that makes it true may leave out what the row had before"
+            )
         return ""
 
     def keeps(self, columns: Sequence[str]) -> bool:
@@ -219,7 +249,10 @@ class Projection:
             records.where(F.col(TOMBSTONE) | F.expr(where))
         except PySparkException as error:
             raise _planning_error(what, "where", where, error) from error
-        return F.expr(where)
+        passes = F.expr(where)
+        if UNDECIDED in records.columns:
+            passes = F.col(UNDECIDED) | passes
+        return passes
 
     def _entries(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
         from pyspark.errors import PySparkException

@@ -230,8 +230,8 @@ class Dataset(VersionOperations):
         key column}. `as_of` is the column with the record's time, a timestamp with a zone or a
         date. Both may name a value in a struct, "customer.id". `select` lists the columns to add,
         "seats" or "year as built"; by default all but the key. Columns are null where the key had
-        no entry then, where it became valid longer than `max_age` before, and for times before the
-        history begins, unless before_history="error".
+        no entry then, where it became valid longer than `max_age` before, and for times from before
+        the history of the key, unless before_history="error".
 
         With versions="known-then" it is the entry that the dataset served at that time, by the
         commit that was current then; the dataset needs no history. Commits that were discarded are

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.reading.valid_time import (
 )
 from dagster_adjunct.assets.reading.version_reader import VersionReader, no_history_error
 from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
-from dagster_adjunct.resources.bucketing.files import VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.evolution import is_widening
@@ -53,7 +53,8 @@ class PointInTime:
 
     `on` has pairs (record column or path, key column) in the order of the key. `chosen` are the
     columns of entries to add. An entry that is older than `max_age` at the record's time counts as
-    none.
+    none. With before_history="error", a record from before what is known of its key is an error, as
+    it is in an as-of join (`TimedEntries.find`).
     """
 
     reader: Reader | ServedOverTime
@@ -165,9 +166,13 @@ class PointInTime:
 
     @property
     def _edge(self) -> int | None:
-        """The time before which it is not known what was valid, or served, in microseconds."""
+        """The time before which it is not known what was valid, or served, in microseconds; None
+        if nothing was dropped.
+        """
         if isinstance(self.reader, ServedOverTime):
             return self.reader.known_from
+        if isinstance(self.reader, VersionReader) and self.reader.sealed.history is not None:
+            return self.reader.sealed.history.pruned
         return history_edge(self.reader)
 
     # -- in this process
@@ -190,11 +195,11 @@ class PointInTime:
         named = {name: read_values(records, name) for name, _ in self.on}
         keys = fit_to_schema(pa.table(named), Schema(tuple(fields)), self._what)
         times = read_values(records, self.as_of).cast(arrow_type("timestamp")).cast(pa.int64())
-        self._check_edge(times)
-        edge = self._edge
         names = tuple(entry for _, entry in self.on)
-        timed = TimedEntries.of(rows, schema, names, edge)
-        places, _ = timed.find(keys.columns, times.to_pylist(), oldest=False)
+        timed = TimedEntries.of(rows, schema, names, self._edge)
+        places, is_early = timed.find(keys.columns, times.to_pylist(), oldest=False)
+        if self.before_history == "error":
+            self._require_no_early(times.filter(is_early))
         places = self._without_old(places, times, timed.begins)
         for column in self.chosen:
             taken = timed.entries.select([column.steps[0]]).take(places)
@@ -211,18 +216,16 @@ class PointInTime:
         is_old = pc.greater(pc.subtract(times.combine_chunks(), began), self._max_age)
         return pc.if_else(pc.fill_null(is_old, False), pa.scalar(None, pa.int64()), places)
 
-    def _check_edge(self, times: pa.ChunkedArray) -> None:
-        edge = self._edge
-        if edge is None or self.before_history == "null":
-            return
-        earliest = pc.min(times).as_py()
-        if earliest is not None and earliest < edge:
-            raise self._edge_error(edge, f": {datetime_from_micros(earliest)}")
+    def _require_no_early(self, times: pa.ChunkedArray) -> None:
+        """Raise DatasetError if there are times from before the history."""
+        if len(times):
+            raise self._early_error(f" at {datetime_from_micros(times[0].as_py())}")
 
-    def _edge_error(self, edge: int, found: str) -> DatasetError:
+    def _early_error(self, at: str) -> DatasetError:
+        since = "" if self._edge is None else f", known from {datetime_from_micros(self._edge)} on"
         return DatasetError(
-            f"dataset {self.reader.dataset!r}: a record is from before its history begins at"
-            f" {datetime_from_micros(edge)}{found}.",
+            f"dataset {self.reader.dataset!r}: a record{at} is from before the history of its"
+            f" key{since}.",
             'Leave such records out, or accept them without an entry: before_history="null".',
             dataset=self.reader.dataset,
         )
@@ -236,7 +239,31 @@ class PointInTime:
             rows = self.reader.frame(records.sparkSession)
         else:
             rows = frame_over_time(self.reader, records.sparkSession, with_ids=self._with_ids)
-        rows = rows.where(~F.col(TOMBSTONE))
+        if self.before_history == "null":
+            rows = rows.where(~F.col(TOMBSTONE))
+        side = self._select_side(rows)
+        at = _value_in(records, self.as_of).cast("timestamp")
+        is_valid = (at >= side[VALID_FROM]) & (side[VALID_TO].isNull() | (at < side[VALID_TO]))
+        if self._max_age is not None:
+            age = F.unix_micros(at) - F.unix_micros(side[VALID_FROM])
+            is_valid = is_valid & (age <= F.lit(self._max_age))
+        if self.before_history == "error":
+            is_valid = is_valid | (side[IS_FIRST] & (at < side[VALID_FROM]))
+        for number, (name, _) in enumerate(self.on):
+            is_valid = is_valid & (_value_in(records, name) == side[f"__key_{number}"])
+        joined = records.join(side, is_valid, "left")
+        found = {column.name: side[_quoted(column.name)] for column in self.chosen}
+        if self.before_history == "error":
+            joined = joined.where(self._fail_if_early(records, side, at))
+            for name, value in found.items():
+                found[name] = F.when(~side[TOMBSTONE], value)
+        return joined.select(
+            *[records[_quoted(name)] for name in records.columns],
+            *[value.alias(name) for name, value in found.items()],
+        )
+
+    def _select_side(self, rows: DataFrame) -> DataFrame:
+        """Return the columns of the dataset's rows that the join needs."""
         columns = []
         for number, (_, entry) in enumerate(self.on):
             columns.append(named_column(entry).alias(f"__key_{number}"))
@@ -245,30 +272,18 @@ class PointInTime:
             for step in column.steps[1:]:
                 value = value.getField(step)
             columns.append(value.alias(column.name))
-        side = rows.select(*columns, VALID_FROM, VALID_TO)
-        at = self._time(records)
-        is_valid = (at >= side[VALID_FROM]) & (side[VALID_TO].isNull() | (at < side[VALID_TO]))
-        for number, (name, _) in enumerate(self.on):
-            is_valid = is_valid & (_value_in(records, name) == side[f"__key_{number}"])
-        if self._max_age is not None:
-            age = F.unix_micros(at) - F.unix_micros(side[VALID_FROM])
-            is_valid = is_valid & (age <= F.lit(self._max_age))
-        joined = records.join(side, is_valid, "left")
-        return joined.select(
-            *[records[_quoted(name)] for name in records.columns],
-            *[side[_quoted(column.name)] for column in self.chosen],
-        )
+        return rows.select(*columns, VALID_FROM, VALID_TO, IS_FIRST, TOMBSTONE)
 
-    def _time(self, records: DataFrame) -> Column:
-        """Return the records' times; with before_history="error", reading one before the history
-        fails.
-        """
-        at = _value_in(records, self.as_of).cast("timestamp")
-        edge = self._edge
-        if edge is None or self.before_history == "null":
-            return at
-        error = F.raise_error(F.lit(str(self._edge_error(edge, ""))))
-        return F.when(at < F.timestamp_micros(F.lit(edge)), error.cast("timestamp")).otherwise(at)
+    def _fail_if_early(self, records: DataFrame, side: DataFrame, at: Column) -> Column:
+        """Return a condition that is true, and fails at records from before the history."""
+        is_early = F.coalesce(at < side[VALID_FROM], F.lit(False))
+        if self._edge is not None:
+            is_unknown = at < F.timestamp_micros(F.lit(self._edge))
+            for name, _ in self.on:
+                is_unknown = is_unknown & _value_in(records, name).isNotNull()
+            is_early = is_early | (side[TOMBSTONE].isNull() & F.coalesce(is_unknown, F.lit(False)))
+        error = F.raise_error(F.lit(str(self._early_error("")))).cast("boolean")
+        return F.when(is_early, error).otherwise(True)
 
 
 def _compared_type(kind: str) -> str:
@@ -313,7 +328,14 @@ def join_records(join: PointInTime, records: Any) -> Any:
     """Return the joined records: a Spark, pandas or Polars frame for one, else an Arrow table."""
     if hasattr(records, "mapInArrow"):
         return join.join_frame(records)
-    joined = join.join_table(to_arrow_table(records, join._what))
+    table = to_arrow_table(records, join._what)
+    if not table.num_columns:
+        raise SchemaMismatchError(
+            f"{join._what} have no columns: there are no rows that would have some.",
+            "Give a table or frame, which has its columns also without rows.",
+            argument="records",
+        )
+    joined = join.join_table(table)
     library = type(records).__module__.partition(".")[0]
     if library == "pandas":
         return joined.to_pandas()

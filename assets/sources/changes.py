@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration import change_formats, change_values
@@ -27,6 +27,7 @@ from dagster_adjunct.assets.declaration.change_formats import (
 from dagster_adjunct.assets.declaration.change_values import Order, Samples
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.extractors import (
+    UNDECIDED,
     KeyValueExtractor,
     Projection,
     PythonExtractor,
@@ -318,6 +319,7 @@ def _select_stored(spec: UnboundedDataset, rows: DataFrame, schema: Schema) -> D
         kept.append(F.when(F.array_contains(KEPT, steps[0]), name))
     for name in metadata_columns(rows.columns):
         values[name] = named_column(name)
+    kept.append(F.when(F.array_contains(KEPT, UNDECIDED), UNDECIDED))
     if KEPT in values:
         values[KEPT] = F.when(F.col(KEPT).isNotNull(), F.array_compact(F.array(*kept)))
     return rows.select(*[value.alias(name) for name, value in values.items()])
@@ -405,7 +407,7 @@ def _extract_entries(
     kept = extractor.keeps(spec.key_columns)
     marks = metadata_columns(rows.columns)
     if KEPT in rows.columns:
-        rows = _name_kept_entries(rows, extractor, entry_schema)
+        rows = _name_kept_entries(spec, rows, extractor, entry_schema)
     around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
     if kept and isinstance(extractor, Projection | PythonExtractor):
         entries = extractor.apply_to_changes(around, entry_schema, what, spec.key_steps)
@@ -421,26 +423,59 @@ def _extract_entries(
             dataset=spec.name,
             column=lost[0],
         )
+    entries = entries.drop(UNDECIDED)
     if kept:
         return entries
     return add_problem(entries, F.when(F.col(TOMBSTONE), UNKEYED_DELETION))
 
 
-def _name_kept_entries(rows: DataFrame, extractor: KeyValueExtractor, entries: Schema) -> DataFrame:
+def _name_kept_entries(
+    spec: UnboundedDataset, rows: DataFrame, extractor: KeyValueExtractor, entries: Schema
+) -> DataFrame:
     """Return the rows with null in what they leave out, and the columns of the entries that are
-    made of that in KEPT.
+    made of that in KEPT; with UNDECIDED where they leave out what the condition needs, which KEPT
+    names, too.
+
+    A row gets a problem if it leaves out some of the columns of which one is made, and names
+    others.
     """
     assert isinstance(extractor, Projection), "others were rejected when it was declared"
+    key = spec.simple_key
+    made_of = {name: extractor.record_columns(name, key) for name in entries.names}
+    named_as = {name: f"column {name!r} is made" for name in made_of}
+    if extractor.where is not None:
+        made_of[UNDECIDED] = extractor.condition_columns(key)
+        named_as[UNDECIDED] = f"the condition ({extractor.where}) is made"
     there = {name.lower(): name for name in rows.columns}
     left_out = {}
-    names = []
-    for entry in entries.names:
-        for column in extractor.record_columns(entry):
-            name = there.get(column.lower(), column)
-            is_left_out = F.coalesce(F.array_contains(KEPT, name), F.lit(False))
-            left_out[name] = F.when(~is_left_out, named_column(name))
-            names.append(F.when(is_left_out, entry))
-    return rows.withColumns({**left_out, KEPT: F.array_compact(F.array(*names))})
+    kept = []
+    problems = []
+    for name, columns in made_of.items():
+        marks = []
+        for column in columns:
+            found = there.get(column.lower(), column)
+            is_left_out = F.coalesce(F.array_contains(KEPT, found), F.lit(False))
+            left_out[found] = F.when(~is_left_out, named_column(found))
+            marks.append(is_left_out)
+        if not marks:
+            continue
+        lacks_all = reduce(and_, marks)
+        kept.append(F.when(lacks_all, name))
+        lacks_some = reduce(or_, marks) & ~lacks_all & ~F.col(TOMBSTONE)
+        problems.append(F.when(lacks_some, partly_named_reason(named_as[name], columns)))
+    names = F.array_compact(F.array(*kept)) if kept else F.col(KEPT)
+    rows = add_problem(rows, *problems).withColumns({**left_out, KEPT: names})
+    if UNDECIDED not in made_of:
+        return rows
+    is_undecided = F.coalesce(F.array_contains(KEPT, UNDECIDED), F.lit(False))
+    return rows.withColumn(UNDECIDED, is_undecided)
+
+
+def partly_named_reason(what: str, columns: Sequence[str]) -> str:
+    """Return the reason for rejecting a change that names only some of the columns of which
+    something is made.
+    """
+    return f"it leaves out some of the columns {', '.join(map(repr, columns))}, of which {what}"
 
 
 def _add_valid_from(rows: DataFrame, name: str | None) -> DataFrame:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
+from dagster_adjunct.assets.declaration.extractors import UNDECIDED
 from dagster_adjunct.assets.declaration.policies import ColumnGroups
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
 from dagster_adjunct.assets.unbounded.merge_columns import ColumnMerge, SortedRows, lacks_whole_row
@@ -178,7 +179,8 @@ class BucketCompletion:
         if KEPT not in rows.column_names:
             return rows
         deleted = rows.column(TOMBSTONE).to_numpy()
-        kept = kept_matrix(rows.column(KEPT), self._layout.schema.names) & ~deleted[:, None]
+        names = [*self._layout.schema.names, UNDECIDED]
+        kept = kept_matrix(rows.column(KEPT), names) & ~deleted[:, None]
         rows = rows.drop_columns([KEPT])
         if not kept.any():
             return rows
@@ -316,14 +318,14 @@ class BucketCompletion:
         self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any
     ) -> tuple[pa.Table, Any]:
         """Complete the rows, which are in stream order by key; also return the mask of those
-        that can be applied.
+        that can be applied. The last column of `kept` says which are UNDECIDED.
         """
         row = np.arange(len(key))
         some = kept.any(axis=1)
         position = rows.column(POSITION).to_numpy()
         names = self._layout.schema.names
         begins = first[key]
-        columns = np.flatnonzero(kept.any(axis=0)).tolist()
+        columns = np.flatnonzero(kept[:, :-1].any(axis=0)).tolist()
         stored, lowest, values = self._read_stored(
             rows, key, first, some, [names[index] for index in columns]
         )
@@ -356,7 +358,8 @@ class BucketCompletion:
                 incomplete_now = incomplete & (_last_marked(~some)[last][key] < row)
             else:
                 incomplete_now = incomplete
-            self._report_incomplete(incomplete_now, rows, kept)
+            # Of a row that does not satisfy the condition, others than its columns are not needed.
+            self._report_incomplete(incomplete_now & ~kept[:, -1], rows, kept[:, :-1])
         return pa.table(completed), ~incomplete
 
     def _report_incomplete(self, rows: Any, places: pa.Table, kept: Any) -> None:

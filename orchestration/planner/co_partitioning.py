@@ -629,7 +629,7 @@ def _describe_fix(fix: Fix, streams: Mapping[str, PlannedStream]) -> str:
     text = " and ".join(parts)
     if fix.size is None:
         return text
-    return f"{text}, {_format_bytes(fix.size)} in all"
+    return f"{text}, {format_bytes(fix.size)} in all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -725,7 +725,7 @@ def _stream_label(node: str, streams: Mapping[str, PlannedStream]) -> str:
     return streams[node].name if node in streams else f"the output of {node}"
 
 
-def _format_bytes(size: int) -> str:
+def format_bytes(size: int) -> str:
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"

@@ -239,7 +239,8 @@ class PlannedApplication(PlannedPartitions):
     `columns` are those after each operator, by its id; the JSON has only their names. With the
     `engine` "auto", `needs_spark` says why no batch is computed without Spark; it is empty if small
     batches are. `advances` says that of each dataset that is made from a source. `stored_notes` are
-    about datasets as they are stored now: they are not in the plan's JSON, and not compared.
+    about datasets as they are stored now: they are not in the plan's JSON, and not compared. Nor
+    are `costs`, which say what restatements read at most, by their joins.
     """
 
     notes: tuple[str, ...]
@@ -256,3 +257,4 @@ class PlannedApplication(PlannedPartitions):
     needs_spark: tuple[SparkNeed, ...] = ()
     advances: tuple[PlannedAdvance, ...] = ()
     stored_notes: tuple[str, ...] = field(default=(), compare=False)
+    costs: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)

@@ -67,6 +67,7 @@ from dagster_adjunct.orchestration.planner.planned import (
     PlannedOperator,
     SparkNeed,
 )
+from dagster_adjunct.orchestration.planner.restatement_costs import describe_costs
 from dagster_adjunct.orchestration.planner.restatements import plan_restatements
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -146,7 +147,8 @@ def plan_application(
         systems = systems_for(app, lake=lake)
     catalog = read_catalog(app, systems)
     catalog.stored_notes = note_stored_datasets(app, systems)
-    return build_plan(app, catalog, writes_as=writes_as)
+    plan = build_plan(app, catalog, writes_as=writes_as)
+    return replace(plan, costs=describe_costs(app, plan.restatements, systems))
 
 
 @_in_words_of_source

@@ -487,6 +487,7 @@ def _list_restated(plan: PlannedApplication) -> list[str]:
                 f"  {restated.join}: {restated.records} in {one.stream}, found {found}, when"
                 f" {restated.dataset} changes"
             )
+        lines += [f"    it {cost}" for cost in plan.costs.get(restated.join, ())]
         lines += [f"    {effect}" for effect in restated.effects]
     return lines
 

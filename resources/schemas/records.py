@@ -261,6 +261,14 @@ def _table_from_rows(
     """Return rows as a table with all columns that a row or the schema has; null where a row
     lacks one.
     """
+    are_rows = isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows)
+    if not are_rows or isinstance(rows, str | bytes):
+        raise ConfigurationError(
+            f"{what}: a {type(rows).__name__} is no Arrow table, frame, or list of rows as"
+            " dictionaries.",
+            "Read them first, for example with pandas.read_parquet(PATH).",
+            argument="data",
+        )
     for name in required:
         _check_present(rows, name, what, schema)
     columns: dict[str, Any] = {}

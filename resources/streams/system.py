@@ -415,6 +415,14 @@ class Repartitioning:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredSize:
+    """How many files there are, and their bytes."""
+
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamInfo:
     """The properties of a stream.
 
@@ -768,6 +776,12 @@ class StreamSystem(ABC):
     def count_files(self, stream: str, places: pa.Table) -> int | None:
         """Return how many files have the records at these places; None for a stream that does not
         consist of files.
+        """
+        return None
+
+    def measure(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> StoredSize | None:
+        """Return how many files have records of these ranges of one stream, and their bytes; None
+        for a stream that does not consist of files.
         """
         return None
 

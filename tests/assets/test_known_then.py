@@ -224,7 +224,7 @@ def test_what_was_discarded_is_null_or_an_error(tmp_path: Path) -> None:
             else:
                 assert row["v"] == served.at((row["who"]["name"], row["part"]), at)
         assert versions
-        with pytest.raises(DatasetError, match="a record is from before its history begins"):
+        with pytest.raises(DatasetError, match="before the history of its key"):
             opened.point_in_time(records, **OPTIONS, before_history="error")
 
 

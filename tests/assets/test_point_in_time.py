@@ -191,3 +191,8 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
             rows.point_in_time(records, on=on, as_of="at", max_age=timedelta(0))
         with pytest.raises(DatasetError):
             rows.point_in_time(records, on=on, as_of="at", before_history="error")
+        for wrong in ("records.csv", [1], {"at": [START]}, None):
+            with pytest.raises(ConfigurationError, match="no Arrow table, frame, or list of rows"):
+                rows.point_in_time(wrong, on=on, as_of="at")
+        with pytest.raises(SchemaMismatchError, match="have no columns"):
+            rows.point_in_time([], on=on, as_of="at")

@@ -20,6 +20,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
 from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
 from dagster_adjunct.orchestration.operators.lookups import Restate
+from dagster_adjunct.orchestration.planner.co_partitioning import format_bytes
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
@@ -443,6 +444,23 @@ def test_the_plan_says_what_is_restated_and_how_it_is_found(tmp_path: Path) -> N
         "records of the last 7 days in lake.facts, found by reading k, when planes changes" in plan
     )
     assert "lake.out: their results come again in a higher epoch" in plan
+
+
+def test_the_plan_says_what_a_restatement_costs(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+    world = dataset.world
+    app = enriching(dataset, restate=Restate(WEEK, most_keys=7, most_records=9))
+    plan = plan_application(app, systems=world.systems)
+    objects = world.lake.store.list("streams/facts/")
+    files = [found for found in objects if found.key.endswith(".parquet")]
+    records = world.streams.read_arrow(world.streams.all_ranges("facts")).num_rows
+    size = format_bytes(sum(file.size for file in files))
+    searched = f"searches {records} records of lake.facts in {len(files)} files of {size}: reads k"
+    assert searched in plan.render()
+    assert "at most 7 keys, and 9 records of them are read again" in plan.render()
+    assert "costs" not in plan.to_json()
+    world.streams.configure("facts", retention=None, compaction=None, find_by=["k"])
+    assert "looks them up in an index" in plan_application(app, systems=world.systems).render()
 
 
 def test_the_checkpoint_shows_what_is_restated_and_what_is_not_yet(tmp_path: Path) -> None:

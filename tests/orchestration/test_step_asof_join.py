@@ -8,9 +8,12 @@ import datetime as dt
 import hashlib
 import random
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.advance_dataset import advance_dataset
@@ -20,6 +23,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     unbounded_dataset,
 )
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
@@ -34,6 +38,8 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.schemas.records import frame_from_arrow
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints, StartpointUpcoming
@@ -437,3 +443,51 @@ def test_a_replay_with_current_entries_has_no_ids() -> None:
     with pytest.raises(ConfigurationError) as caught:
         choose_versions(app, request)
     assert caught.value.argument == "versions"
+
+
+@pytest.mark.parametrize("kind", ["changes", "versions", "known then"])
+def test_before_the_history_means_the_same_everywhere(world: StepWorld, kind: str) -> None:
+    options: Any = {"as_of": "at", "before_history": "error"}
+    times = {"early": day(5), "late": day(25), "none": None}
+    early = {("a", "early"), ("b", "early")}
+    dataset: AdjunctDataset = PRICES
+    if kind == "changes":
+        send_changes(world, [("a", 1, day(10)), ("b", None, day(12)), ("a", 3, day(27))])
+        advance(world, dataset)
+    else:
+        dataset = PLANES
+        early |= {("x", "early")}
+        for name, rows in (("2026-01-10", [("a", 1)]), ("2026-01-20", [("a", 2), ("b", 2)])):
+            world.send("planes", *rows, version=name)
+            advance(world, dataset)
+    if kind == "known then":
+        options["versions"] = "known-then"
+        only_newest = DiscardPolicy(keep=1, grace=dt.timedelta(0))
+        expire_versions(world.lake, "planes", only_newest, by="test")
+        times["late"] = dt.datetime.now(dt.UTC)
+    cases = [*product("abx", ("early", "late")), ("a", "none"), (None, "early")]
+    for number, (item, when) in enumerate(cases):
+        schema = Schema.of(item="string", at="timestamp").to_arrow()
+        record = pa.table({"item": [item], "at": [times[when]]}, schema=schema)
+        with open_dataset(world.lake, dataset) as served:
+            with raises_where((item, when) in early):
+                served.point_in_time(record, on="item", **options)
+            if world.spark is not IN_PROCESS:
+                frame = frame_from_arrow(world.spark(), record)
+                with raises_where((item, when) in early):
+                    served.point_in_time(frame, on="item", **options).select("item").toArrow()
+        sales = f"sales-{number}"
+        world.stream(sales, "item", 2, n="int", item="string", at="timestamp")
+        world.send(sales, (1, item, times[when]))
+        app = Application(f"app-{number}", few_records=0)
+        records = app.input_stream(f"lake.{sales}", default_offset="oldest")
+        joined = records.join(app.table(dataset), on="item", how="left", **options)
+        joined.send_to(app.output_stream(f"lake.out-{number}", key="item", partitions=2))
+        with raises_where((item, when) in early):
+            world.run(app)
+
+
+def raises_where(expected: bool) -> AbstractContextManager[Any]:
+    if not expected:
+        return nullcontext()
+    return pytest.raises(Exception, match=r"from before (the history|what is known)")

@@ -149,6 +149,12 @@ class LakeFinds(LakeReads):
         _, state = self.state(stream)
         return len(self._find_rows(stream, state, places))
 
+    def measure(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> system.StoredSize:
+        """Return the files that have records of these ranges: how many, and their bytes."""
+        at = self._locate(ranges)
+        parts = find_parts(at.segments, at.spans)
+        return system.StoredSize(len(parts), sum(part.file.size for part in parts))
+
     def _find_rows(self, stream: str, state: StreamState, places: pa.Table) -> list[_ChosenRows]:
         """Return the rows at these places, by file."""
         partitions = places.column(PARTITION).to_numpy()

@@ -584,21 +584,111 @@ def test_what_came_before_a_snapshots_row_stays_incomplete_when_it_is_applied_ag
     ],
 )
 @pytest.mark.parametrize(
-    "extractor",
+    ("extractor", "order"),
     [
-        PythonExtractor("a.b:c", "k STRING, b INT"),
-        Projection("k STRING, b INT", where="b > 0"),
-        Projection("k STRING, b INT", {"b": "a + b"}),
+        (PythonExtractor("a.b:c", "k STRING, b INT"), None),
+        (Projection("k STRING, b INT", {"b": "{1, 2}[0]"}), None),
+        (Projection("k STRING, b INT", where="k = 'x' AND b > 0"), "seq"),
+        (Projection("k STRING, b INT", {"k": "upper(k)"}, "k = 'x'"), "seq"),
     ],
 )
 def test_keeping_values_is_refused_with_an_extractor_that_may_need_them(
-    form: Any, extractor: Any
+    form: Any, extractor: Any, order: str | None
 ) -> None:
     with pytest.raises(ConfigurationError) as reported:
         unbounded_dataset(
-            NAME, input="lake.s", key="k", broadcast=True, changes=form, extractor=extractor
+            NAME,
+            input="lake.s",
+            key="k",
+            broadcast=True,
+            changes=form,
+            extractor=extractor,
+            order_by=order,
         )
     assert (reported.value.argument, reported.value.dataset) == ("extractor", NAME)
+
+
+PROJECTION = Projection(
+    "k STRING, sum STRING, tag STRING",
+    {"sum": "concat(a, '+', B)", "tag": "concat(K, ':', c)"},
+    "c IS NOT NULL OR k = 'b'",
+)
+
+
+def projected(change: Change, rows: Table) -> bool:
+    """Apply a change to the rows of the source; return whether nothing can be made of it: it names
+    one of a and b, or its row, which had no entry, has one now and is not known.
+    """
+    key, op, named = change
+    if op == "d":
+        rows.pop(key, None)
+        return False
+    if op == "i":
+        rows[key] = dict.fromkeys(COLUMNS) | named
+        return False
+    if ("a" in named) != ("b" in named):
+        return True
+    if "c" in named:
+        row = rows.get(key, {}) | named
+        had_entry = key in rows and passes(key, rows[key])
+        if passes(key, row) and not had_entry and set(named) != set(COLUMNS):
+            return True
+    if key in rows or set(named) == set(COLUMNS):
+        rows[key] = dict.fromkeys(COLUMNS) | rows.get(key, {}) | named
+    return False
+
+
+def passes(key: str, row: dict[str, Any]) -> bool:
+    return row.get("c") is not None or key == "b"
+
+
+def entries_of(rows: Table) -> Table:
+    made = {}
+    for key, row in rows.items():
+        if passes(key, row):
+            total = None if None in (row["a"], row["b"]) else f"{row['a']}+{row['b']}"
+            tag = None if row["c"] is None else f"{key}:{row['c']}"
+            made[key] = {"k": key, "sum": total, "tag": tag}
+    return made
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
+)
+def test_a_projection_of_several_columns_with_a_condition_is_that_of_whole_rows(
+    sparkling: World, seed: int
+) -> None:
+    draw = random.Random(seed)
+    spec = declared(sparkling, on_bad_change=DeadLetters("lake.dead"), extractor=PROJECTION)
+    changes = drawn(draw, 150, keys="abc")
+    rows: Table = {}
+    bad = 0
+    for start in range(0, len(changes), 50):
+        cut = changes[start : start + 50]
+        send(sparkling, *cut)
+        sparkling.advance(spec)
+        bad += sum(projected(change, rows) for change in cut)
+        assert dict(sparkling.view(spec).items()) == entries_of(rows)
+    assert len(letters(sparkling)) == bad > 0
+    assert any("of which column 'sum' is made" in reason for reason in letters(sparkling))
+
+
+@pytest.mark.spark
+def test_a_change_that_leaves_out_some_columns_of_a_condition_is_a_bad_change(
+    sparkling: World,
+) -> None:
+    extractor = Projection("k STRING, c STRING", where="a = 'x' AND b > 0")
+    spec = declared(sparkling, extractor=extractor)
+    send(sparkling, ("k", "i", WHOLE), ("l", "i", {**WHOLE, "b": 0}))
+    sparkling.advance(spec)
+    send(sparkling, ("k", "u", {"c": "z"}), ("l", "u", {"c": "z"}))
+    sparkling.advance(spec)
+    assert dict(sparkling.view(spec).items()) == {"k": {"k": "k", "c": "z"}}
+    send(sparkling, ("k", "u", {"a": "x"}))
+    with pytest.raises(BadChangeError) as reported:
+        sparkling.advance(spec)
+    assert "the condition (a = 'x' AND b > 0)" in reported.value.problem
 
 
 def test_a_column_that_was_added_since_keeps_null(world: World) -> None:

@@ -244,6 +244,34 @@ def test_a_projection_of_single_columns_keeps_what_changes_leave_out(
     assert sparkling.view(spec).get("k") == {"k": "k", "b": 2, "a": "three!"}
 
 
+@pytest.mark.parametrize("over_time", [{}, OVER_TIME], ids=["ordered", "over time"])
+def test_a_projection_with_a_condition_on_the_key_merges_in_any_order(
+    sparkling: World, over_time: dict[str, str]
+) -> None:
+    draw = random.Random(7)
+    select = {"a": "concat(k, a)", "c": "concat(c, cast(b as string))"}
+    extractor = Projection(
+        "k STRING, a STRING, c STRING, seq BIGINT, since TIMESTAMP", select, "K <> 'b'"
+    )
+    spec = declared(sparkling, extractor=extractor, on_bad_change=LETTERS, **over_time)
+    changes = []
+    for one in drawn(draw, 60):
+        if one.op == "i" or ("b" in one.named) == ("c" in one.named):
+            changes.append(replace(one, second=one.seq))
+    expected = {}
+    for key, row in by_position(changes).items():
+        joined = None if None in (row["b"], row["c"]) else f"{row['c']}{row['b']}"
+        if key != "b":
+            expected[key] = (None if row["a"] is None else key + row["a"], joined)
+    draw.shuffle(changes)
+    for cut in (changes[:9], changes[9:20], changes[20:]):
+        send(sparkling, *cut)
+        sparkling.advance(spec)
+    entries = dict(sparkling.view(spec).items())
+    assert {key: (entry["a"], entry["c"]) for key, entry in entries.items()} == expected
+    assert "b" in by_position(changes)
+
+
 # -- several partitions
 
 

@@ -1,0 +1,81 @@
+"""What a restatement costs at most: how many records, of which size, are searched for those of
+changed keys, as the streams are now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner.co_partitioning import format_bytes
+from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import (
+    LAKE,
+    OffsetRange,
+    StreamSystem,
+    SystemStreamPartition,
+)
+from dagster_adjunct.resources.times import subtract_span
+
+
+def describe_costs(
+    app: Application,
+    restatements: tuple[PlannedRestatement, ...],
+    systems: Mapping[str, StreamSystem],
+) -> dict[str, tuple[str, ...]]:
+    """Return, by join, what a restatement of its results reads at most, a line for each input.
+
+    A stream that can't be asked now is left out.
+    """
+    lines = {}
+    for restated in restatements:
+        lines[restated.join] = tuple(_describe_inputs(app, restated, systems))
+    return lines
+
+
+def _describe_inputs(
+    app: Application, restated: PlannedRestatement, systems: Mapping[str, StreamSystem]
+) -> Iterator[str]:
+    match = app.operator(restated.join).spec.match
+    assert match is not None, "it is a join"
+    assert match.restate is not None, "it restates"
+    lake = systems.get(LAKE)
+    now = lake.lake.now() if isinstance(lake, LakeStreams) else datetime.now(UTC)
+    since = int(subtract_span(now, match.restate.age).timestamp() * 1000)
+    for one in restated.inputs:
+        system = systems[split_stream_name(one.stream)[0]]
+        try:
+            searched = _describe_searched(system, one, since)
+        except AdjunctError:
+            continue
+        most = f"{match.restate.most_keys:,} keys, and {match.restate.most_records:,} records"
+        yield f"{searched}; at most {most} of them are read again"
+
+
+def _describe_searched(system: StreamSystem, one: RestatedInput, since: int) -> str:
+    """Return which records of an input are searched, of those since this time in milliseconds."""
+    stream = split_stream_name(one.stream)[1]
+    ssps = system.partitions(stream)
+    upcoming = system.upcoming(ssps)
+    oldest = system.oldest(ssps)
+    ranges: dict[SystemStreamPartition, OffsetRange] = {}
+    records = 0
+    for ssp in ssps:
+        start = system.offset_for_timestamp(ssp, since)
+        if system.compare(start, oldest[ssp]) < 0:
+            start = oldest[ssp]
+        if system.compare(start, upcoming[ssp]) < 0:
+            ranges[ssp] = OffsetRange(start, upcoming[ssp])
+            records += system.distance(ssp, start, upcoming[ssp])
+    size = system.measure(ranges) if ranges else None
+    stored = ""
+    if size is not None:
+        stored = f" in {size.files:,} files of {format_bytes(size.bytes)}"
+    how = f"reads {', '.join(one.keys)} of each"
+    if one.indexed:
+        how = "looks them up in an index, or without one yet " + how
+    return f"searches {records:,} records of {one.stream}{stored}: {how}"
