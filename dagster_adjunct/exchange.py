@@ -1,4 +1,6 @@
-"""Versions handed to other engines without a copy: DuckDB, Polars, pyarrow, Iceberg."""
+"""Versions handed to other engines without a copy: DuckDB, Polars, pyarrow, Iceberg; and the
+tables that applications write for them.
+"""
 
 from dagster_adjunct.assets.exchange.handover import StreamView as StreamView
 from dagster_adjunct.assets.exchange.handover import duckdb_view as duckdb_view
@@ -11,3 +13,4 @@ from dagster_adjunct.assets.exchange.iceberg import publish_to_iceberg as publis
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg as register_in_iceberg
 from dagster_adjunct.assets.exchange.iceberg import release_from_iceberg as release_from_iceberg
 from dagster_adjunct.resources.iceberg import IcebergTable as IcebergTable
+from dagster_adjunct.resources.output_tables.delta import DeltaLakeTable as DeltaLakeTable

@@ -22,13 +22,28 @@ class IcebergTable:
 
     PyIceberg is configured in `.pyiceberg.yaml` or the environment: PYICEBERG_CATALOG__<NAME>__URI
     and the like.
+
+    An application that creates the table partitions it by `partition_by`: names of columns, or
+    Iceberg's transforms of them: `days(at)`, `months(at)`, `years(at)`, `hours(at)`, `bucket(16,
+    id)`, `truncate(4, code)`. Its files are at `location`, by default where the catalogue puts
+    them.
     """
 
     identifier: str
     catalog: str = "default"
+    partition_by: tuple[str, ...] = ()
+    location: str | None = None
 
     def __post_init__(self) -> None:
         check_identifier(self.identifier)
+
+    @property
+    def name(self) -> str:
+        """The name in plans: "iceberg:reference.planes", with the catalogue if it is not the
+        default one.
+        """
+        catalog = "" if self.catalog == "default" else f"{self.catalog}:"
+        return f"iceberg:{catalog}{self.identifier}"
 
     def open(self) -> Catalog:
         """Open the catalogue.

@@ -35,6 +35,7 @@ from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
     OutputStream,
+    OutputTable,
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
@@ -51,12 +52,17 @@ from dagster_adjunct.orchestration.operators.records import (
 )
 from dagster_adjunct.orchestration.operators.stream_facts import (
     DeclaredApplication,
+    TableReplay,
+    Tombstones,
     validate_partition_count,
 )
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
+from dagster_adjunct.resources.iceberg import IcebergTable
 from dagster_adjunct.resources.names import check_name, split_stream_name
+from dagster_adjunct.resources.output_tables.delta import DeltaLakeTable
+from dagster_adjunct.resources.output_tables.opening import AnyOutputTable, partition_columns
 from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.paths import normal_path
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -166,6 +172,7 @@ class Application:
         self._graph = OperatorGraph(self.name)
         self._inputs: dict[str, InputSpec] = {}
         self._outputs: dict[str, OutputStream] = {}
+        self._output_tables: dict[str, OutputTable] = {}
         self._datasets: dict[str, DatasetHandle] = {}
         self._tables: dict[str, AnyTable] = {}
 
@@ -289,6 +296,43 @@ class Application:
         self._reject_dataset_input(name)
         return output
 
+    def output_table(
+        self,
+        table: SkipValidation[AnyOutputTable],
+        *,
+        on_replay: TableReplay = "append",
+        tombstones: Tombstones = "fail",
+        description: str = "",
+        renamed: Mapping[str, str] | None = None,
+        drop: str | Sequence[str] = (),
+    ) -> OutputTable:
+        """Declare an Iceberg or Delta table that records can be sent to: a batch is one commit.
+
+        The table is created if needed, with the columns of the records, and other writers may write
+        it, too. New columns are added, and columns of Iceberg tables widened, renamed and dropped
+        (`renamed`, `drop`) as those of an output stream. Columns that only the table has are null.
+
+        With `on_replay="append"`, rows have the column `__epoch`, which is higher in the results of
+        records that are read again. With "replace", rows have their source position (`__source`,
+        `__source_offset`, `__source_epoch`, `__source_reader`), and results of records that are
+        read again replace earlier ones in the same commit; then all records must be made of one
+        input stream. A tombstone fails the batch, or is dropped and counted, or is a row with true
+        in the column `__tombstone` ("keep").
+        """
+        if not isinstance(table, IcebergTable | DeltaLakeTable):
+            problem = f"application {self.name!r}: {table!r} is not an output table."
+            step = "Pass an IcebergTable or a DeltaLakeTable."
+            raise ConfigurationError(problem, step, application=self.name, argument="table")
+        if table.name in self._output_tables:
+            problem = f"application {self.name!r} declares the output table {table.name} twice."
+            step = "Keep what the first output_table() returned, and use it in both places."
+            raise PlanningError(problem, step, application=self.name)
+        partition_columns(table)
+        changes = ColumnChanges(renamed or {}, to_name_tuple(drop))
+        output = OutputTable(self._graph, table, on_replay, tombstones, description, changes)
+        self._output_tables[table.name] = output
+        return output
+
     if TYPE_CHECKING:
 
         @overload
@@ -383,6 +427,11 @@ class Application:
     def outputs(self) -> Mapping[str, OutputStream]:
         """The declared output streams by name."""
         return MappingProxyType(self._outputs)
+
+    @property
+    def output_tables(self) -> Mapping[str, OutputTable]:
+        """The declared output tables by name: "iceberg:analytics.enriched"."""
+        return MappingProxyType(self._output_tables)
 
     @property
     def datasets(self) -> tuple[AdjunctDataset, ...]:

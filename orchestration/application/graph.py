@@ -10,10 +10,13 @@ from datetime import timedelta
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.operators.operator import Operator, Spec
+from dagster_adjunct.orchestration.operators.stream_facts import TableReplay, Tombstones
 from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.output_tables.opening import AnyOutputTable
 from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
+from dagster_adjunct.resources.streams.system import EPOCH, POSITION, TOMBSTONE
 from dagster_adjunct.resources.tables.table import AnyTable
 
 
@@ -112,6 +115,32 @@ class OutputStream:
     key: tuple[str, ...]
     description: str = ""
     changes: ColumnChanges = NO_CHANGES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputTable:
+    """A table that one application writes: what `Application.output_table` returns."""
+
+    graph: OperatorGraph = field(repr=False)
+    table: AnyOutputTable
+    on_replay: TableReplay = "append"
+    tombstones: Tombstones = "fail"
+    description: str = ""
+    changes: ColumnChanges = NO_CHANGES
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def hidden(self) -> tuple[tuple[str, str], ...]:
+        """The columns that rows get besides those of the records, with their types."""
+        columns: list[tuple[str, str]] = [(EPOCH, "int")]
+        if self.on_replay == "replace":
+            columns = list(POSITION.items())
+        if self.tombstones == "keep":
+            columns.append((TOMBSTONE, "boolean"))
+        return tuple(columns)
 
 
 class OperatorGraph:

@@ -20,6 +20,7 @@ from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
     OutputStream,
+    OutputTable,
     RemoteTableHandle,
     to_dagster_name,
 )
@@ -52,6 +53,7 @@ from dagster_adjunct.orchestration.operators.stream_join import (
     Within,
     build_stream_join,
 )
+from dagster_adjunct.orchestration.operators.table_outputs import SendToOutputTable
 from dagster_adjunct.orchestration.operators.table_updates import (
     Expressions,
     SendToTable,
@@ -150,7 +152,8 @@ def check_expectation(graph: OperatorGraph, operator: str, added: Expectation) -
 _DECLARING_CALLS = {
     "dataset or remote table": "Pass what app.table(…) or app.local_table(…) returned.",
     "output stream or table": (
-        "Pass what app.output_stream(…), app.table(…) or app.local_table(…) returned."
+        "Pass what app.output_stream(…), app.output_table(…), app.table(…) or app.local_table(…)"
+        " returned."
     ),
     "output stream": "Pass what app.output_stream(…) returned.",
     "remote table": "Pass what app.table(…) returned.",
@@ -476,7 +479,7 @@ class MessageStream:
 
     def send_to(  # noqa: PLR0913
         self,
-        target: SkipValidation[OutputStream | RemoteTableHandle | DatasetHandle],
+        target: SkipValidation[OutputStream | OutputTable | RemoteTableHandle | DatasetHandle],
         contract: UpdateContract | None = None,
         *,
         on: On | None = None,
@@ -489,23 +492,24 @@ class MessageStream:
     ) -> MessageStream:
         """Write the records and return the stream to continue with.
 
-        After an output stream, that is the output stream, with its key and partitions; after a
-        table, it is this stream. The other arguments are for remote tables: `contract` declares
-        that the records are updates, and whether they may insert a default first. `on` says where
-        the records have the table's key, as for `join`: {column or path here: key column}; by
-        default in columns of its names. A column is renamed, the value at a path is added.
-        `on_null_key` says whether a record with a null key fails the batch or is counted and
-        skipped. With `dead_letters`, records that the table rejects permanently go to that output
-        stream before the batch is committed; more than `at_most` (100) in a batch fail it. `args`
-        are passed to the table's function. A table with `idempotent` or `newest_by` stores marks,
-        the positions of the last records that it applied; `marks_as` names this send there. Sending
-        to an unbounded dataset writes changes to its input stream.
+        After an output stream, that is the output stream, with its key and partitions; after any
+        table, it is this stream. To an output table, each batch is one commit. The other arguments
+        are for remote tables: `contract` declares that the records are updates, and whether they
+        may insert a default first. `on` says where the records have the table's key, as for `join`:
+        {column or path here: key column}; by default in columns of its names. A column is renamed,
+        the value at a path is added. `on_null_key` says whether a record with a null key fails the
+        batch or is counted and skipped. With `dead_letters`, records that the table rejects
+        permanently go to that output stream before the batch is committed; more than `at_most`
+        (100) in a batch fail it. `args` are passed to the table's function. A table with
+        `idempotent` or `newest_by` stores marks, the positions of the last records that it applied;
+        `marks_as` names this send there. Sending to an unbounded dataset writes changes to its
+        input stream.
 
         A local table stores those columns of the records that it has, and keeps the last record of
         each key. Tombstones, and records that match the Spark SQL condition `deleted`, delete the
         entry of their key. `on_null_key` works as for remote tables.
         """
-        kinds = (OutputStream, RemoteTableHandle, DatasetHandle)
+        kinds = (OutputStream, OutputTable, RemoteTableHandle, DatasetHandle)
         self._check_declared("send_to", target, kinds, "output stream or table")
         is_local = isinstance(target, DatasetHandle) and target.dataset.is_local
         if deleted is not None and not is_local:
@@ -534,6 +538,9 @@ class MessageStream:
         if isinstance(target, OutputStream):
             self._refuse_second_writer(target)
             return self.apply(sends.SendToStream(target.name))
+        if isinstance(target, OutputTable):
+            self._refuse_second_writer(target)
+            return self.apply(SendToOutputTable(target.name))
         if not is_local:
             return self._send_to_dataset(target.dataset)
         spec = sends.build_send_to_local(
@@ -668,16 +675,19 @@ class MessageStream:
         )
         raise PlanningError(problem, _DECLARING_CALLS[what], application=application)
 
-    def _refuse_second_writer(self, target: OutputStream) -> None:
+    def _refuse_second_writer(self, target: OutputStream | OutputTable) -> None:
         writer = self.graph.writers.get(target.name)
         if writer is not None:
-            problem = (
-                f"output stream {target.name!r} is used twice: by {writer} and after"
-                f" {self.operator}."
-            )
+            what = "output stream"
             step = (
                 "Continue with the stream that the first send_to() returned, or declare another"
                 " output stream."
+            )
+            if isinstance(target, OutputTable):
+                what = "output table"
+                step = "Merge the records before they are sent, or declare another output table."
+            problem = (
+                f"{what} {target.name!r} is used twice: by {writer} and after {self.operator}."
             )
             raise PlanningError(problem, step, stream=target.name, operator=self.operator)
 

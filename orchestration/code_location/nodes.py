@@ -172,6 +172,19 @@ def _sink_key(subject: AssetSubject) -> dg.AssetKey:
     return dg.AssetKey(["sinks", to_dagster_name(application), _NON_WORD.sub("_", function)])
 
 
+def _output_table_key(subject: AssetSubject) -> dg.AssetKey:
+    """Return the asset key of an Iceberg table, ["iceberg", …, namespace, name], or of a Delta
+    table, ["delta", … the parts of its URL].
+    """
+    kind, _, name = subject.name.partition(":")
+    _, _, without_scheme = name.partition("://")
+    parts = (
+        re.split(r"[/:]", without_scheme or name) if kind == "delta" else re.split(r"[.:]", name)
+    )
+    key = [to_dagster_name(part) for part in parts if part not in ("", ".")]
+    return dg.AssetKey([kind, *key])
+
+
 def _stream_subject(app: Application, name: str) -> dict[str, Any]:
     """Return the description of an output stream; nothing for other streams."""
     if name not in app.outputs:
@@ -227,6 +240,12 @@ NODE_KINDS: dict[Kind, NodeKind] = {
         written=_written_table,
     ),
     "sink": NodeKind(key=_sink_key, icons=lambda subject: {"python"}),
+    "output-table": NodeKind(
+        key=_output_table_key,
+        icons=lambda subject: {subject.name.partition(":")[0]},
+        subject=lambda app, name: {"description": app.output_tables[name].description},
+        declared=lambda app, name: {"dagster/table_name": name.partition(":")[2]},
+    ),
 }
 
 

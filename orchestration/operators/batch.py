@@ -252,6 +252,9 @@ class Outputs(Protocol[Frame]):
         positions in the input; `frame`, the same records, if nothing was written.
         """
 
+    def commit(self, operator: str, frame: Frame, table: str) -> None:
+        """Append records to an output table, in one commit of the batch."""
+
     def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
         """Write records to a remote table; a replay writes nothing to one with on_replay="skip".
 

@@ -45,14 +45,16 @@ from dagster_adjunct.resources.tables.table import AnyTable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.resources.output_tables.opening import AnyOutputTable
 
-Kind = Literal["stream", "files", "dataset", "table", "sink"]
+
+Kind = Literal["stream", "files", "dataset", "table", "sink", "output-table"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class LineageNode:
     """An asset: a stream ("lake.flights"), files (their URL), a dataset ("planes"), a remote table,
-    or a sink ("alerts/notify")."""
+    a sink ("alerts/notify"), or an output table ("iceberg:analytics.enriched")."""
 
     kind: Kind
     name: str
@@ -443,6 +445,21 @@ class DeclaredOutput(Protocol):
     def changes(self) -> ColumnChanges: ...
 
 
+TableReplay = Literal["append", "replace"]
+"""What becomes of the rows that earlier batches made of records which are read again."""
+Tombstones = Literal["fail", "drop", "keep"]
+"""What becomes of tombstones, which are deletions of keys: an output table has no keys."""
+
+
+class DeclaredTable(Protocol):
+    """A declared output table, and what becomes of earlier rows when records are read again."""
+
+    @property
+    def table(self) -> AnyOutputTable: ...
+    @property
+    def on_replay(self) -> TableReplay: ...
+
+
 class DeclaredApplication(Protocol):
     """An application: its name, and the outputs, datasets and remote tables that it declares."""
 
@@ -450,6 +467,8 @@ class DeclaredApplication(Protocol):
     def name(self) -> str: ...
     @property
     def outputs(self) -> Mapping[str, DeclaredOutput]: ...
+    @property
+    def output_tables(self) -> Mapping[str, DeclaredTable]: ...
     @property
     def tables(self) -> Mapping[str, AnyTable]: ...
     @property

@@ -219,8 +219,15 @@ class _Graph:
             elif spec.role == "output":
                 self._check_stream(join, operator)
                 yield f"{spec.writes}: {self._describe_epoch(join, operator)}"
+            elif spec.writes in self.app.output_tables:
+                yield f"{spec.writes}: {self._describe_rows(str(spec.writes))}"
             elif spec.writes is not None and spec.feeds is None:
                 yield f"{spec.writes} is called again with them"
+
+    def _describe_rows(self, table: str) -> str:
+        if self.app.output_tables[table].on_replay == "replace":
+            return "their rows replace those of their earlier results"
+        return "their rows come again in a higher epoch, and those of earlier results stay"
 
     def _check_state(self, join: Operator, operator: Operator) -> None:
         state = ""

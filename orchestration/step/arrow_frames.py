@@ -39,6 +39,7 @@ from dagster_adjunct.orchestration.step.batch_outputs import (
     Append,
     BatchCounts,
     epochs_of_partitions,
+    with_positions,
 )
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
 from dagster_adjunct.orchestration.step.kept_entries import EntryCache, count_stored_rows
@@ -58,7 +59,7 @@ from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.sql.result_types import type_of_elements
 from dagster_adjunct.resources.streams.checked_reads import read_table
-from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, AppendResult
+from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, AppendResult, Sources
 from dagster_adjunct.resources.tables.arrow import DEFAULT, PARTS, UPDATE, to_struct_array
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
 
@@ -438,6 +439,9 @@ class ProcessWrites:
 
     def read(self, append: Append, **ranges: Any) -> pa.Table:
         return read_table(append.system, **ranges)
+
+    def fetch(self, operator: str, frame: pa.Table, sources: Sources | None) -> pa.Table:
+        return with_positions(frame, sources)
 
     def write(self, operator: str, frame: pa.Table, write: TableWrite) -> WriteResult:
         return write_rows(frame, write, what=operator)

@@ -56,7 +56,7 @@ from dagster_adjunct.resources.small_work import SMALL_BYTES, SMALL_DATASETS, SM
 from dagster_adjunct.resources.spark.tasks import fetch_small, small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans
 from dagster_adjunct.resources.streams.checked_reads import read_table
-from dagster_adjunct.resources.streams.system import LAKE, POSITION, AppendResult
+from dagster_adjunct.resources.streams.system import LAKE, POSITION, AppendResult, Sources
 from dagster_adjunct.resources.tables.spark import (
     TableWrite,
     WriteResult,
@@ -419,6 +419,9 @@ class FetchedWrites:
         if append.stream in self._not_fetched:
             return self.by_tasks.read(append, **ranges)
         return small_frame(self.frames.session, read_table(append.system, **ranges))
+
+    def fetch(self, operator: str, frame: DataFrame, sources: Sources | None) -> pa.Table:
+        return self.by_tasks.fetch(operator, frame, sources)
 
     def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
         rows = self._fetch(frame)

@@ -28,11 +28,14 @@ from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.step import lookups
 from dagster_adjunct.orchestration.step.event_times import number_by_partition
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
+from dagster_adjunct.orchestration.step.sent_rows import SentRows
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.output_tables.batches import CommittedBatch, OutputBatch
+from dagster_adjunct.resources.output_tables.opening import open_output
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.streams.checked_reads import read_table
@@ -207,6 +210,11 @@ class Writes(Protocol[Frame]):
     def read(self, append: Append, **ranges: Any) -> Frame:
         """Return records that were appended."""
 
+    def fetch(self, operator: str, frame: Frame, sources: Sources | None) -> pa.Table:
+        """Return the records as an output table gets them: in order, with hidden columns, and with
+        those of POSITION if there are `sources`.
+        """
+
     def write(self, operator: str, frame: Frame, write: TableWrite) -> WriteResult:
         """Write records to a remote table."""
 
@@ -299,6 +307,37 @@ class WrittenOutputs(Generic[Frame]):
         check_letters_sent(append, sent, self.frames.to_rows(frame), operator)
         self.counts.count(stream, {"rows": sent.rows, "duplicate_batches": 1})
 
+    # -- output tables
+
+    def commit(self, operator: str, frame: Frame, table: str) -> None:
+        planned = self.planned
+        sent = SentRows.of(planned, operator, table)
+        output = open_output(planned.app.output_tables[table].table)
+        producer = planned.context.writer
+        look = partial(output.find_batch, producer, planned.number, planned.clock)
+        found: CommittedBatch | None = self.before_output(table, look)
+        if found is not None:
+            self.frames.count(frame)  # counts upstream complete once their records are consumed
+            counters = {"rows": found.rows or 0, "duplicate_batches": 1}
+            self.counts.count(table, counters)
+            return
+        fence = planned.context.fence
+        rows = sent.shape(self.writes.fetch(operator, frame, sent.sources))
+        batch = OutputBatch(
+            producer,
+            planned.number,
+            planned.clock,
+            sent.columns(self.frames.schema(frame)),
+            parts=lambda: [rows],
+            replaces=sent.replaces(),
+            before_commit=fence.check if fence is not None else lambda: None,
+        )
+        done = output.commit(batch)
+        counters = {"rows": rows.num_rows, "duplicate_batches": int(done.duplicate)}
+        if sent.dropped:
+            counters["dropped_tombstones"] = sent.dropped
+        self.counts.count(table, counters)
+
     # -- remote tables
 
     def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
@@ -360,6 +399,9 @@ class NoOutputs(Generic[Frame]):
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
         return frame
+
+    def commit(self, operator: str, frame: Frame, table: str) -> None:
+        pass
 
     def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
         pass
@@ -431,11 +473,18 @@ def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table
     """Return records in memory as an output stream gets them: in order, with the columns of
     POSITION if it keeps these (`add_positions`)."""
     order = (PARTITION, OFFSET, *tie_breakers(records.column_names))
-    rows = records.sort_by([(name, "ascending") for name in order])
     unsent = {*order, *list_batch_columns(records.column_names)}
     if sources is None:
         unsent |= {*POSITION}
-    elif SOURCE not in rows.column_names:
+    rows = with_positions(records, sources)
+    return rows.select([name for name in rows.column_names if name not in unsent])
+
+
+def with_positions(records: pa.Table, sources: Sources | None) -> pa.Table:
+    """Return records in memory in order; with the columns of POSITION, if there are `sources`."""
+    order = (PARTITION, OFFSET, *tie_breakers(records.column_names))
+    rows = records.sort_by([(name, "ascending") for name in order])
+    if sources is not None and SOURCE not in rows.column_names:
         partitions = rows.column(PARTITION)
         names = pc.binary_join_element_wise(sources.stream, partitions.cast(pa.string()), ".")
         epochs = epochs_of_partitions(_epochs_of(sources), partitions)
@@ -445,7 +494,7 @@ def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table
             .append_column(SOURCE_EPOCH, epochs)
             .append_column(READER, pa.repeat(pa.scalar(sources.reader), rows.num_rows))
         )
-    return rows.select([name for name in rows.column_names if name not in unsent])
+    return rows
 
 
 @contextmanager

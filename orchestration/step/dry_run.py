@@ -53,6 +53,7 @@ from dagster_adjunct.orchestration.step.physical_plan import (
 )
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.orchestration.step.recorded_answers import plan_results
+from dagster_adjunct.orchestration.step.sent_rows import SentRows
 from dagster_adjunct.orchestration.step.spark_datasets import SparkDatasets
 from dagster_adjunct.orchestration.step.spark_frames import SparkFrames
 from dagster_adjunct.orchestration.step.spark_sinks import sink_call
@@ -63,6 +64,7 @@ from dagster_adjunct.orchestration.step.spark_state import (
 )
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.output_tables.opening import open_output
 from dagster_adjunct.resources.schemas.column_changes import evolve
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, value_column
 from dagster_adjunct.resources.sql.expression import parse_expression
@@ -175,6 +177,14 @@ class CheckedOutputs(Generic[Frame]):
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
         return frame
+
+    def commit(self, operator: str, frame: Frame, table: str) -> None:
+        sent = SentRows.of(self.planned, operator, table)
+        output = open_output(self.planned.app.output_tables[table].table)
+        columns = sent.columns(self.frames.schema(frame))
+        for change in output.check(columns):
+            _log.info("%s: output table %s: %s", operator, table, change)
+        self.inspect(operator, frame, placed=False)
 
     def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
         table = self.planned.app.tables[send.table]

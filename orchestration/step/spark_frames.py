@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -30,7 +31,12 @@ from dagster_adjunct.orchestration.operators.lookups import MATCHED, How, TableL
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.operators.updates import Update
 from dagster_adjunct.orchestration.step import lookups
-from dagster_adjunct.orchestration.step.batch_outputs import TIME_COUNTS, Append, add_positions
+from dagster_adjunct.orchestration.step.batch_outputs import (
+    TIME_COUNTS,
+    Append,
+    add_positions,
+    with_positions,
+)
 from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import call_frame_function
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
@@ -39,10 +45,10 @@ from dagster_adjunct.resources.schemas.paths import column_of, split_path
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import Schema, copy_name, named_column, value_column
 from dagster_adjunct.resources.schemas.types import type_from_spark, types_from_spark
-from dagster_adjunct.resources.spark.tasks import small_frame
+from dagster_adjunct.resources.spark.tasks import fetch_small, small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
 from dagster_adjunct.resources.streams.checked_reads import read_frame, read_options
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, AppendResult
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, AppendResult, Sources
 from dagster_adjunct.resources.tables.arrow import DEFAULT, PARTS, UPDATE
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_table
 
@@ -426,6 +432,11 @@ class TaskWrites:
     def read(self, append: Append, **ranges: Any) -> DataFrame:
         options = read_options(append.system)
         return read_frame(append.system, self.frames.session, **options, **ranges)
+
+    def fetch(self, operator: str, frame: DataFrame, sources: Sources | None) -> pa.Table:
+        rows = fetch_small(frame, sys.maxsize)
+        assert rows is not None, "no row is too large"
+        return with_positions(rows, sources)
 
     def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
         moves = operator in self._planned.exchanges and not self._planned.inputs.few

@@ -1,0 +1,1 @@
+"""Iceberg and Delta tables that applications write: a batch is one commit."""

@@ -1,0 +1,318 @@
+"""A batch as it is committed to a table, `TableOutput`, the interface of the formats, and how
+records get the columns of a table.
+
+A table remembers the newest batch of each producer in the same commit as the batch's rows. As a
+producer begins a batch only after the one before, a batch is in the table if that is its own
+number. So a batch is committed once: whoever commits looks first, and of two that commit at once
+the format lets one win, and the other one looks again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.schemas.column_changes import (
+    NO_CHANGES,
+    ColumnChanges,
+    Evolution,
+    evolve,
+)
+from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.schema import (
+    AS_NAMED,
+    Field,
+    Schema,
+    quote_text,
+    schema_struct,
+)
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Member,
+    Simple,
+    Struct,
+    Type,
+    arrow_type,
+    is_storable,
+    tree_from_arrow,
+)
+from dagster_adjunct.resources.streams.system import READER, SOURCE, SOURCE_OFFSET
+from dagster_adjunct.resources.times import to_microseconds
+
+ATTEMPTS = 8
+"""How often a commit is attempted while other writers change the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedRange:
+    """The rows that an earlier batch has made of the offsets [start, end) of the partition
+    `source`, as `reader` (`Sources.reader`).
+    """
+
+    reader: str
+    source: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputColumns:
+    """The columns that records have for a table: those of `schema`, then the hidden ones, which
+    begin with "__", with their types. `changes` are the declared renames and removals.
+    """
+
+    schema: Schema
+    hidden: tuple[tuple[str, str], ...] = ()
+    changes: ColumnChanges = NO_CHANGES
+
+    def arrow_schema(self) -> pa.Schema:
+        """Return the columns with Arrow's types."""
+        hidden = [pa.field(name, arrow_type(kind)) for name, kind in self.hidden]
+        return pa.schema([*self.schema.to_arrow(), *hidden])
+
+    def evolve(self, stored: Schema, what: str) -> Evolution:
+        """Return what the records make of the table's columns.
+
+        Columns and members that the table has and the records lack stay, and are null in the
+        records; a type that the table's holds all values of becomes that one. Raises
+        SchemaMismatchError for what is not allowed; `what` names the table.
+        """
+        renamed = evolve(stored, AS_NAMED, None, self.changes)
+        problems = renamed.problems
+        evolved = renamed
+        if not problems:
+            wanted = _complete(schema_struct(self.schema), schema_struct(renamed.schema))
+            hidden = self.schema.sensitive
+            fields = [
+                Field(each.name, str(each.type), each.name in hidden) for each in wanted.members
+            ]
+            evolved = evolve(stored, AS_NAMED, Schema(tuple(fields)), self.changes)
+            problems = evolved.problems
+        if problems:
+            raise misfit_error(what, problems)
+        return evolved
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBatch:
+    """The batch `number` of a `producer`, begun at `clock`; a repeated batch has the same.
+
+    `parts` returns the rows with exactly `columns`, again each time that it is called. Rows that
+    earlier batches made of `replaces` are removed in the same commit. `before_commit` raises if the
+    run may not write any more.
+    """
+
+    producer: str
+    number: int
+    clock: datetime
+    columns: OutputColumns
+    parts: Callable[[], Iterable[pa.Table]]
+    replaces: Sequence[ReplacedRange] = ()
+    before_commit: Callable[[], object] = field(default=lambda: None)
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedBatch:
+    """What a table remembers of the newest batch of a producer. `commit` is the id of the attempt
+    that has committed it. `rows` is None if the table does not know any more.
+    """
+
+    number: int
+    clock: int
+    commit: str
+    rows: int | None = None
+    duplicate: bool = False
+
+
+class TableOutput(ABC):
+    """A table that applications write.
+
+    Methods raise TableUnavailableError, or TransientError, where the store does not answer: then
+    nothing is known of a commit, and the next attempt looks first.
+    """
+
+    name: str
+    """The name of the table in plans and errors."""
+
+    @abstractmethod
+    def stored_columns(self) -> Schema | None:
+        """Return the table's columns whose types Adjunct has, hidden ones left out; None if there
+        is no table yet.
+        """
+
+    @abstractmethod
+    def check(self, columns: OutputColumns) -> Sequence[str]:
+        """Return what the first commit of these columns would create or change, in words; raise
+        what it would raise.
+        """
+
+    @abstractmethod
+    def find(self, producer: str) -> CommittedBatch | None:
+        """Return the newest batch of a producer; None if the table has none, or there is no
+        table.
+        """
+
+    @abstractmethod
+    def commit(self, batch: OutputBatch) -> CommittedBatch:
+        """Commit a batch, unless the table has it already.
+
+        The table is created if needed, and its columns are changed, with the first batch that has
+        rows for them.
+        """
+
+    def find_batch(self, producer: str, number: int, clock: datetime) -> CommittedBatch | None:
+        """Return the batch of this number if the table has it.
+
+        Raises ProducerConflictError if the table has a later one, or another one of this number.
+        """
+        found = self.find(producer)
+        return same_batch(self.name, found, producer, number, clock)
+
+
+def same_batch(
+    table: str, found: CommittedBatch | None, producer: str, number: int, clock: datetime
+) -> CommittedBatch | None:
+    """Return the newest committed batch of a producer if it is this one, None if it is an earlier
+    one. Raises ProducerConflictError if it is a later one, or another one of this number.
+    """
+    if found is None or found.number < number:
+        return None
+    is_same = found.number == number and found.clock in (0, to_microseconds(clock))
+    if is_same:
+        return CommittedBatch(found.number, found.clock, found.commit, found.rows, duplicate=True)
+    kind = "another batch" if found.number == number else "later batches"
+    problem = (
+        f"table {table} has {kind} of producer {producer!r}: the newest is {found.number}, and this"
+        f" one is {number}."
+    )
+    step = (
+        "Nothing was written. Another application of this name writes the table, or its lake was"
+        " deleted: give the application another name, or send to another table."
+    )
+    raise errors.ProducerConflictError(
+        problem, step, producer=producer, sequence=number, newest=found.number
+    )
+
+
+def misfit_error(what: str, problems: Iterable[str]) -> errors.SchemaMismatchError:
+    """Return the error for records that do not fit the columns of a table."""
+    return errors.SchemaMismatchError(
+        f"the records do not fit the columns of table {what}: {'; '.join(problems)}.",
+        "Cast the columns, or give output_table() renamed= and drop= for them. Types can only be"
+        " widened: for others send to another table.",
+    )
+
+
+def conflict_error(table: str, reason: str) -> errors.TableUnavailableError:
+    """Return the error for a table that others change faster than a batch can be committed."""
+    problem = f"table {table} was changed by others at each of {ATTEMPTS} commits: {reason}."
+    step = "Nothing was written; the batch is run again. Let other writers commit less often."
+    return errors.TableUnavailableError(problem, step)
+
+
+def readable_schema(schema: pa.Schema) -> Schema:
+    """Return the columns of a table whose types Adjunct has; hidden ones are left out."""
+    fields = []
+    for column in schema:
+        if column.name.startswith("__"):
+            continue
+        try:
+            kind = str(tree_from_arrow(column.type, column.name))
+        except errors.SchemaMismatchError:  # a timestamp without a zone
+            continue
+        if is_storable(kind):
+            fields.append(Field(column.name, kind))
+    return Schema(tuple(fields))
+
+
+def fit_table(
+    rows: pa.Table, columns: pa.Schema, what: str, sensitive: Collection[str] = ()
+) -> pa.Table:
+    """Return the rows with exactly these columns; those that they lack are null.
+
+    Raises SchemaMismatchError for a value that does not fit, which is not shown for a `sensitive`
+    column, and for a null in a column that takes none.
+    """
+    arrays = []
+    for column in columns:
+        if column.name not in rows.column_names:
+            values = pa.chunked_array([pa.nulls(rows.num_rows, column.type)])
+        else:
+            values = rows.column(column.name)
+        try:
+            arrays.append(values.cast(column.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            hidden = column.name in sensitive
+            reason = "a value that is not shown" if hidden else str(error).rstrip(".")
+            problem = f"column {column.name!r} does not fit table {what}: {reason}."
+            step = f"Cast it before it is sent; the table has {column.type}."
+            raise errors.SchemaMismatchError(problem, step, column=column.name) from (
+                None if hidden else error
+            )
+        if not column.nullable and arrays[-1].null_count:
+            problem = (
+                f"column {column.name!r} of table {what} takes no nulls, and"
+                f" {arrays[-1].null_count} row(s) have none of its values."
+            )
+            step = "Fill it before it is sent, or let the table's column be optional."
+            raise errors.SchemaMismatchError(problem, step, column=column.name)
+    return pa.Table.from_arrays(arrays, schema=columns.remove_metadata())
+
+
+def fitted_parts(batch: OutputBatch, columns: pa.Schema, what: str) -> Iterator[pa.Table]:
+    """Yield the parts of a batch that have rows, with exactly these columns."""
+    sensitive = batch.columns.schema.sensitive
+    for part in batch.parts():
+        if part.num_rows:
+            yield fit_table(part, columns, what, sensitive)
+
+
+def replaced_sql(ranges: Sequence[ReplacedRange]) -> str | None:
+    """Return the SQL condition for the rows of these ranges; None if they are empty."""
+    places: dict[tuple[str, str], list[ReplacedRange]] = {}
+    for span in ranges:
+        if span.start < span.end:
+            places.setdefault((span.reader, span.source), []).append(span)
+    conditions = []
+    for (reader, source), spans in places.items():
+        single = [str(span.start) for span in spans if span.end == span.start + 1]
+        offsets = [
+            f"({SOURCE_OFFSET} >= {span.start} and {SOURCE_OFFSET} < {span.end})"
+            for span in spans
+            if span.end != span.start + 1
+        ]
+        if single:
+            offsets.append(f"{SOURCE_OFFSET} in ({', '.join(single)})")
+        place = f"{READER} = {quote_text(reader)} and {SOURCE} = {quote_text(source)}"
+        conditions.append(f"({place} and ({' or '.join(offsets)}))")
+    return " or ".join(conditions) or None
+
+
+def _complete(mine: Type, stored: Type) -> Any:
+    """Return a type with the members that the stored one has in addition, and with stored types
+    that hold all values of its own.
+    """
+    if isinstance(mine, Struct) and isinstance(stored, Struct):
+        return _complete_struct(mine, stored)
+    if isinstance(mine, Array) and isinstance(stored, Array):
+        return Array(_complete(mine.element, stored.element))
+    if isinstance(mine, Map) and isinstance(stored, Map):
+        return Map(_complete(mine.value, stored.value))
+    both_simple = isinstance(mine, Simple) and isinstance(stored, Simple)
+    return stored if both_simple and is_widening(str(mine), str(stored)) else mine
+
+
+def _complete_struct(mine: Struct, stored: Struct) -> Struct:
+    members = []
+    for member in mine.members:
+        there = stored.member(member.name)
+        kind = member.type if there is None else _complete(member.type, there.type)
+        members.append(Member(member.name, kind))
+    names = {member.name.lower() for member in mine.members}
+    return Struct((*members, *(each for each in stored.members if each.name.lower() not in names)))

@@ -1,0 +1,398 @@
+"""Batches as commits of a Delta table, by delta-rs.
+
+The table's application transaction (`txn`) of `adjunct:PRODUCER` has the number of its newest
+batch. Of two commits at once of one producer, delta-rs refuses the second. The commit's own
+metadata has the batch, too, for people who look at the history.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.aws import new_session
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.objects.lake import LakeSettings, check_store_url
+from dagster_adjunct.resources.optional_packages import import_package
+from dagster_adjunct.resources.output_tables.batches import (
+    ATTEMPTS,
+    CommittedBatch,
+    OutputBatch,
+    OutputColumns,
+    TableOutput,
+    conflict_error,
+    fitted_parts,
+    misfit_error,
+    readable_schema,
+    replaced_sql,
+    same_batch,
+)
+from dagster_adjunct.resources.schemas.evolution import holds_values_of
+from dagster_adjunct.resources.schemas.schema import Schema, schema_struct
+from dagster_adjunct.resources.streams.system import SOURCE_OFFSET
+from dagster_adjunct.resources.times import to_microseconds
+from dagster_adjunct.resources.validation import validated
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_PAUSE = 0.2
+_HISTORY = 100
+
+
+@validated
+@dataclass(frozen=True, slots=True)
+class DeltaLakeTable:
+    """A Delta table at `s3://BUCKET/PREFIX`, a folder or `file:///…`.
+
+    S3 is accessed as for a lake: with the ADJUNCT_S3_… settings and boto3's credentials. An
+    application that creates the table partitions it by the columns `partition_by`.
+    """
+
+    url: str
+    partition_by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_store_url(self.url, "Delta table", ("s3", "s3a", "file"))
+
+    @property
+    def name(self) -> str:
+        """The name in plans: "delta:s3://tables/enriched"."""
+        return f"delta:{self.url}"
+
+    @property
+    def place(self) -> str:
+        """The URL or path of the table as delta-rs takes it."""
+        scheme = self.url.partition("://")[0]
+        if scheme in ("s3", "s3a"):
+            return "s3://" + self.url.partition("://")[2].rstrip("/")
+        if self.url.startswith("file:/"):
+            return unquote(urlsplit(self.url).path)
+        return str(Path(self.url).expanduser().absolute())
+
+    def storage_options(self) -> dict[str, str]:
+        """Return delta-rs' options for the table's store. They have credentials: never log them."""
+        if not self.place.startswith("s3://"):
+            return {}
+        settings = LakeSettings().s3_options()
+        session = new_session()
+        credentials = session.get_credentials()
+        options: dict[str, str | None] = {
+            "AWS_ENDPOINT_URL": settings.endpoint or session.get_config_variable("endpoint_url"),
+            "AWS_REGION": settings.region or session.get_config_variable("region") or "us-east-1",
+        }
+        if credentials is not None:
+            frozen = credentials.get_frozen_credentials()
+            options["AWS_ACCESS_KEY_ID"] = frozen.access_key
+            options["AWS_SECRET_ACCESS_KEY"] = frozen.secret_key
+            options["AWS_SESSION_TOKEN"] = frozen.token
+        if (options["AWS_ENDPOINT_URL"] or "").startswith("http://"):
+            options["AWS_ALLOW_HTTP"] = "true"
+        if options["AWS_ENDPOINT_URL"] and not settings.path_style:
+            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = "false"
+        return {name: value for name, value in options.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaOutput(TableOutput):
+    """A Delta table that an application writes."""
+
+    table: DeltaLakeTable
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.table.name
+
+    # -- what is there
+
+    def stored_columns(self) -> Schema | None:
+        table = self._open()
+        return None if table is None else readable_schema(_arrow_schema(table))
+
+    def check(self, columns: OutputColumns) -> Sequence[str]:
+        self._refuse_changes(columns)
+        table = self._open()
+        if table is None:
+            self._check_partitions(columns)
+            by = f", partitioned by {', '.join(self.table.partition_by)}"
+            return (f"is created{by if self.table.partition_by else ''}",)
+        _, changes = self._evolve(columns, _arrow_schema(table))
+        return changes
+
+    def find(self, producer: str) -> CommittedBatch | None:
+        table = self._open()
+        return None if table is None else _find_in(table, producer, 0)
+
+    def _open(self) -> DeltaTable | None:
+        """Return the table as it is now; None if there is none."""
+        delta: Any = import_package("Delta", "deltalake", "delta")
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        options = self.table.storage_options()
+        try:
+            table: DeltaTable = delta.DeltaTable(self.table.place, storage_options=options)
+            return table
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise _unavailable(self.name, error) from None
+
+    # -- columns
+
+    def _refuse_changes(self, columns: OutputColumns) -> None:
+        if columns.changes:
+            raise errors.ConfigurationError(
+                f"output table {self.name} has renamed= or drop=: delta-rs can't rename or drop"
+                " columns of a Delta table.",
+                "Leave both out. Change the table with Spark, which can, or add a column of the new"
+                " name.",
+                argument="renamed",
+            )
+
+    def _check_partitions(self, columns: OutputColumns) -> None:
+        for name in self.table.partition_by:
+            if name not in columns.schema:
+                raise errors.ConfigurationError(
+                    f"table {self.name} is to be partitioned by {name!r}, and its columns are"
+                    f" {', '.join(columns.schema.names)}.",
+                    "Name columns of the records. Delta has no transforms: add a column such as"
+                    ' day with .with_columns(day="date(at)").',
+                    argument="partition_by",
+                )
+
+    def _evolve(self, columns: OutputColumns, there: pa.Schema) -> tuple[pa.Schema, Sequence[str]]:
+        """Return the table's columns after the commit, and what changes, in words. Raises
+        SchemaMismatchError for a column that would have to be widened.
+        """
+        stored = readable_schema(there)
+        evolved = columns.evolve(stored, self.name)
+        kept = schema_struct(evolved.schema)
+        for member in schema_struct(stored).members:
+            after = kept.member(member.name)
+            assert after is not None
+            if not _same_but_added(after.type, member.type):
+                raise misfit_error(
+                    self.name,
+                    [
+                        f"{member.name} is {after.type}, was {member.type}, and delta-rs does not"
+                        " widen columns"
+                    ],
+                )
+        wanted = {each.name: each for each in evolved.schema.to_arrow()}
+        fields = [wanted.pop(each.name, each).with_nullable(each.nullable) for each in there]
+        hidden = {name for name, _ in columns.hidden} - set(there.names)
+        fields += wanted.values()
+        fields += [each for each in columns.arrow_schema() if each.name in hidden]
+        return pa.schema(fields), evolved.changes
+
+    # -- commits
+
+    def commit(self, batch: OutputBatch) -> CommittedBatch:
+        self._refuse_changes(batch.columns)
+        reason = ""
+        for attempt in range(ATTEMPTS):
+            table = self._open()
+            found = self._find_same(table, batch)
+            if found is not None:
+                return found
+            commit = uuid.uuid4().hex
+            try:
+                return self._commit_once(table, batch, commit)
+            except errors.AdjunctError:
+                raise
+            except Exception as error:
+                landed = self._look_again(batch, commit)
+                if landed is not None:
+                    return landed
+                if not _is_conflict(error):
+                    raise _translate(self.name, error) from error
+                reason = _first_line(error)
+                time.sleep(_PAUSE * attempt)
+        raise conflict_error(self.name, reason)
+
+    def _look_again(self, batch: OutputBatch, commit: str) -> CommittedBatch | None:
+        """Return the batch if it is in the table after a commit has failed: this attempt's reply
+        may have been lost, or another run was faster.
+        """
+        found = self._find_same(self._open(), batch)
+        if found is None or found.commit != commit:
+            return found
+        return CommittedBatch(found.number, found.clock, found.commit, found.rows)
+
+    def _find_same(self, table: DeltaTable | None, batch: OutputBatch) -> CommittedBatch | None:
+        found = None if table is None else _find_in(table, batch.producer, batch.number)
+        return same_batch(self.name, found, batch.producer, batch.number, batch.clock)
+
+    def _commit_once(
+        self, table: DeltaTable | None, batch: OutputBatch, commit: str
+    ) -> CommittedBatch:
+        from deltalake import CommitProperties, Transaction, write_deltalake
+
+        if table is None:
+            self._check_partitions(batch.columns)
+            columns = batch.columns.arrow_schema()
+        else:
+            columns, _ = self._evolve(batch.columns, _arrow_schema(table))
+        sent = _SentRows(batch, columns, self.name)
+        removed = None
+        if table is not None and batch.replaces and SOURCE_OFFSET in _arrow_schema(table).names:
+            removed = replaced_sql(batch.replaces)
+        result = CommittedBatch(batch.number, to_microseconds(batch.clock), commit)
+        if table is not None and removed is None and not sent.has_rows():
+            return CommittedBatch(result.number, result.clock, commit, 0)
+        named = {
+            "adjunct.producer": batch.producer,
+            "adjunct.batch": str(batch.number),
+            "adjunct.clock": str(result.clock),
+            "adjunct.commit": commit,
+        }
+        properties = CommitProperties(
+            custom_metadata=named,
+            app_transactions=[Transaction(_app_id(batch.producer), batch.number)],
+        )
+        options: dict[str, Any] = {"mode": "append", "commit_properties": properties}
+        if table is None:
+            options |= {"mode": "error", "partition_by": list(self.table.partition_by) or None}
+            options["storage_options"] = self.table.storage_options()
+        elif not columns.equals(_arrow_schema(table)):
+            options["schema_mode"] = "merge"
+        if removed is not None:
+            options |= {"mode": "overwrite", "predicate": removed}
+        try:
+            write_deltalake(table or self.table.place, sent.reader(), **options)
+        except Exception as error:
+            if sent.failed is not None:
+                raise sent.failed from error
+            raise
+        return CommittedBatch(result.number, result.clock, commit, sent.rows)
+
+
+@dataclass(slots=True)
+class _SentRows:
+    """The rows of a batch as delta-rs reads them, part by part, before it commits. `failed` is the
+    error that ended them.
+    """
+
+    batch: OutputBatch
+    columns: pa.Schema
+    name: str
+    rows: int = 0
+    failed: BaseException | None = None
+    _parts: Iterator[pa.Table] | None = None
+    _first: list[pa.Table] = field(default_factory=list)
+
+    def has_rows(self) -> bool:
+        """Whether there are any rows; computes the first part."""
+        if self._parts is None:
+            self._parts = fitted_parts(self.batch, self.columns, self.name)
+            self._first = [part for part in [next(self._parts, None)] if part is not None]
+        return bool(self._first)
+
+    def reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(
+            self.columns.remove_metadata(), self._record_batches()
+        )
+
+    def _record_batches(self) -> Iterator[pa.RecordBatch]:
+        try:
+            self.has_rows()
+            assert self._parts is not None
+            for part in itertools.chain(self._first, self._parts):
+                yield from self._count(part)
+            self.batch.before_commit()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.failed = error
+            raise
+
+    def _count(self, part: pa.Table) -> list[pa.RecordBatch]:
+        self.rows += part.num_rows
+        batches: list[pa.RecordBatch] = part.to_batches()
+        return batches
+
+
+def _app_id(producer: str) -> str:
+    return f"adjunct:{producer}"
+
+
+def _find_in(table: DeltaTable, producer: str, sought: int) -> CommittedBatch | None:
+    """Return the newest batch of a producer by the table's transactions.
+
+    When it was begun, and by which attempt it was committed, is known as long as the table's
+    history has the commit; it is read only if the batch has the number `sought`, or a later one.
+    """
+    number = table.transaction_version(_app_id(producer))
+    if number is None:
+        return None
+    if number < sought:
+        return CommittedBatch(number, 0, "")
+    for entry in table.history(_HISTORY):
+        if entry.get("adjunct.producer") == producer and entry.get("adjunct.batch") == str(number):
+            rows = entry.get("operationMetrics", {}).get("num_added_rows")
+            clock = int(entry.get("adjunct.clock", 0))
+            return CommittedBatch(number, clock, str(entry.get("adjunct.commit", "")), rows)
+    return CommittedBatch(number, 0, "")
+
+
+def _arrow_schema(table: DeltaTable) -> pa.Schema:
+    """Return the table's columns with Arrow's types."""
+    return pa.schema(table.schema().to_arrow())
+
+
+def _same_but_added(after: Any, before: Any) -> bool:
+    """Whether a type is the one of before, with more members of structs at most."""
+    return holds_values_of(after, before) and _simple_types(before, after)
+
+
+def _simple_types(before: Any, after: Any) -> bool:
+    from dagster_adjunct.resources.schemas.types import Array, Map, Simple, Struct
+
+    if isinstance(before, Simple):
+        return bool(before == after)
+    if isinstance(before, Array):
+        return _simple_types(before.element, after.element)
+    if isinstance(before, Map):
+        return _simple_types(before.value, after.value)
+    assert isinstance(before, Struct)
+    return all(_simple_types(each.type, after.member(each.name).type) for each in before.members)
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Whether another commit came first, so that the next attempt may succeed."""
+    from deltalake.exceptions import CommitFailedError
+
+    text = str(error).lower()
+    return isinstance(error, CommitFailedError) or "already exists" in text
+
+
+def _translate(table: str, error: Exception) -> errors.AdjunctError:
+    from deltalake.exceptions import DeltaProtocolError, SchemaMismatchError
+
+    if isinstance(error, SchemaMismatchError | DeltaProtocolError):
+        return errors.SchemaMismatchError(
+            f"delta-rs can't write table {table}: {_first_line(error)}.",
+            "Send to a table that delta-rs can write: without column mapping, generated columns and"
+            " the like.",
+        )
+    return _unavailable(table, error)
+
+
+def _unavailable(table: str, error: Exception) -> errors.TableUnavailableError:
+    return errors.TableUnavailableError(
+        f"the store of Delta table {table} does not answer, or refuses a request:"
+        f" {_first_line(error)}.",
+        "Check the URL, the credentials and the network; then run it again.",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return errors.redact_passwords(lines[0].rstrip("."))

@@ -1,0 +1,415 @@
+"""Batches as commits of an Iceberg table, by PyIceberg.
+
+The property `adjunct.producer.NAME` of the table has the newest batch of a producer. It is set in
+the transaction that appends the rows, so that it stays when snapshots expire, and when others roll
+the table back. The summary of the snapshot has the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.iceberg import IcebergTable, translate_client_errors
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.optional_packages import import_package
+from dagster_adjunct.resources.output_tables.batches import (
+    ATTEMPTS,
+    CommittedBatch,
+    OutputBatch,
+    OutputColumns,
+    TableOutput,
+    conflict_error,
+    fitted_parts,
+    readable_schema,
+    replaced_sql,
+    same_batch,
+)
+from dagster_adjunct.resources.output_tables.iceberg_files import DataFiles
+from dagster_adjunct.resources.schemas.column_changes import Evolution
+from dagster_adjunct.resources.schemas.paths import split_path
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema
+from dagster_adjunct.resources.streams.system import SOURCE_OFFSET
+from dagster_adjunct.resources.times import to_microseconds
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema as IcebergSchema
+    from pyiceberg.table import Table, Transaction
+    from pyiceberg.transforms import Transform
+
+WRITTEN_FOR = ("0.12",)
+"""The versions of PyIceberg of which this module uses a private function."""
+PRODUCER = "adjunct.producer."
+_SUMMARY = ("adjunct.producer", "adjunct.batch", "adjunct.commit")
+_TRANSFORM = re.compile(r"(?P<name>[a-z]+)\((?:(?P<number>[0-9]+)\s*,\s*)?(?P<column>.+)\)")
+_UNIT = {"year": "years", "month": "months", "day": "days", "hour": "hours", "date": "days"}
+_PAUSE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionField:
+    """A field of a partition spec: the transform ("identity", "days", "bucket" and so on) of a
+    column, with the `number` of buckets or the width.
+    """
+
+    transform: str
+    column: str
+    number: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the field, as Spark names it."""
+        if self.transform == "identity":
+            return self.column
+        suffix = {"bucket": "bucket", "truncate": "trunc"}
+        return f"{self.column}_{suffix.get(self.transform, self.transform.removesuffix('s'))}"
+
+    def transform_of(self) -> Transform[Any, Any]:
+        """Return PyIceberg's transform."""
+        from pyiceberg import transforms
+
+        if self.transform == "bucket":
+            return transforms.BucketTransform(self.number or 1)
+        if self.transform == "truncate":
+            return transforms.TruncateTransform(self.number or 1)
+        kinds: Mapping[str, Callable[[], Transform[Any, Any]]] = {
+            "identity": transforms.IdentityTransform,
+            "years": transforms.YearTransform,
+            "months": transforms.MonthTransform,
+            "days": transforms.DayTransform,
+            "hours": transforms.HourTransform,
+        }
+        return kinds[self.transform]()
+
+
+def parse_partition_field(text: str) -> PartitionField:
+    """Return the partition field that a text of `partition_by` means. Raises ConfigurationError."""
+    match = _TRANSFORM.fullmatch(text.strip())
+    if match is None:
+        return PartitionField("identity", text.strip())
+    name = match["name"]
+    name = _UNIT.get(name, name)
+    numbered = name in ("bucket", "truncate")
+    known = numbered or name in ("identity", *_UNIT.values())
+    if not known or numbered != (match["number"] is not None):
+        raise errors.ConfigurationError(
+            f"partition_by has {text!r}: expected a column, or a transform of one.",
+            "Write one of: days(at), months(at), years(at), hours(at), bucket(16, id),"
+            " truncate(4, code).",
+            argument="partition_by",
+        )
+    number = None if match["number"] is None else int(match["number"])
+    return PartitionField(name, match["column"].strip(), number)
+
+
+class _FoundBatch(Exception):
+    """Somebody has committed the batch meanwhile: this process, or another run."""
+
+    def __init__(self, found: CommittedBatch) -> None:
+        super().__init__()
+        self.found = found
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergOutput(TableOutput):
+    """An Iceberg table that an application writes."""
+
+    table: IcebergTable
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.table.name
+
+    # -- what is there
+
+    def stored_columns(self) -> Schema | None:
+        catalog = self.table.open()
+        with translate_client_errors(catalog.name):
+            table = self._load(catalog)
+        return None if table is None else readable_schema(table.schema().as_arrow())
+
+    def check(self, columns: OutputColumns) -> Sequence[str]:
+        catalog = self.table.open()
+        with translate_client_errors(catalog.name):
+            table = self._load(catalog)
+        if table is None:
+            _build_spec(self.table, _new_schema(columns))
+            by = f", partitioned by {', '.join(self.table.partition_by)}"
+            return (f"is created{by if self.table.partition_by else ''}",)
+        return columns.evolve(readable_schema(table.schema().as_arrow()), self.name).changes
+
+    def find(self, producer: str) -> CommittedBatch | None:
+        catalog = self.table.open()
+        with translate_client_errors(catalog.name):
+            table = self._load(catalog)
+            return None if table is None else _find_in(table, producer)
+
+    def _load(self, catalog: Catalog) -> Table | None:
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return catalog.load_table(self.table.identifier)
+        except NoSuchTableError:
+            return None
+
+    def _load_or_create(self, catalog: Catalog, columns: OutputColumns) -> Table:
+        from pyiceberg.exceptions import NoSuchNamespaceError
+
+        table = self._load(catalog)
+        if table is not None:
+            return table
+        schema = _new_schema(columns)
+        spec = _build_spec(self.table, schema)
+        create = catalog.create_table_if_not_exists
+        try:
+            return create(self.table.identifier, schema, self.table.location, spec)
+        except NoSuchNamespaceError:
+            catalog.create_namespace_if_not_exists(self.table.identifier.rpartition(".")[0])
+            return create(self.table.identifier, schema, self.table.location, spec)
+
+    # -- commits
+
+    def commit(self, batch: OutputBatch) -> CommittedBatch:
+        import_package("Iceberg", "pyiceberg.table", "iceberg")
+        from pyiceberg.exceptions import CommitFailedException, ValidationException
+
+        catalog = self.table.open()
+        reason = ""
+        for attempt in range(ATTEMPTS):
+            with translate_client_errors(catalog.name):
+                table = self._load_or_create(catalog, batch.columns)
+                found = _find_same(table, batch, self.name)
+            if found is not None:
+                return found
+            commit = uuid.uuid4().hex
+            try:
+                return _Commit(batch, commit, self.name).run(table)
+            except _FoundBatch as done:
+                return done.found
+            except (CommitFailedException, ValidationException) as error:
+                reason = str(error).partition("\n")[0].rstrip(".")
+                time.sleep(_PAUSE * attempt)
+            except errors.AdjunctError:
+                raise
+            except Exception:
+                # Whether it was committed is read: the reply may have been lost. If the table can't
+                # be read either, the batch is run again, and looks first.
+                with translate_client_errors(catalog.name):
+                    landed = _find_commit(catalog.load_table(self.table.identifier), batch, commit)
+                    if landed is None:
+                        raise
+                return landed
+        raise conflict_error(self.name, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """One attempt, named `commit`, to commit a batch to the table of this name."""
+
+    batch: OutputBatch
+    commit: str
+    name: str
+
+    def run(self, table: Table) -> CommittedBatch:
+        """Write the rows and commit them; raise _FoundBatch if the table has the batch by then."""
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        batch = self.batch
+        transaction = _watch(table, self._look_again).transaction()
+        evolved = batch.columns.evolve(readable_schema(table.schema().as_arrow()), self.name)
+        _change_columns(transaction, batch.columns, evolved)
+        metadata = transaction.table_metadata
+        columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
+        written = DataFiles(table.io, metadata)
+        for part in fitted_parts(batch, columns, self.name):
+            written.write(part)
+        removed = self._find_replaced(transaction)
+        result = CommittedBatch(
+            batch.number, to_microseconds(batch.clock), self.commit, written.rows
+        )
+        if not written.files and removed is None:
+            return result
+        summary = dict(zip(_SUMMARY, (batch.producer, str(batch.number), self.commit), strict=True))
+        transaction.set_properties({PRODUCER + batch.producer: _to_json(result)})
+        batch.before_commit()
+        if removed is not None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Delete operation did not match any records")
+                transaction.delete(removed, summary)
+        if written.files:
+            with transaction.update_snapshot(snapshot_properties=summary).fast_append() as append:
+                for file in written.files:
+                    append.append_data_file(file)
+        transaction.commit_transaction()
+        return result
+
+    def _find_replaced(self, transaction: Transaction) -> str | None:
+        """Return the filter for rows that the batch replaces; None if no file can have any."""
+        names = transaction.table_metadata.schema().column_names
+        if not self.batch.replaces or SOURCE_OFFSET not in names:
+            return None
+        found = replaced_sql(self.batch.replaces)
+        if found is None:
+            return None
+        files = transaction._table.scan(row_filter=found).plan_files()
+        return found if any(True for _ in files) else None
+
+    def _look_again(self, table: Table) -> None:
+        """Raise _FoundBatch if somebody has committed the batch, and raise if this run may not."""
+        found = _find_commit(table, self.batch, self.commit)
+        if found is None:
+            found = _find_same(table, self.batch, self.name)
+        if found is not None:
+            raise _FoundBatch(found)
+        self.batch.before_commit()
+
+
+def _watch(table: Table, look: Callable[[Table], None]) -> Table:
+    """Return the table; `look` is called with it before PyIceberg repeats a commit on top of
+    another writer's.
+    """
+    from pyiceberg.table import Table
+
+    class Watched(Table):
+        def refresh(self) -> Table:
+            super().refresh()
+            look(self)
+            return self
+
+    parts = (table.metadata, table.metadata_location, table.io, table.catalog)
+    return Watched(table.name(), *parts, table.config)
+
+
+def _find_in(table: Table, producer: str) -> CommittedBatch | None:
+    """Return the newest batch of a producer by the table's property; without it, by the snapshots
+    that are left.
+    """
+    stored = table.properties.get(PRODUCER + producer)
+    if stored is not None:
+        return _from_json(stored, table.name()[-1])
+    newest = None
+    for snapshot in table.snapshots():
+        facts = snapshot.summary.additional_properties if snapshot.summary else {}
+        name, number, commit = (facts.get(key) for key in _SUMMARY)
+        if name == producer and number is not None and number.isdecimal():
+            found = CommittedBatch(int(number), 0, commit or "")
+            newest = found if newest is None or newest.number <= found.number else newest
+    return newest
+
+
+def _find_same(table: Table, batch: OutputBatch, name: str) -> CommittedBatch | None:
+    found = _find_in(table, batch.producer)
+    return same_batch(name, found, batch.producer, batch.number, batch.clock)
+
+
+def _find_commit(table: Table, batch: OutputBatch, commit: str) -> CommittedBatch | None:
+    """Return the batch if this very attempt has committed it."""
+    found = _find_in(table, batch.producer)
+    return found if found is not None and found.commit == commit else None
+
+
+def _to_json(done: CommittedBatch) -> str:
+    facts = {"batch": done.number, "clock": done.clock, "commit": done.commit, "rows": done.rows}
+    return json.dumps(facts)
+
+
+def _from_json(text: str, table: str) -> CommittedBatch:
+    try:
+        facts = json.loads(text)
+        return CommittedBatch(
+            int(facts["batch"]), int(facts["clock"]), str(facts["commit"]), facts["rows"]
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise errors.MalformedDocumentError(
+            f"a property {PRODUCER}… of Iceberg table {table} can't be read: {text!r:.200}.",
+            "Somebody else has set it: restore it from an earlier metadata file of the table.",
+        ) from error
+
+
+# -- columns
+
+
+def _new_schema(columns: OutputColumns) -> IcebergSchema:
+    """Return the columns of a new table, with ids."""
+    from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+    from pyiceberg.schema import assign_fresh_schema_ids
+
+    return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(columns.arrow_schema()))
+
+
+def _build_spec(table: IcebergTable, schema: IcebergSchema) -> PartitionSpec:
+    """Return the partition spec of a new table. Raises ConfigurationError for a column that does
+    not exist, or that the transform does not take.
+    """
+    from pyiceberg import partitioning
+
+    fields = []
+    for number, text in enumerate(table.partition_by):
+        parsed = parse_partition_field(text)
+        transform = parsed.transform_of()
+        path = ".".join(split_path(parsed.column))
+        try:
+            column = schema.find_field(path)
+        except ValueError:
+            column = None
+        if column is None or not transform.can_transform(column.field_type):
+            there = "is not there" if column is None else f"is {column.field_type}"
+            raise errors.ConfigurationError(
+                f"table {table.identifier} is to be partitioned by {text}, and column"
+                f" {parsed.column!r} {there}.",
+                "Name a column of the records, with a transform that takes its type.",
+                argument="partition_by",
+            )
+        field_id = partitioning.PARTITION_FIELD_ID_START + number
+        name = parsed.name.replace(".", "_") if parsed.transform != "identity" else path
+        fields.append(partitioning.PartitionField(column.field_id, field_id, transform, name))
+    return partitioning.PartitionSpec(*fields)
+
+
+def _change_columns(transaction: Transaction, columns: OutputColumns, evolved: Evolution) -> None:
+    """Rename, drop, add and widen columns in the transaction; columns keep their ids."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    stored = readable_schema(transaction.table_metadata.schema().as_arrow())
+    there = set(schema_to_pyarrow(transaction.table_metadata.schema()).names)
+    missing = [name for name, _ in columns.hidden if name not in there]
+    if not evolved.changes and not missing:
+        return
+    changes = columns.changes
+    with transaction.update_schema() as update:
+        for path, name in changes.renamed.items():
+            if _has_path(stored, path):
+                update.rename_column(_iceberg_path(path), split_path(name)[0])
+        for path in changes.drop:
+            if _has_path(stored, path):
+                update.delete_column(_iceberg_path(path))
+    with transaction.update_schema() as update:
+        added = pa.schema([*evolved.schema.to_arrow(), *_hidden_fields(columns)])
+        update.union_by_name(added)
+
+
+def _hidden_fields(columns: OutputColumns) -> list[pa.Field]:
+    schema = columns.arrow_schema()
+    return [schema.field(name) for name, _ in columns.hidden]
+
+
+def _has_path(stored: Schema, path: str) -> bool:
+    """Whether a table has a column or member."""
+    from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
+
+    return not ColumnChanges(drop=(path,)).unknown(stored, AS_NAMED)
+
+
+def _iceberg_path(path: str) -> str:
+    """Return a path as Iceberg writes it: "lines[].sku" is "lines.element.sku"."""
+    plain = path.replace("[]", ".element").replace("[*]", ".value")
+    return ".".join(split_path(plain))

@@ -1,0 +1,565 @@
+"""Iceberg and Delta tables that applications write hold each batch once, whatever happens: real
+PyIceberg with a SQLite catalogue and delta-rs, compared with plain Python.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitStateUnknownException
+
+from dagster_adjunct import errors
+from dagster_adjunct.exchange import DeltaLakeTable, IcebergTable
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner.planner import plan_application
+from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.output_tables.opening import AnyOutputTable, open_output
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.startpoints import StartpointOldest, Startpoints
+from tests.faulty_store import Crash, Fault
+from tests.orchestration.step_world import StepWorld
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+_BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+_NESTED = {"id": "bigint", "sku": "string", "at": "timestamp", "lines": [{"n": "int"}]}
+
+
+@dataclass
+class Target:
+    """An output table of one format in a folder, and how tests read and change it."""
+
+    kind: str
+    folder: Path
+    by: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> AnyOutputTable:
+        if self.kind == "iceberg":
+            return IcebergTable("shop.enriched", "adjunct", self.by)
+        return DeltaLakeTable(str(self.folder / "delta"), self.by)
+
+    def iceberg(self) -> Table:
+        return IcebergTable("shop.enriched", "adjunct").open().load_table("shop.enriched")
+
+    def delta(self) -> DeltaTable:
+        return DeltaTable(self.folder / "delta")
+
+    def read(self) -> pa.Table:
+        if self.kind == "iceberg":
+            return self.iceberg().scan().to_arrow()
+        return self.delta().to_pyarrow_table()
+
+    def ids(self) -> list[int]:
+        return sorted(self.read()["id"].to_pylist())
+
+    def commits(self) -> int:
+        """Return how many commits with rows the table has."""
+        if self.kind == "iceberg":
+            return len(self.iceberg().snapshots())
+        return len([entry for entry in self.delta().history() if entry["operation"] == "WRITE"])
+
+    def append(self, rows: pa.Table) -> None:
+        """Append as somebody else does."""
+        if self.kind == "iceberg":
+            self.iceberg().append(rows)
+        else:
+            write_deltalake(self.delta(), rows, mode="append", schema_mode="merge")
+
+    def compact(self) -> None:
+        """Rewrite the whole table, and forget its history, as maintenance of others does."""
+        if self.kind == "iceberg":
+            table = self.iceberg()
+            table.overwrite(table.scan().to_arrow())
+            old = [each.snapshot_id for each in table.snapshots()][:-1]
+            table.maintenance.expire_snapshots().by_ids(old).commit()
+        else:
+            table = self.delta()
+            table.optimize.compact()
+            table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+            table.create_checkpoint()
+
+
+@pytest.fixture(params=["iceberg", "delta"])
+def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
+    name = "PYICEBERG_CATALOG__ADJUNCT__"
+    monkeypatch.setenv(f"{name}TYPE", "sql")
+    monkeypatch.setenv(f"{name}URI", f"sqlite:///{tmp_path}/catalog.sqlite")
+    monkeypatch.setenv(f"{name}WAREHOUSE", f"file://{tmp_path}/warehouse")
+    return Target(request.param, tmp_path)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> StepWorld:
+    """A lake with 3 partitions of nested orders, whose batches run in this process."""
+    made = StepWorld(open_lake(tmp_path / "lake"), tmp_path, IN_PROCESS)
+    made.streams.create("orders", schema=Schema.of(_NESTED), key=["id"], partitions=3)
+    return made
+
+
+def send(world: StepWorld, *ids: int, stream: str = "orders", **more: Any) -> None:
+    world.send(stream, *map(row, ids), **more)
+
+
+def row(number: int) -> tuple[Any, ...]:
+    at = _BEGIN + timedelta(hours=7 * number)
+    return (number, f"sku-{number % 5}", at, [{"n": number}, {"n": None}] if number % 2 else None)
+
+
+def declare(target: Target, **options: Any) -> Application:
+    """Return an application that sends all orders but those of sku-0 to the table."""
+    app = Application("enrich", engine="auto", max_batch_records=40)
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    kept = orders.filter("sku <> 'sku-0'").with_columns(twice="id * 2")
+    kept.send_to(app.output_table(target.table, **options))
+    return app
+
+
+def expected(*ids: int) -> list[int]:
+    return sorted(number for number in ids if number % 5)
+
+
+def test_each_batch_is_a_commit_and_all_engines_read_the_rows(
+    world: StepWorld, target: Target
+) -> None:
+    target.by = ("days(at)", "sku") if target.kind == "iceberg" else ("sku",)
+    app = declare(target)
+    send(world, *range(100))
+    report = world.run(app)
+    assert report.batches == 3
+    send(world, *range(100, 110))
+    world.run(app)
+    assert target.commits() == 4
+    assert target.ids() == expected(*range(110))
+    read = {record["id"]: record for record in target.read().to_pylist()}
+    for number in expected(*range(110)):
+        _, sku, at, lines = row(number)
+        wanted = {"id": number, "sku": sku, "at": at, "lines": lines, "twice": 2 * number}
+        assert read[number] == wanted | {"__epoch": 0}
+    assert report.counters[target.table.name]["rows"] == len(expected(*range(100)))
+    total = sum(expected(*range(110)))
+    if target.kind == "iceberg":
+        metadata = target.iceberg().metadata_location
+        assert pl.scan_iceberg(target.iceberg()).select("id").collect().sum().item() == total
+        days = {str(field.transform) for field in target.iceberg().spec().fields}
+        assert days == {"day", "identity"}
+        files = [file.file.file_path for file in target.iceberg().scan().plan_files()]
+        assert metadata
+    else:
+        files = target.delta().file_uris()
+        assert pl.read_delta(str(target.folder / "delta"))["id"].sum() == total
+        assert target.delta().metadata().partition_columns == ["sku"]
+    found = duckdb.sql(f"select sum(id) from read_parquet({files!r})").fetchone()
+    assert found == (total,)
+
+
+@pytest.mark.parametrize("by", ["days(at)", "months(at)", "years(at)", "hours(at)", "bucket(4, id)", "truncate(5, sku)", "lines.n", "weeks(at)"])
+def test_partitions_of_iceberg_are_those_of_its_own_transforms(
+    by: str, world: StepWorld, tmp_path: Path, target: Target
+) -> None:
+    if target.kind == "delta":
+        pytest.skip("Delta has no transforms")
+    target.by = (by,)
+    if by in ("lines.n", "weeks(at)"):
+        with pytest.raises((errors.ConfigurationError, errors.PlanningError)):
+            world.run(declare(target))
+        return
+    send(world, *range(30))
+    world.run(declare(target))
+    assert target.ids() == expected(*range(30))
+    for task in target.iceberg().scan().plan_files():
+        (value,) = [task.file.partition[0]]
+        rows = pa.parquet.read_table(task.file.file_path.removeprefix("file://")).to_pylist() if False else _rows_of(task.file.file_path)
+        field = target.iceberg().spec().fields[0]
+        source = target.iceberg().schema().find_field(field.source_id)
+        call = field.transform.transform(source.field_type)
+        for each in rows:
+            given = each[source.name]
+            if isinstance(given, datetime):
+                given = int(given.timestamp() * 1_000_000)
+            assert call(given) == value
+
+
+def _rows_of(path: str) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    rows: list[dict[str, Any]] = pq.read_table(path.removeprefix("file://")).to_pylist()
+    return rows
+
+
+# -- once
+
+
+def test_a_run_killed_at_any_write_leaves_each_batch_once(world: StepWorld, target: Target) -> None:
+    send(world, *range(60))
+    app = declare(target)
+    for nth in range(1, 40):
+        try:
+            world.killed_at(app, Fault("*", nth * 4, "crash-before"))
+        except BaseException as error:
+            if isinstance(error, pytest.fail.Exception):
+                break  # the run ended before that request
+            raise
+        send(world, 1000 + nth)
+    world.run(app)
+    ids = [record["id"] for record in world.rows("orders")]
+    assert target.ids() == expected(*ids)
+
+
+@dataclass
+class Failure:
+    """What happens to the `nth` commit of the table, before or after it took place."""
+
+    nth: int
+    error: Callable[[], BaseException]
+    after: bool
+    calls: int = 0
+
+    def wrap(self, commit: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self.calls += 1
+            if self.calls != self.nth:
+                return commit(*args, **options)
+            if self.after:
+                commit(*args, **options)
+            raise self.error()
+
+        return call
+
+    def install(self, kind: str, patch: pytest.MonkeyPatch) -> None:
+        if kind == "iceberg":
+            patch.setattr(SqlCatalog, "commit_table", self.wrap(SqlCatalog.commit_table))
+        else:
+            patch.setattr(deltalake, "write_deltalake", self.wrap(write_deltalake))
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_process_that_dies_before_or_after_a_commit_repeats_nothing(
+    nth: int, after: bool, world: StepWorld, target: Target
+) -> None:
+    send(world, *range(60))
+    app = declare(target)
+    with pytest.MonkeyPatch.context() as patch:
+        Failure(nth, lambda: Crash("commit"), after).install(target.kind, patch)
+        with pytest.raises(BaseException):
+            world.run(app)
+    world.run(app)
+    assert target.ids() == expected(*range(60))
+    assert target.commits() == 2
+    send(world, 101)
+    world.run(app)
+    assert target.ids() == expected(*range(60), 101)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_lost_reply_is_found_by_looking(
+    after: bool, world: StepWorld, target: Target
+) -> None:
+    send(world, *range(60))
+    app = declare(target)
+    error: Callable[[], BaseException] = lambda: OSError("connection reset")
+    if target.kind == "iceberg":
+        error = lambda: CommitStateUnknownException("connection reset")
+    with pytest.MonkeyPatch.context() as patch:
+        failure = Failure(1, error, after)
+        failure.install(target.kind, patch)
+        if after:
+            world.run(app)
+        else:
+            with pytest.raises(errors.TransientError):
+                world.run(app)
+    world.run(app)
+    assert target.ids() == expected(*range(60))
+    assert target.commits() == 2
+
+
+def test_the_commits_of_others_stay_and_their_maintenance_forgets_no_batch(
+    world: StepWorld, target: Target
+) -> None:
+    app = declare(target)
+    send(world, *range(20))
+    world.run(app)
+    target.append(target.read().slice(0, 1).set_column(0, "id", pa.array([-7])))
+    send(world, *range(20, 40))
+    with pytest.MonkeyPatch.context() as patch:
+        Failure(1, lambda: Crash("commit"), after=True).install(target.kind, patch)
+        with pytest.raises(BaseException):
+            world.run(app)
+    target.compact()
+    target.compact()
+    world.run(app)
+    assert target.ids() == [-7, *expected(*range(40))]
+    state = world.state(app)
+    assert state.last is not None
+    assert state.last.counters[target.table.name]["duplicate_batches"] == 1
+
+
+def test_another_writer_between_looking_and_committing_costs_an_attempt_only(
+    world: StepWorld, target: Target
+) -> None:
+    app = declare(target)
+    send(world, *range(20))
+    world.run(app)
+    other = target.read().slice(0, 1).set_column(0, "id", pa.array([-7]))
+    send(world, *range(20, 40))
+    commit = SqlCatalog.commit_table if target.kind == "iceberg" else write_deltalake
+    done = []
+
+    def meanwhile(*args: Any, **options: Any) -> Any:
+        if not done:
+            done.append(1)
+            target.append(other)
+        return commit(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if target.kind == "iceberg":
+            patch.setattr(SqlCatalog, "commit_table", meanwhile)
+        else:
+            patch.setattr(deltalake, "write_deltalake", meanwhile)
+        world.run(app)
+    assert target.ids() == [-7, *expected(*range(40))]
+
+
+def test_of_two_runs_that_commit_one_batch_at_once_one_does(
+    world: StepWorld, target: Target
+) -> None:
+    """The slower run looks, and then the faster one commits this batch and the next one."""
+    app = declare(target)
+    send(world, *range(60))
+    commit = SqlCatalog.commit_table if target.kind == "iceberg" else write_deltalake
+    done = []
+
+    def faster(*args: Any, **options: Any) -> Any:
+        if not done:
+            done.append(1)
+            run_step(world.context(app, run="faster"))
+        return commit(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if target.kind == "iceberg":
+            patch.setattr(SqlCatalog, "commit_table", faster)
+        else:
+            patch.setattr(deltalake, "write_deltalake", faster)
+        with pytest.raises((errors.CommitConflictError, errors.ProducerConflictError)):
+            run_step(world.context(app, run="slower"))
+    world.run(app)
+    assert target.ids() == expected(*range(60))
+    assert target.commits() == 2
+
+
+def test_a_run_that_has_lost_its_lease_commits_nothing(world: StepWorld, target: Target) -> None:
+    from dagster_adjunct.resources.output_tables.batches import OutputBatch, OutputColumns
+
+    columns = OutputColumns(Schema.of(id="bigint"))
+    output = open_output(target.table)
+    rows = pa.table({"id": pa.array([1], pa.int64())})
+
+    def lost() -> None:
+        raise errors.RunLeaseLostError("the lease is lost.")
+
+    output.commit(OutputBatch("app", 1, _BEGIN, columns, lambda: [rows]))
+    with pytest.raises(errors.RunLeaseLostError):
+        output.commit(OutputBatch("app", 2, _BEGIN, columns, lambda: [rows], (), lost))
+    assert target.ids() == [1]
+
+
+def test_another_lake_under_the_same_name_is_an_error(
+    world: StepWorld, target: Target, tmp_path: Path
+) -> None:
+    app = declare(target)
+    send(world, *range(60))
+    world.run(app)
+    other = StepWorld(open_lake(tmp_path / "other"), tmp_path, IN_PROCESS)
+    other.streams.create("orders", schema=Schema.of(_NESTED), key=["id"], partitions=3)
+    send(other, *range(10))
+    with pytest.raises(errors.ProducerConflictError) as caught:
+        other.run(app)
+    assert (caught.value.producer, caught.value.newest) == ("enrich", 2)
+    assert target.ids() == expected(*range(60))
+
+
+# -- replays
+
+
+def replay(world: StepWorld, app: Application) -> None:
+    Startpoints(world.lake).write(app.name, "lake.orders", StartpointOldest())
+    world.run(app)
+
+
+def test_results_of_a_replay_come_in_a_higher_epoch(world: StepWorld, target: Target) -> None:
+    app = declare(target)
+    send(world, *range(60))
+    world.run(app)
+    replay(world, app)
+    epochs = Counter(target.read()["__epoch"].to_pylist())
+    assert epochs == {0: len(expected(*range(60))), 1: len(expected(*range(60)))}
+
+
+def test_results_of_a_replay_replace_those_of_before_beside_rows_of_others(
+    world: StepWorld, target: Target
+) -> None:
+    app = declare(target, on_replay="replace")
+    send(world, *range(60))
+    world.run(app)
+    target.append(pa.table({"id": pa.array([-7])}))
+    stricter = Application("enrich", engine="auto", max_batch_records=25)
+    orders = stricter.input_stream("lake.orders", default_offset="oldest")
+    kept = orders.filter("sku <> 'sku-1'").with_columns(twice="id * 2")
+    kept.send_to(stricter.output_table(target.table, on_replay="replace"))
+    Startpoints(world.lake).write(app.name, "lake.orders", StartpointOldest())
+    with pytest.MonkeyPatch.context() as patch:
+        Failure(2, lambda: Crash("commit"), after=True).install(target.kind, patch)
+        with pytest.raises(BaseException):
+            world.run(stricter)
+    world.run(stricter)
+    assert target.ids() == sorted([-7, *(number for number in range(60) if number % 5 != 1)])
+    send(world, 61, 62)
+    world.run(stricter)
+    assert target.ids()[-1] == 62
+    assert 61 not in target.ids()
+
+
+def test_records_without_one_source_can_not_be_replaced(world: StepWorld, target: Target) -> None:
+    world.streams.create("more", schema=Schema.of(_NESTED), key=["id"], partitions=3)
+    app = Application("enrich", engine="auto")
+    both = app.input_stream("lake.orders").merge(app.input_stream("lake.more"))
+    both.send_to(app.output_table(target.table, on_replay="replace"))
+    with pytest.raises(errors.PlanningError, match="several inputs"):
+        world.run(app)
+
+
+# -- tombstones
+
+
+@pytest.mark.parametrize("rule", ["fail", "drop", "keep"])
+def test_tombstones_follow_the_declared_rule(rule: str, world: StepWorld, target: Target) -> None:
+    app = Application("enrich", engine="auto")
+    app.input_stream("lake.orders", default_offset="oldest").send_to(
+        app.output_table(target.table, tombstones=rule)  # type: ignore[arg-type]
+    )
+    send(world, 1, 2, deleted=[row(3)])
+    if rule == "fail":
+        with pytest.raises(errors.SchemaMismatchError, match="1 tombstone"):
+            world.run(app)
+        return
+    report = world.run(app)
+    read = {record["id"]: record for record in target.read().to_pylist()}
+    if rule == "drop":
+        assert [*sorted(read)] == [1, 2]
+        assert report.counters[target.table.name]["dropped_tombstones"] == 1
+    else:
+        assert {number: read[number]["__tombstone"] for number in read} == {
+            1: False,
+            2: False,
+            3: True,
+        }
+
+
+# -- columns
+
+
+def test_columns_are_added_widened_renamed_and_dropped(world: StepWorld, target: Target) -> None:
+    send(world, *range(10))
+    world.run(declare(target))
+    app = Application("enrich", engine="auto")
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    changed = orders.with_columns(added="named_struct('a', id)", twice="id * 2")
+    send(world, 11)
+    if target.kind == "delta":
+        with pytest.raises(errors.ConfigurationError, match="rename or drop"):
+            changed.send_to(app.output_table(target.table, drop="lines"))
+            world.run(app)
+        app = Application("enrich", engine="auto")
+        orders = app.input_stream("lake.orders", default_offset="oldest")
+        orders.with_columns(added="id + 1").map(["id", "sku", "added"]).send_to(
+            app.output_table(target.table)
+        )
+        world.run(app)
+        read = {record["id"]: record for record in target.read().to_pylist()}
+        assert (read[11]["added"], read[11]["twice"], read[1]["added"]) == (12, None, None)
+        return
+    orders.with_columns(added="id + 1").map(["id", "sku as code", "at", "added"]).send_to(
+        app.output_table(target.table, renamed={"sku": "code"}, drop=["lines", "twice"])
+    )
+    before = {field.name: field.field_id for field in target.iceberg().schema().fields}
+    world.run(app)
+    after = {field.name: field.field_id for field in target.iceberg().schema().fields}
+    assert after["code"] == before["sku"]
+    assert "lines" not in after
+    read = {record["id"]: record for record in target.read().to_pylist()}
+    assert (read[11]["added"], read[11]["code"], read[1]["code"]) == (12, "sku-1", "sku-1")
+    world.run(app)  # the changes may stay declared
+
+
+def test_a_type_that_does_not_fit_is_refused_before_anything_is_written(
+    world: StepWorld, target: Target
+) -> None:
+    send(world, *range(10))
+    world.run(declare(target))
+    app = Application("enrich", engine="auto")
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    orders.map(["sku as id"]).send_to(app.output_table(target.table))
+    send(world, 11)
+    with pytest.raises(errors.SchemaMismatchError, match="id is string, was bigint"):
+        world.run(app)
+    assert world.state(app).batch == 1
+    assert target.commits() == 1
+
+
+def test_the_plan_names_the_table_and_its_errors(world: StepWorld, target: Target) -> None:
+    app = declare(target)
+    plan = plan_application(app, systems=world.systems)
+    assert target.table.name in str(plan.operators)
+    assert not plan.exchanges
+    target.by = ("nothing",)
+    with pytest.raises(errors.PlanningError, match="nothing"):
+        plan_application(declare(target), systems=world.systems)
+    with pytest.raises(errors.PlanningError, match="used twice"):
+        twice = Application("twice")
+        out = twice.output_table(target.table)
+        records = twice.input_stream("lake.orders")
+        records.send_to(out)
+        records.send_to(out)
+
+
+# -- Spark
+
+
+@pytest.mark.spark
+def test_spark_writes_what_this_process_writes(
+    step_world: StepWorld, target: Target, tmp_path: Path
+) -> None:
+    step_world.streams.create("orders", schema=Schema.of(_NESTED), key=["id"], partitions=3)
+    target.by = ("days(at)",) if target.kind == "iceberg" else ("sku",)
+    app = declare(target, on_replay="replace")
+    send(step_world, *range(90))
+    for engine in ("spark",):
+        app.engine = engine
+        step_world.run(app)
+    replay(step_world, app)
+    assert target.ids() == expected(*range(90))
+    read = {record["id"]: record for record in target.read().to_pylist()}
+    for number in expected(*range(90)):
+        _, sku, at, lines = row(number)
+        assert (read[number]["sku"], read[number]["at"], read[number]["lines"]) == (sku, at, lines)
+        assert read[number]["__source_epoch"] == 1
+
+
+assert sys
