@@ -14,7 +14,7 @@ from dagster_adjunct.resources.streams.system import StreamDeclaration
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MOST_AT_ONCE = 1_000
+MOST_AT_ONCE = 10_000
 """How many files are admitted in one commit at most; the next commit admits others."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,13 @@ from dagster_adjunct.resources.files.formats import (
     check_format,
     count_file_records,
 )
-from dagster_adjunct.resources.files.tree import FileTree, ListedFile, check_folder_url, open_tree
+from dagster_adjunct.resources.files.tree import (
+    FileTree,
+    ListedFile,
+    check_folder_url,
+    open_tree,
+    source_changed_error,
+)
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -65,6 +72,7 @@ if TYPE_CHECKING:
 
 SYSTEM = "files"
 _THREADS = 16
+_BYTES_AT_ONCE = 1024**3
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".crdownload", "._COPYING_", ".crc")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -178,18 +186,29 @@ class FolderFeed:
         ready, waiting = self._ready(look)
         waiting |= look.waiting
         fresh = self._new_files(ready, known, look)
-        examined = map_in_threads(self._examine, fresh[:MOST_AT_ONCE], _THREADS)
+        chosen = self._first_of(fresh)
+        examined = map_in_threads(self._examine, chosen, _THREADS)
         files = []
-        for new, file in zip(fresh, examined, strict=False):
+        for new, file in zip(chosen, examined, strict=True):
             if file is None:
                 waiting[new.listed.path] = "it was replaced or removed while it was examined"
             else:
                 files.append(file)
-        rest = fresh[MOST_AT_ONCE:]
+        rest = fresh[len(chosen) :]
         left = {*waiting, *(new.listed.path for new in rest)}
         done = [file.path for file in ready if file.path not in left]
         more = look.more or bool(rest)
         return Found(files, look.cursor(done, left), waiting, look.settled(left), more)
+
+    def _first_of(self, fresh: Sequence[_NewFile]) -> Sequence[_NewFile]:
+        """Return the first of these files, as many as are examined before the next commit."""
+        room = _BYTES_AT_ONCE
+        for count, new in enumerate(fresh[:MOST_AT_ONCE]):
+            if self.declared.file_format != "parquet":  # of which only the footer is read
+                room -= new.listed.size
+            if room < 0 and count:
+                return fresh[:count]
+        return fresh[:MOST_AT_ONCE]
 
     def _ready(self, look: Look) -> tuple[list[ListedFile], dict[str, str]]:
         """Return the files that are complete, and why others wait."""
@@ -360,8 +379,16 @@ class FolderFeed:
             if start < end:
                 records = self._with_added(table.slice(start, end - start), file)
                 yield number + start, records.select(columns)
-            if number + table.num_rows >= piece.end:
+            # A file that is read to its end is checked there.
+            if number + table.num_rows >= piece.end and piece.end < file.rows:
+                self._check_unchanged(listed)
                 return
+
+    def _check_unchanged(self, file: ListedFile) -> None:
+        """Raise SourceChangedError if a file is not as it was listed."""
+        now = self.tree.find(file.path)
+        if now is None or now.etag != file.etag:
+            raise source_changed_error(self.tree, file, "was replaced")
 
     def _with_added(self, table: pa.Table, file: AdmittedFile) -> pa.Table:
         """Return records with the columns that the file does not contain."""
@@ -387,11 +414,13 @@ class FolderFeed:
         return None
 
 
+# Parts such as "_day=2026-11-28" are columns.
+_HIDDEN = re.compile(r"(?:^|/)[._][^/=]*(?:/|$)")
+
+
 def _is_hidden(path: str) -> bool:
     """Return whether a file is one that programs keep to themselves, or has not finished."""
-    if path.endswith(_UNFINISHED):
-        return True
-    return any(part.startswith((".", "_")) and "=" not in part for part in path.split("/"))
+    return path.endswith(_UNFINISHED) or _HIDDEN.search(path) is not None
 
 
 def _is_marker(name: str, marker: str) -> bool:

@@ -15,13 +15,13 @@ from typing import Protocol
 
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.documents import StoredDocument
-from dagster_adjunct.resources.file_streams.feed import MOST_AT_ONCE
 from dagster_adjunct.resources.file_streams.notifications import Notifications, Notified
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, S3Tree
 from dagster_adjunct.resources.threads import map_in_threads
 
 _THREADS = 16
 _MOST_DAYS = 100
+_MOST_MESSAGES = 1_000
 _DIRECTIVES = frozenset("YmdjyBb%")
 
 
@@ -173,7 +173,7 @@ class NotifiedFiles:
         if all_files or before is None:
             return _NotifiedLook(tree.list(), is_first=before is None)
         assert isinstance(tree, S3Tree)
-        notified = self.notifications.receive(tree.bucket, tree.prefix, MOST_AT_ONCE)
+        notified = self.notifications.receive(tree.bucket, tree.prefix, _MOST_MESSAGES)
         found = map_in_threads(tree.find, notified.paths, _THREADS)
         return _NotifiedLook(
             [file for file in found if file is not None],

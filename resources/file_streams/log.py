@@ -349,11 +349,13 @@ class FileLog:
         )
 
     def _write(self, files: Sequence[AdmittedFile]) -> FilePage:
-        ref = write_page(self.log.store, self.log.prefix, files)
+        # By columns, which are parsed in half the time.
+        columns = [*map(list, zip(*files, strict=True))]
+        ref = write_page(self.log.store, self.log.prefix, columns)
         paths = [file.path for file in files]
         return FilePage(
             key=ref.key,
-            count=ref.count,
+            count=len(files),
             sha256=ref.sha256,
             first=files[0].first,
             next=files[-1].next,
@@ -412,8 +414,8 @@ def list_logged(lake: Lake, system: str) -> list[str]:
 )
 def _read_files(store: ObjectStore, page: FilePage) -> tuple[AdmittedFile, ...]:
     """Return the files of a page."""
-    items = read_page(store, PageRef(page.key, page.count, page.sha256))
-    return tuple(map(AdmittedFile._make, items))
+    columns = read_page(store, PageRef(page.key, page.count, page.sha256))
+    return tuple(map(AdmittedFile._make, zip(*columns, strict=True)))
 
 
 def _first_since(files: Sequence[AdmittedFile], oldest: int, micros: int) -> int | None:

@@ -135,23 +135,27 @@ class LocalTree:
         return self.root
 
     def list(self, folder: str = "", after: str = "") -> list[ListedFile]:
-        files = [_require_utf8_name(self.url, file) for file in self._scan(folder, after)]
+        files = []
+        for path, entry in self._scan(folder, after):
+            stat = self._stat(entry)
+            if stat is not None:
+                files.append(_require_utf8_name(self.url, _listed_local_file(path, stat)))
         return sorted(files, key=lambda file: file.path)
 
-    def _scan(self, folder: str, after: str) -> Iterator[ListedFile]:
-        """Yield the files below a folder whose path is after the path `after`, in any order."""
+    def _scan(self, folder: str, after: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Yield path and entry of the files below a folder whose path is after the path `after`, in
+        any order.
+        """
         folders = [folder]
         while folders:
             folder = folders.pop()
             for entry in self._entries(folder):
                 path = folder + entry.name
-                inside = f"{path}/"
                 if entry.is_dir():
-                    may_have_files = inside > after or after.startswith(inside)
-                    if may_have_files and not entry.is_symlink():
-                        folders.append(inside)
+                    if _may_follow(f"{path}/", after) and not entry.is_symlink():
+                        folders.append(f"{path}/")
                 elif path > after:
-                    yield from self._list_entry(path, entry)
+                    yield path, entry
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
         """Yield what is directly in a folder."""
@@ -161,12 +165,12 @@ class LocalTree:
         except OSError as error:
             self._raise_list_error(error)
 
-    def _list_entry(self, path: str, entry: os.DirEntry[str]) -> Iterator[ListedFile]:
-        """Yield the file of an entry, nothing if it was deleted since it was listed."""
+    def _stat(self, entry: os.DirEntry[str]) -> os.stat_result | None:
+        """Return the facts of an entry, None if it was deleted since it was listed."""
         try:
-            yield _listed_local_file(path, entry.stat())
+            return entry.stat()
         except FileNotFoundError:
-            return
+            return None
         except OSError as error:
             raise errors.file_error(error, entry.path, f"files in {self.url}") from error
 
@@ -400,6 +404,11 @@ def source_changed_error(tree: FileTree, file: ListedFile, what: str) -> errors.
         " before replacing any."
     )
     return errors.SourceChangedError(problem, step, file=place)
+
+
+def _may_follow(folder: str, after: str) -> bool:
+    """Return whether a file in this folder ("NAME/") may have a path after the path `after`."""
+    return folder > after or after.startswith(folder)
 
 
 def _listed_local_file(path: str, stat: os.stat_result) -> ListedFile:

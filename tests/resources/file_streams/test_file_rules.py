@@ -1,0 +1,332 @@
+"""What becomes of files that are not as expected: an error by name, or set aside and counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.file_streams.folder import FileRules, FolderFeed, file_stream
+from dagster_adjunct.resources.file_streams.log import AdmittedFile
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import OffsetRange
+from tests.resources.file_streams.landing import (
+    CLICKS,
+    Landing,
+    LocalLanding,
+    clicks,
+    counts,
+    lines,
+    look,
+    numbers,
+    offsets,
+    problems,
+)
+
+
+@pytest.mark.parametrize(
+    ("now", "how"), [(lines(7, 8, 9), "grown"), (lines(), "shrunk"), (lines(8), "changed")]
+)
+def test_a_file_that_was_overwritten_is_an_error_by_name(
+    either: Landing, lake: Lake, now: bytes, how: str
+) -> None:
+    system = clicks(either, lake)
+    either.put("a b", lines(7))
+    assert look(system) == [7]
+    either.put("a b", now)
+    with pytest.raises(errors.AdmittedFileError, match=how) as caught:
+        system.admit("clicks")
+    assert caught.value.rule == "changed"
+    assert caught.value.file == f"{either.url}/a b"
+    assert "adjunct stream set-aside STREAM 'a b'" in caught.value.next_step
+    with pytest.raises(errors.AdmittedFileError) as caught:
+        numbers(system)
+    assert caught.value.rule == "lost"
+    # What it says helps: neither the old nor the new contents are read.
+    system.set_aside("clicks", "a b", reason="overwritten by mistake")
+    either.put("c", lines(1))
+    assert look(system) == [1]
+    assert offsets(system) == {1: 1}
+    # Delivered again, it is admitted.
+    either.put("a b", lines(70))
+    assert look(system) == [1, 70]
+
+
+def test_contents_that_changed_may_be_ignored_or_appended(
+    landing: LocalLanding, lake: Lake
+) -> None:
+    landing.put("a", lines(1))
+    system = clicks(landing, lake, rules=FileRules(changed="append"))
+    assert look(system) == [1]
+    landing.put("a", lines(1, 2))
+    system.admit("clicks")
+    assert system.upcoming([CLICKS]) == {CLICKS: "3"}
+    assert numbers(system, 1) == [1, 2]
+    system.set_aside("clicks", "a", reason="its first contents are gone")
+    assert offsets(system) == {1: 1, 2: 2}
+    assert counts(system) == {"set aside": 1}
+
+
+def test_ignored_changes_are_counted_once_each(landing: LocalLanding, lake: Lake) -> None:
+    landing.put("a", lines(1))
+    system = clicks(landing, lake, rules=FileRules(changed="ignore"))
+    assert look(system) == [1]
+    for number in (2, 3):
+        landing.put("a", lines(number, number))
+        for _ in range(2):
+            system.admit("clicks")
+    assert system.upcoming([CLICKS]) == {CLICKS: "1"}
+    assert counts(system) == {"changed": 2}
+
+
+def test_damaged_files_are_errors_or_set_aside_until_they_are_delivered_again(
+    landing: LocalLanding, lake: Lake
+) -> None:
+    landing.put("a", lines(1), modified=1_700_000_000)
+    landing.put("b", b'{"n": 1}\n{"n": "x"}\n')
+    system = clicks(landing, lake)
+    with pytest.raises(errors.SchemaMismatchError, match="line 2") as caught:
+        system.admit("clicks")
+    assert caught.value.file == f"{landing.url}/b"
+    assert "set-aside STREAM b" in caught.value.next_step
+    system.set_aside("clicks", "b", reason="truncated")
+    assert look(system) == [1]
+    assert problems(system) == {"b": "set aside"}
+    landing.put("b", lines(2))
+    assert look(system) == [1, 2]
+
+
+def test_damaged_and_empty_files_are_set_aside_as_declared(
+    landing: LocalLanding, lake: Lake
+) -> None:
+    system = clicks(landing, lake, rules=FileRules(damaged="set-aside"))
+    landing.put("damaged", b"{")
+    landing.put("undeclared", b'{"m": 1}\n')
+    landing.put("empty", b"")
+    landing.put("blank", b"\n\n")
+    landing.put("good", lines(1))
+    assert look(system) == [1]
+    assert problems(system) == {
+        "damaged": "damaged",
+        "undeclared": "damaged",
+        "empty": "empty",
+        "blank": "empty",
+    }
+    assert counts(system) == {"damaged": 2, "empty": 2}
+    for name in ("damaged", "empty"):
+        landing.put(name, lines(len(name)))
+    assert sorted(look(system)) == [1, 5, 7]
+    assert counts(system) == {"damaged": 2, "empty": 2}
+
+
+@pytest.mark.parametrize("data", [b"", b"\n"])
+def test_empty_files_may_be_errors_or_admitted(
+    landing: LocalLanding, lake: Lake, data: bytes
+) -> None:
+    landing.put("a", data)
+    system = clicks(landing, lake, rules=FileRules(empty="fail"))
+    with pytest.raises(errors.AdmittedFileError) as caught:
+        system.admit("clicks")
+    assert caught.value.rule == "empty"
+    declared = system.declaration("clicks").model_copy(update={"rules": FileRules(empty="admit")})
+    system.declaration = lambda stream: declared  # type: ignore[method-assign]
+    assert look(system) == []
+    assert problems(system) == {}
+
+
+def test_late_files_follow_their_rule(landing: LocalLanding, lake: Lake) -> None:
+    landing.put("b", lines(1))
+    rules = FileRules(late="set-aside")
+    system = clicks(landing, lake, listing="after-last", rules=rules)
+    assert look(system) == [1]
+    landing.put("a", lines(2))
+    assert look(system, all_files=True) == [1]
+    assert problems(system) == {"a": "late"}
+    declared = system.declaration("clicks").model_copy(update={"rules": FileRules(late="fail")})
+    system.declaration = lambda stream: declared  # type: ignore[method-assign]
+    landing.put("a2", lines(2))
+    assert look(system) == [1]
+    with pytest.raises(errors.AdmittedFileError) as caught:
+        system.admit("clicks", all_files=True)
+    assert caught.value.rule == "late"
+    assert caught.value.file == f"{landing.url}/a2"
+
+
+def test_a_file_that_vanished_after_it_was_admitted_is_an_error_that_helps(
+    either: Landing, lake: Lake
+) -> None:
+    system = clicks(either, lake)
+    for name, number in (("a", 1), ("b", 2)):
+        either.put(name, lines(number, number))
+    assert sorted(look(system)) == [1, 1, 2, 2]
+    either.delete("a")
+    with pytest.raises(errors.AdmittedFileError, match="is gone") as caught:
+        numbers(system)
+    assert "adjunct stream set-aside STREAM a --reason" in caught.value.next_step
+    before = system.set_aside("clicks", "a", reason="deleted by its owner")
+    assert (before.path, before.rows) == ("a", 2)
+    assert system.set_aside("clicks", "a", reason="again").path == "a"
+    assert numbers(system) == [2, 2]
+    assert system.upcoming([CLICKS]) == {CLICKS: "4"}
+    assert counts(system) == {"set aside": 1}
+
+
+def test_lost_files_are_left_out_where_that_is_declared(either: Landing, lake: Lake) -> None:
+    system = clicks(either, lake, rules=FileRules(lost="set-aside", changed="ignore"))
+    for number, name in enumerate("abc"):
+        either.put(name, lines(number))
+    look(system)
+    view = system.snapshot("clicks")
+    either.delete("a")
+    either.put("b", lines(10, 11))
+    assert numbers(view) == [2]
+    assert numbers(view) == [2]
+    assert look(system) == [2]
+    assert counts(system) == {"lost": 2, "changed": 1}
+    # Whatever is lost at once is rather a disk that is not there.
+    either.delete("b")
+    either.delete("c")
+    if isinstance(either, LocalLanding):
+        either.root.rename(f"{either.root} elsewhere")
+    with pytest.raises(errors.AdmittedFileError) as caught:
+        numbers(system)
+    assert caught.value.url == either.url
+    assert counts(system) == {"lost": 2, "changed": 1}
+
+
+def test_a_file_that_changes_while_it_is_examined_is_admitted_by_the_next_look(
+    landing: LocalLanding, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dagster_adjunct.resources.file_streams import folder
+
+    system = clicks(landing, lake, listing="after-last")
+    for number, name in enumerate("abc"):
+        landing.put(name, lines(number))
+    count = folder.count_file_records
+    meanwhile = {"a": lambda: landing.delete("a"), "b": lambda: landing.put("b", lines(7, 8))}
+
+    def counted(declared: Any, files: Any) -> int:
+        meanwhile.pop(files[0].path, lambda: None)()
+        return count(declared, files)
+
+    monkeypatch.setattr(folder, "count_file_records", counted)
+    assert look(system) == [2]
+    assert look(system) == [2, 7, 8]
+    landing.put("a", lines(9))
+    # It had never been there: its name is an old one.
+    assert look(system, all_files=True) == [2, 7, 8, 9]
+    assert problems(system) == {}
+
+
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_file_that_changes_while_it_is_read_is_an_error(
+    landing: LocalLanding, lake: Lake, monkeypatch: pytest.MonkeyPatch, start: int
+) -> None:
+    system = clicks(landing, lake)
+    landing.put("a", lines(*range(10)))
+    look(system)
+    tables = FolderFeed.tables
+
+    def read(feed: FolderFeed, piece: Any, columns: Any) -> Any:
+        for found in tables(feed, piece, columns):
+            landing.put("a", lines(*range(10, 20)))
+            yield found
+
+    monkeypatch.setattr(FolderFeed, "tables", read)
+    span = OffsetRange(str(start), str(10 - start))
+    with pytest.raises(errors.AdmittedFileError):
+        system.read_arrow({CLICKS: span})
+
+
+def test_pages_of_a_parquet_file_that_are_damaged_are_an_error_that_helps(
+    tmp_path: Path, lake: Lake
+) -> None:
+    from dagster_adjunct.resources.file_streams.folder import FolderStreams
+
+    path = tmp_path / "p" / "a.parquet"
+    path.parent.mkdir()
+    table = pa.table({"n": pa.array([*range(1000)])})
+    pq.write_table(table, path, write_page_checksum=True, compression="none")
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    file_stream("clicks", str(path.parent), format="parquet", schema="n bigint")
+    system = FolderStreams(lake)
+    assert system.admit("clicks").next == 1000
+    with pytest.raises(errors.AdmittedFileError) as caught:
+        numbers(system)
+    assert "set-aside STREAM a.parquet" in caught.value.next_step
+    system.set_aside("clicks", "a.parquet", reason="damaged")
+    assert numbers(system) == []
+
+
+def test_nothing_that_is_not_there_is_set_aside(landing: LocalLanding, lake: Lake) -> None:
+    system = clicks(landing, lake)
+    for _ in range(2):
+        with pytest.raises(errors.ConfigurationError, match="'nothing'"):
+            system.set_aside("clicks", "nothing", reason="a typo")
+        system.admit("clicks")
+
+
+def test_files_in_pages_are_set_aside_too(
+    landing: LocalLanding, lake: Lake, small_pages: None
+) -> None:
+    system = clicks(landing, lake)
+    for number in range(10):
+        landing.put(f"{number}", lines(number), modified=1_700_000_000 + number)
+        system.admit("clicks")
+    for number in (3, 9, 0):
+        landing.delete(f"{number}")
+        system.set_aside("clicks", f"{number}", reason="gone")
+    assert numbers(system) == [1, 2, 4, 5, 6, 7, 8]
+    assert counts(system) == {"set aside": 3}
+    # Times of what is left out begin at what follows.
+    at = (1_700_000_000 + 3) * 1000
+    assert system.offset_for_timestamp(CLICKS, at) == "4"
+
+
+def test_the_log_reads_pages_in_many_threads(
+    landing: LocalLanding, lake: Lake, small_pages: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from cachetools import LRUCache
+
+    from dagster_adjunct.resources.file_streams import log
+
+    system = clicks(landing, lake)
+    for number in range(100):
+        landing.put(f"{number:03}", lines(number), modified=1_700_000_000 + number)
+    state = system.admit("clicks")
+    assert len(state.pages) == 25
+    cache = log._read_files.cache  # type: ignore[attr-defined]
+    assert isinstance(cache, LRUCache)
+    monkeypatch.setattr(cache, "_LRUCache__maxsize", 3, raising=False)
+    files = system.file_log("clicks")
+
+    def paths(_: int) -> list[str]:
+        return [file.path for file in files.files(state)]
+
+    with ThreadPoolExecutor(8) as threads:
+        for found in threads.map(paths, range(100)):
+            assert found == [f"{number:03}" for number in range(100)]
+
+
+def test_only_pages_that_may_have_the_files_are_read(
+    landing: LocalLanding, lake: Lake, small_pages: None
+) -> None:
+    system = clicks(landing, lake)
+    for number in range(40):
+        landing.put(f"{number:03}", lines(number), modified=1_700_000_000 + number)
+    state = system.admit("clicks")
+    files = system.file_log("clicks")
+    assert len(state.pages) == 10
+    assert set(files.among(state, ["005", "006", "999"])) == {"005", "006"}
+    read = [*files._pages_with(state, ["005", "006", "999"])]
+    assert [len(page) for page in read] == [4, 0]
+    assert all(isinstance(file, AdmittedFile) for page in read for file in page)
