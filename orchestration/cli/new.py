@@ -2,7 +2,7 @@
 
 It is a copy of `examples/new_project` under the new name; with --yaml, the application is that of
 `examples/component.yaml`. With --from, it is a copy of `examples/new_project_from_files` with the
-columns of these files.
+columns of these files, or, for a folder, of `examples/new_project_from_folder`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ _DESCRIPTION = "Orders joined with products and customers"
 _ROWS = 10_000
 _LIKE_ID = re.compile(r"(^|[a-z0-9_-])(id|key|uuid|guid|number|code)$", re.IGNORECASE)
 _MOST_FILES = 5
+_FOLDER = '"sample-folder"'
+_FORMAT = 'format="jsonl"'
+_DELIVER = f"{_MODULE}/deliver.py"
 
 
 @click.command()
@@ -65,7 +68,8 @@ _MOST_FILES = 5
     metavar="FILES",
     help=(
         "Begin with a stream of the records of these files (JSON lines, CSV or Parquet; local or"
-        " s3://…), whose columns and key are inferred. May be repeated."
+        " s3://…), whose columns and key are inferred. May be repeated. Of one"
+        " folder, the stream has all files that land in it."
     ),
 )
 @options.output_options
@@ -84,7 +88,9 @@ def new(name: str, in_yaml: bool, files: tuple[str, ...]) -> None:
     module = name.replace("-", "_")
     commands = [f"cd {name}", f"python -m {module}.deliver", f"adjunct run {module}.pipeline:app"]
     output.show_line(f"{name}: created. Next:")
-    if beginning is not None:
+    if beginning is not None and beginning.folder:
+        del commands[1]
+    elif beginning is not None:
         commands.insert(2, f"adjunct stream append {beginning.stream} {beginning.files}")
     for line in commands:
         output.show_line(f"  {line}")
@@ -101,13 +107,15 @@ def new(name: str, in_yaml: bool, files: tuple[str, ...]) -> None:
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """The stream with which a project begins: its name, what was inferred, its key, and the files
-    to append, for a shell.
+    to append, for a shell; or the folder in which they land, and their format.
     """
 
     stream: str
     inferred: InferredSchema
     key: str | None
     files: str
+    folder: str = ""
+    format: str = ""
 
     def describe_key(self) -> str:
         """Return why this is the key."""
@@ -131,6 +139,8 @@ class Beginning:
             _FILES: f"append {self.stream} {self.files}",
             _STREAM: self.stream,
             _DESCRIPTION: "Records of files, and an application that reads them",
+            _FOLDER: _literal(self.folder),
+            _FORMAT: f"format={_literal(self.format)}",
         }
 
 
@@ -140,13 +150,36 @@ def infer_beginning(urls: Sequence[str]) -> Beginning:
     """
     inferred = infer_from_files(urls, rows=_ROWS)
     files = find_files(urls)
+    folder = _folder_of(urls, files)
+    if folder:
+        name = _stream_name(folder.rpartition("/")[2])
+        return Beginning(
+            name, inferred, guess_key(inferred), "", folder=folder, format=files[0].format
+        )
     stems = []
     for each in files:
         _, _, file_name = each.file.path.rpartition("/")
         stem, _, _ = file_name.partition(".")
         stems.append(stem)
-    stream = re.sub(r"[^A-Za-z0-9]+", "-", _common_name(stems)).strip("-").lower()[:80]
-    return Beginning(stream or "records", inferred, guess_key(inferred), _for_shell(files))
+    stream = _stream_name(_common_name(stems))
+    return Beginning(stream, inferred, guess_key(inferred), _for_shell(files))
+
+
+def _folder_of(urls: Sequence[str], files: Sequence[SampledFile]) -> str:
+    """Return the URL of the folder that is named instead of files, "" if files are."""
+    if len(urls) != 1 or not files:
+        return ""
+    folder = files[0].tree.url
+    named = urls[0].rstrip("/")
+    if named.startswith(("s3://", "s3a://")):
+        return folder if named.partition("://")[2] == folder.partition("://")[2] else ""
+    path = Path(named.removeprefix("file://")).expanduser().resolve()
+    return folder if path.is_dir() else ""
+
+
+def _stream_name(text: str) -> str:
+    """Return the name of a stream that is most like a text."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()[:80] or "records"
 
 
 def _common_name(stems: Sequence[str]) -> str:
@@ -265,6 +298,9 @@ def create_project(name: str, *, in_yaml: bool = False, beginning: Beginning | N
 def _texts_over_files(texts: Mapping[str, str], beginning: Beginning) -> dict[str, str]:
     """Return the files of a project over a stream of records."""
     over = {**texts, **dict(_template("new_project_from_files"))}
+    if beginning.folder:
+        over |= dict(_template("new_project_from_folder"))
+        del over[_DELIVER]
     replacements = beginning.replacements()
     for place, text in over.items():
         for old, new in replacements.items():

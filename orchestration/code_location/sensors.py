@@ -412,7 +412,7 @@ def _visit_files(visit: Callable[[str], StreamFinding], stream: str) -> StreamFi
     except PermanentError as error:
         if not is_of_files(stream):
             raise
-        return StreamFinding(due=f"{stream}: {error.problem}")
+        return StreamFinding(due=f"{stream}: {error.problem.rstrip('.')}")
 
 
 MAX_RESTARTS = 5

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dagster_adjunct import Schema, open_lake
+from dagster_adjunct import Schema, open_lake, run_application
 from dagster_adjunct.assets.exchange.file_appends import append_files
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.cli.main import root
@@ -148,3 +148,26 @@ def test_from_files_and_yaml_exclude_each_other(tmp_path: Path) -> None:
     error = CliRunner().invoke(root, ["new", "both", "--yaml", "--from", "a.csv"]).exception
     assert isinstance(error, ConfigurationError)
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_a_folder_is_a_stream_of_the_files_that_land_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Landed readings").mkdir()
+    (tmp_path / "Landed readings/1.csv").write_text(CSV)
+    project = made("landed", "--from", "Landed readings")
+    assert (project["stream"], project["key"]) == ("landed-readings", "reading_id")
+    folder = tmp_path / "landed"
+    for file in project["files"]:
+        text = (folder / file).read_text(encoding="utf-8")
+        assert not re.search("new.project|sample-|record_id|deliver", f"{file} {text}"), file
+    monkeypatch.syspath_prepend(folder)
+    app = import_module("landed.pipeline").app
+    lake = open_lake(tmp_path / "lake")
+    assert run_application(app, lake=lake).step.state.records == 3
+    (tmp_path / "Landed readings/2.csv").write_text(CSV.replace("r1", "r4"))
+    assert run_application(app, lake=lake).step.state.records == 6
+    own: dict[str, Any] = {}
+    exec((folder / "tests/test_pipeline.py").read_text(), own)
+    own["test_it_can_be_planned"]()
+    own["test_records_are_kept"]()

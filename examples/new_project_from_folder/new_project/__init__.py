@@ -1,0 +1,1 @@
+"""The files of a folder as the stream `sample-records`, and an application that reads it."""
