@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import unquote
 
@@ -22,19 +23,20 @@ from dagster_adjunct.resources.file_streams.feed import (
     KnownFiles,
 )
 from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState
+from dagster_adjunct.resources.file_streams.reading import AddedColumns, FileReader
 from dagster_adjunct.resources.file_streams.streams import FileStreams, declare_file_stream
-from dagster_adjunct.resources.files.formats import (
-    DeclaredFiles,
-    FileFormat,
-    check_format,
-    count_file_records,
+from dagster_adjunct.resources.files.columns import (
+    AS_DECLARED,
+    ColumnRules,
+    check_rules,
+    evolution_problems,
 )
+from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat, check_format
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, check_folder_url, open_tree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
-from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.streams.system import (
     build_declaration,
     check_same_declaration,
@@ -73,6 +75,23 @@ class FileRules(StoredDocument):
 
 
 DEFAULT_RULES = FileRules()
+# What may differ between the stored declaration of a stream and the one that continues it.
+_CHANGEABLE = (
+    "key",
+    "path_columns",
+    "path_column",
+    "modified_column",
+    "pattern",
+    "marker",
+    "min_age",
+    "listing",
+    "rules",
+    "column_rules",
+)
+_EVOLVE = (
+    "Say what became of the columns, as in column_rules=ColumnRules(renamed={…}, drop=(…)), and"
+    " keep types or widen them; or use another name for the stream."
+)
 
 
 class FolderDeclaration(FileStreamDeclaration):
@@ -88,6 +107,7 @@ class FolderDeclaration(FileStreamDeclaration):
     min_age: Annotated[timedelta, Field(ge=timedelta(0))] = timedelta(0)
     listing: Literal["all", "after-last"] = "all"
     rules: FileRules = DEFAULT_RULES
+    column_rules: ColumnRules = AS_DECLARED
 
     def feed(self, lake: Lake) -> FolderFeed:
         return FolderFeed(self, open_tree(self.url))
@@ -100,13 +120,9 @@ class FolderDeclaration(FileStreamDeclaration):
 
     def check_stored(self, stream: str, state: FileLogState) -> None:
         stored = FolderDeclaration.model_validate(state.declared)
-        same = stored.model_copy(
-            update={
-                name: getattr(self, name)
-                for name in ("pattern", "marker", "min_age", "listing", "rules")
-            }
-        )
-        check_same_declaration(stream, same, self)
+        same = stored.model_copy(update={name: getattr(self, name) for name in _CHANGEABLE})
+        problems = evolution_problems(stored.columns, self.columns, self.column_rules)
+        check_same_declaration(stream, same, self, problems, _EVOLVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +133,25 @@ class FolderFeed:
     tree: FileTree
 
     @property
-    def _files(self) -> DeclaredFiles:
+    def _reader(self) -> FileReader:
         declared = self.declared
-        return DeclaredFiles(self.tree, declared.file_format, declared.file_schema, "the stream")
+        own = declared.file_schema
+        required: tuple[str, ...] = ()
+        if declared.file_format != "jsonl":  # in which fields that are null may be left out
+            required = tuple(name for name in declared.key if name in own)
+        files = DeclaredFiles(
+            self.tree,
+            declared.file_format,
+            own,
+            "the stream",
+            required=required,
+            rules=declared.column_rules,
+        )
+        others = [name for name in declared.columns.names if name not in own]
+        added = AddedColumns(
+            declared.columns.select(others), declared.path_column, declared.modified_column
+        )
+        return FileReader(files, added, partial(path_values, declared=declared))
 
     # -- admission
 
@@ -196,49 +228,20 @@ class FolderFeed:
         admitted = AdmittedFile(file.path, file.size, file.etag, modified, 0)
         try:
             values = path_values(file.path, self.declared)
-            rows = count_file_records(self._files, [file])
+            rows, form = self._reader.examine(file)
         except errors.SchemaMismatchError as error:
             if self.declared.rules.damaged == "fail":
                 raise
             return admitted._replace(problem=f"damaged: {error.problem}")
-        return admitted._replace(rows=rows, values=values)
+        return admitted._replace(rows=rows, values=values, form=form)
 
     # -- reading
 
     def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        file = piece.file
-        listed = ListedFile(file.path, file.size, file.etag, _time_of(file.modified))
-        for number, table in self._files.tables(listed):
-            start = max(piece.start - number, 0)
-            end = min(piece.end - number, table.num_rows)
-            if start < end:
-                records = self._with_added(table.slice(start, end - start), file)
-                yield number + start, records.select(columns)
-            if number + table.num_rows >= piece.end:
-                return
-
-    def _with_added(self, table: pa.Table, file: AdmittedFile) -> pa.Table:
-        """Return records with the columns that the file does not contain."""
-        for name, array in self._added(file).items():
-            table = table.append_column(name, pa.repeat(array[0], table.num_rows))
-        return table
-
-    def _added(self, file: AdmittedFile) -> dict[str, pa.Array]:
-        """Return the values of the columns that a file does not contain, in arrays of one."""
-        declared = self.declared
-        added = {}
-        for name in declared.path_columns:
-            text = pa.array([file.values[name]], pa.string())
-            added[name] = convert_texts(text, declared.columns.types[name])
-        if declared.path_column is not None:
-            added[declared.path_column] = pa.array([file.path], pa.string())
-        if declared.modified_column is not None:
-            at = pa.array([file.modified], pa.int64())
-            added[declared.modified_column] = at.cast(arrow_type("timestamp"))
-        return added
+        return self._reader.tables(piece, columns)
 
     def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
-        return None
+        return self._reader.frame(spark, pieces)
 
 
 def _is_hidden(path: str) -> bool:
@@ -282,10 +285,6 @@ def path_values(path: str, declared: FolderDeclaration) -> dict[str, str | None]
     return values
 
 
-def _time_of(micros: int) -> datetime:
-    return datetime.fromtimestamp(micros / 1_000_000, UTC)
-
-
 class FolderStreams(FileStreams):
     """The declared folders of files, as the system `files`."""
 
@@ -309,6 +308,7 @@ def file_stream(  # noqa: PLR0913
     min_age: timedelta = timedelta(0),
     listing: Literal["all", "after-last"] = "all",
     rules: FileRules = DEFAULT_RULES,
+    column_rules: ColumnRules = AS_DECLARED,
 ) -> str:
     """Declare the files in a folder, and below it, as a stream; return its name, "files.NAME".
 
@@ -323,7 +323,10 @@ def file_stream(  # noqa: PLR0913
     .part and the like. A file waits until it is `min_age` old, and until its `marker` is there: a
     file beside it, such as "_SUCCESS", or with its name for "*", as in "*.done". With
     `listing="after-last"`, only names after the last admitted one are listed. `rules` say what
-    becomes of files that have changed, or are damaged.
+    becomes of files that have changed, or are damaged, `column_rules` what becomes of columns that
+    are not the declared ones. Both may change later, and so may the schema: columns can be added,
+    their types widened, and, by column rules, renamed and dropped; files that were admitted before
+    are then read so too.
 
     Raises ConfigurationError or SchemaMismatchError.
     """
@@ -353,7 +356,9 @@ def file_stream(  # noqa: PLR0913
         min_age=min_age,
         listing=listing,
         rules=rules,
+        column_rules=column_rules,
     )
+    check_rules(declaration.file_schema, column_rules, what)
     check_format(declaration.file_schema, format, what)
     return declare_file_stream(SYSTEM, name, declaration)
 

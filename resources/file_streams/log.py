@@ -16,6 +16,7 @@ import uuid
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
 from cachetools import LRUCache
@@ -52,7 +53,7 @@ class AdmittedFile(NamedTuple):
     of its records. `values` are columns that the file does not contain, as texts: parts of its
     path, values of its partition. `origin` is what added it: a table's snapshot or version. A file
     with a `problem` was set aside: its records are not read. If that happened before it was
-    admitted, it has no offsets.
+    admitted, it has no offsets. Files of one `form` are read alike, if their source knows some.
     """
 
     path: str
@@ -64,6 +65,12 @@ class AdmittedFile(NamedTuple):
     values: dict[str, str | None] = {}  # noqa: RUF012 - never changed
     origin: str = ""
     problem: str = ""
+    form: str = ""
+
+    @property
+    def modified_at(self) -> datetime:
+        """The time of its records."""
+        return datetime.fromtimestamp(self.modified / 1_000_000, UTC)
 
     @property
     def next(self) -> int:

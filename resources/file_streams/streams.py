@@ -7,6 +7,7 @@ first, and admits them. Everything else is answered from the log.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -296,7 +297,10 @@ class FileStreams(NumberedOffsets):
         session = resolve_session(spark)
         whole = [piece for piece in pieces if piece.end - piece.start == piece.file.rows]
         others = [piece for piece in pieces if piece.end - piece.start < piece.file.rows]
-        frame = feed.frame(session, whole) if whole else None
+        frame = None
+        if whole:
+            with _as_admitted():
+                frame = feed.frame(session, whole)
         if frame is None:
             return _frame_of_tasks(session, declaration, feed, pieces)
         frame = frame.select(
@@ -381,18 +385,25 @@ def _piece_tables(feed: Feed, names: Sequence[str], piece: FilePiece) -> Iterato
     """
     wanted = piece.end - piece.start
     count = 0
-    try:
+    with _as_admitted():
         for number, table in feed.tables(piece, names):
             count += table.num_rows
             yield _with_meta(table, piece.file, number)
-    except errors.SourceChangedError as error:
-        raise errors.AdmittedFileError(error.problem, _CHANGED, file=error.file) from error
     if count != wanted:
         problem = (
             f"{piece.file.path} has other records than when it was admitted: found {count} of the"
             f" {wanted} records from {piece.start} on."
         )
         raise errors.AdmittedFileError(problem, _CHANGED, file=piece.file.path)
+
+
+@contextmanager
+def _as_admitted() -> Iterator[None]:
+    """Raise AdmittedFileError for a file that is not as it was when it was admitted."""
+    try:
+        yield
+    except errors.SourceChangedError as error:
+        raise errors.AdmittedFileError(error.problem, _CHANGED, file=error.file) from error
 
 
 def _read_partition(
