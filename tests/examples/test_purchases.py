@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from dagster_adjunct.examples.purchases import deliver
-from tests.doc_blocks import ROOT, PageReader, blocks_of
+from tests.doc_blocks import ROOT
 from tests.kept_processes import without_kept_processes
 
 EXAMPLE = ROOT / "examples" / "purchases"
@@ -49,7 +49,12 @@ def purchases(names: str) -> list[tuple[Any, ...]]:
 def run(*command: str) -> str:
     environment = {**without_kept_processes(os.environ), "ADJUNCT_SPARK_MASTER": "local[2]"}
     ended = subprocess.run(
-        [sys.executable, "-m", *command], check=False, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", *command],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
@@ -63,7 +68,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         root = request.getfixturevalue("purchases_bucket")
     monkeypatch.setenv("PURCHASES", root)
     (tmp_path / "warehouse").mkdir()
-    settings = {"TYPE": "sql", "URI": f"sqlite:///{tmp_path}/catalogue.sqlite", "WAREHOUSE": f"file://{tmp_path}/warehouse"}
+    settings = {
+        "TYPE": "sql",
+        "URI": f"sqlite:///{tmp_path}/catalogue.sqlite",
+        "WAREHOUSE": f"file://{tmp_path}/warehouse",
+    }
     for name, value in settings.items():
         monkeypatch.setenv(f"PYICEBERG_CATALOG__SHOP__{name}", value)
 

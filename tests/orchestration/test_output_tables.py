@@ -97,7 +97,9 @@ class Target:
 
 
 @pytest.fixture(params=["iceberg", "delta"])
-def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
+def target(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Target:
     name = "PYICEBERG_CATALOG__ADJUNCT__"
     monkeypatch.setenv(f"{name}TYPE", "sql")
     monkeypatch.setenv(f"{name}URI", f"sqlite:///{tmp_path}/catalog.sqlite")
@@ -169,7 +171,19 @@ def test_each_batch_is_a_commit_and_all_engines_read_the_rows(
     assert found == (total,)
 
 
-@pytest.mark.parametrize("by", ["days(at)", "months(at)", "years(at)", "hours(at)", "bucket(4, id)", "truncate(5, sku)", "lines.n", "weeks(at)"])
+@pytest.mark.parametrize(
+    "by",
+    [
+        "days(at)",
+        "months(at)",
+        "years(at)",
+        "hours(at)",
+        "bucket(4, id)",
+        "truncate(5, sku)",
+        "lines.n",
+        "weeks(at)",
+    ],
+)
 def test_partitions_of_iceberg_are_those_of_its_own_transforms(
     by: str, world: StepWorld, tmp_path: Path, target: Target
 ) -> None:
@@ -185,7 +199,11 @@ def test_partitions_of_iceberg_are_those_of_its_own_transforms(
     assert target.ids() == expected(*range(30))
     for task in target.iceberg().scan().plan_files():
         (value,) = [task.file.partition[0]]
-        rows = pa.parquet.read_table(task.file.file_path.removeprefix("file://")).to_pylist() if False else _rows_of(task.file.file_path)
+        rows = (
+            pa.parquet.read_table(task.file.file_path.removeprefix("file://")).to_pylist()
+            if False
+            else _rows_of(task.file.file_path)
+        )
         field = target.iceberg().spec().fields[0]
         source = target.iceberg().schema().find_field(field.source_id)
         call = field.transform.transform(source.field_type)
@@ -269,9 +287,7 @@ def test_a_process_that_dies_before_or_after_a_commit_repeats_nothing(
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_lost_reply_is_found_by_looking(
-    after: bool, world: StepWorld, target: Target
-) -> None:
+def test_a_lost_reply_is_found_by_looking(after: bool, world: StepWorld, target: Target) -> None:
     send(world, *range(60))
     app = declare(target)
     error: Callable[[], BaseException] = lambda: OSError("connection reset")
