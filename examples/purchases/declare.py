@@ -18,14 +18,14 @@ from typing import Any
 from dagster_adjunct import (
     Application,
     ColumnRules,
-    IcebergTable,
     Schema,
     bounded_dataset,
     file_stream,
-    iceberg_changes,
     unbounded_dataset,
 )
 from dagster_adjunct.changes import OperationColumn
+from dagster_adjunct.exchange import IcebergTable
+from dagster_adjunct.resources.file_streams.table_changes import iceberg_changes
 from dagster_adjunct.sources import DeltaVersions
 
 ROOT = os.environ.get("PURCHASES", ".adjunct/purchases")
@@ -66,7 +66,9 @@ def declare_application(*, dropped: tuple[str, ...] = ()) -> Application:
         broadcast=True,
         changes=OperationColumn(),
     )
-    app = Application("purchases", description="Purchases with prices and countries, by day")
+    app = Application(
+        "purchases", engine="auto", description="Purchases with prices and countries, by day"
+    )
     answers = ["id", "at", "day", "account.id as account", "country", "item.sku as sku", "name"]
     answers += [name for name in ("channel",) if name not in dropped]
     (

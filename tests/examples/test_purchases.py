@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
@@ -15,6 +15,9 @@ from pyiceberg.catalog import load_catalog
 from dagster_adjunct.examples.purchases import deliver
 from tests.doc_blocks import ROOT
 from tests.kept_processes import without_kept_processes
+
+if TYPE_CHECKING:
+    from tests.servers.s3 import S3Server
 
 EXAMPLE = ROOT / "examples" / "purchases"
 
@@ -38,9 +41,20 @@ def expected(parts: tuple[int, ...]) -> list[tuple[Any, ...]]:
     return sorted(rows, key=str)
 
 
+def purchases_table() -> Any:
+    """Return the output table; PyIceberg reads the environment only when it is imported."""
+    start = "PYICEBERG_CATALOG__SHOP__"
+    settings = {
+        name.removeprefix(start).lower(): os.environ[name]
+        for name in os.environ
+        if name.startswith(start)
+    }
+    return load_catalog("shop", **settings).load_table("shop.purchases")
+
+
 def purchases(names: str) -> list[tuple[Any, ...]]:
     """Return columns of the output table as DuckDB reads them."""
-    table = load_catalog("shop").load_table("shop.purchases").scan().to_arrow()
+    table = purchases_table().scan().to_arrow()
     database = duckdb.connect()
     database.register("purchases", table)
     return sorted(database.execute(f"SELECT {names} FROM purchases").fetchall(), key=str)
@@ -65,7 +79,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     root = str(tmp_path / "purchases")
     monkeypatch.setenv("ADJUNCT_LAKE", str(tmp_path / "lake"))
     if request.param == "s3":
-        root = request.getfixturevalue("purchases_bucket")
+        server: S3Server = request.getfixturevalue("versitygw")
+        server.set_in(monkeypatch)
+        root = f"s3://{server.bucket()}/shop"
     monkeypatch.setenv("PURCHASES", root)
     (tmp_path / "warehouse").mkdir()
     settings = {
@@ -80,6 +96,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 COLUMNS = "id, CAST(day AS VARCHAR), account, country, sku, name, amount"
 
 
+@pytest.mark.lengthy
 @pytest.mark.usefixtures("place")
 def test_purchases_are_what_plain_python_makes_of_them() -> None:
     example = "dagster_adjunct.examples.purchases"
@@ -90,7 +107,15 @@ def test_purchases_are_what_plain_python_makes_of_them() -> None:
     run(f"{example}.deliver", "2")
     run(main, "run", f"{example}.evolved:app", "--master", "none")
     assert purchases(COLUMNS) == expected((1, 2))
-    table = load_catalog("shop").load_table("shop.purchases")
+    table = purchases_table()
     assert "channel" not in table.schema().column_names
     days = {row["partition"]["at_day"] for row in table.inspect.partitions().to_pylist()}
     assert len(days) == 2
+
+
+@pytest.mark.lengthy
+@pytest.mark.long
+def test_the_readme_s_commands_run_as_written(tmp_path: Path) -> None:
+    with PageReader(tmp_path, tmp_path / "session.log") as reader:
+        for block in blocks_of(EXAMPLE / "README.md"):
+            reader.follow(block)
