@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from dagster_adjunct.examples.purchases import deliver
-from tests.doc_blocks import ROOT
+from tests.doc_blocks import ROOT, PageReader, blocks_of
 from tests.kept_processes import without_kept_processes
 
 if TYPE_CHECKING:
