@@ -214,6 +214,12 @@ class IcebergSnapshots:
         return table.schema().select(*names)
 
     def _plan_files(self, table: Table, state: TableState) -> list[FileScanTask]:
+        if table.snapshot_by_id(int(state.id)) is None:  # of which a scan would find no rows
+            raise errors.DatasetError(
+                f"snapshot {state.id} of the {self.describe()} has expired.",
+                "Run again: it goes on as declared for states that have expired.",
+                version=state.id,
+            )
         with self._naming_snapshot(state):
             tasks = list(table.scan(snapshot_id=int(state.id)).plan_files())
         return sorted(tasks, key=lambda task: task.file.file_path)
