@@ -77,7 +77,7 @@ class TableChangesDeclaration(FileStreamDeclaration):
     on_expired: OnExpired = "fail"
 
     def feed(self, lake: Lake) -> TableChangesFeed:
-        return TableChangesFeed(self)
+        return TableChangesFeed(self, self.table)
 
     def check_stored(self, stream: str, state: FileLogState) -> None:
         stored = type(self).model_validate(state.declared)
@@ -116,11 +116,16 @@ class TableChangesFeed:
     """Where the changes of a table come from."""
 
     declared: TableChangesDeclaration
+    table: DeltaVersions | IcebergSnapshots
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Executors need not know the catalogue of a table.
+        return TableChangesFeed, (self.declared, self.table.pinned())
 
     # -- admission
 
     def find(self, known: KnownFiles) -> Found:
-        table = self.declared.table
+        table = self.table
         if isinstance(table, DeltaVersions):
             table.check_feed()
         if not known.cursor:
@@ -145,7 +150,7 @@ class TableChangesFeed:
         return Found(self._snapshot(head, history.identity), _cursor(history, head, 0), {})
 
     def _snapshot(self, state: TableState, identity: str) -> list[AdmittedFile]:
-        files = self.declared.table.files(state)
+        files = self.table.files(state)
         return [self._admitted(state, file, identity) for file in files]
 
     def _admitted(self, state: TableState, file: StateFile, identity: str) -> AdmittedFile:
@@ -174,7 +179,7 @@ class TableChangesFeed:
         self, before: TableState, after: TableState, identity: str
     ) -> Iterator[AdmittedFile]:
         """Yield the entries of what changed between two states."""
-        changed = self.declared.table.changed_files(before, after)
+        changed = self.table.changed_files(before, after)
         if changed.added is not None:
             for file in changed.added:
                 yield self._admitted(after, file, identity)
@@ -189,7 +194,7 @@ class TableChangesFeed:
         """Return a new snapshot of the whole table, after an offset that nobody can read; or raise
         AdmittedFileError, as declared.
         """
-        what = self.declared.table.describe()
+        what = self.table.describe()
         if self.declared.on_expired == "fail" or not history.states:
             raise errors.AdmittedFileError(
                 f"the changes of the {what} can't be told: {reason}.",
@@ -240,7 +245,7 @@ class TableChangesFeed:
                 before, number, after, later = about
                 return self._compare(_state(before, number), _state(after, later))
             state, number, path = about
-            table = self.declared.table
+            table = self.table
             rows = table.file_rows(_state(state, number), path, self.declared.rows.names)
             return with_operation(self._fit(rows, file.path), "insert")
         except errors.DatasetError as error:
@@ -254,7 +259,7 @@ class TableChangesFeed:
             ) from error
 
     def _compare(self, before: TableState, after: TableState) -> pa.Table:
-        table = self.declared.table
+        table = self.table
         names = self.declared.rows.names
         what = f"the {table.describe()}, between {before.id} and {after.id},"
         was, now = table.changed_rows(before, after, names)
@@ -316,7 +321,7 @@ def begin_changes_again(lake: Lake, stream: str, *, reason: str) -> None:
     streams = TableChangeStreams(lake)
     declared = streams.declaration(name)
     assert isinstance(declared, TableChangesDeclaration)
-    feed = TableChangesFeed(declared)
+    feed = declared.feed(lake)
     log = streams.file_log(name)
 
     def decide(commit: Commit | None) -> dict[str, Any] | None:

@@ -54,6 +54,10 @@ class DeltaVersions:
     def describe(self) -> str:
         return f"Delta table {self.url}"
 
+    def pinned(self) -> DeltaVersions:
+        """Return the table, to be read on executors."""
+        return self
+
     # -- which versions there are
 
     def open(self, version: int | None = None) -> DeltaTable:

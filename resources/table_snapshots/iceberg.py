@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -47,15 +47,26 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IcebergSnapshots:
-    """The snapshots of the branch `main` of a table."""
+    """The snapshots of the branch `main` of a table.
+
+    With `metadata`, the place of the table's metadata at some time, the table is read as it was
+    then, also where its catalogue is not configured.
+    """
 
     table: IcebergTable
+    metadata: str = ""
+
+    def pinned(self) -> IcebergSnapshots:
+        """Return the table as it is now, to be read on executors."""
+        return IcebergSnapshots(self.table, self.metadata or self.load().metadata_location)
 
     def describe(self) -> str:
         return f"Iceberg table {self.table.identifier} of catalogue {self.table.catalog}"
 
     def load(self) -> Table:
         """Load the table. Raises DatasetError if there is none, or one of format version 1."""
+        if self.metadata:
+            return self._load_static(self.metadata)
         catalog = self.table.open()
         from pyiceberg.exceptions import NoSuchTableError
 
@@ -184,7 +195,7 @@ class IcebergSnapshots:
 
     def _tasks(self, state: TableState) -> dict[str, FileScanTask]:
         """Return the files of a snapshot, which never change, by path."""
-        key = os.getpid(), self, state.id
+        key = os.getpid(), self.table, state.id
         if key not in _planned:
             tasks = self._plan_files(self.load(), state)
             _planned[key] = {task.file.file_path: task for task in tasks}
@@ -194,15 +205,16 @@ class IcebergSnapshots:
         """Return the table as it was planned; on an executor without its catalogue, from its
         metadata.
         """
+        return self._load_static(part.metadata)
+
+    def _load_static(self, metadata: str) -> Table:
         from pyiceberg.table import StaticTable
 
-        properties: dict[str, Any] = {}
-        try:
-            properties = dict(self.load().io.properties)
-        except errors.ConfigurationError:
-            properties = file_properties(part.metadata)
+        properties = file_properties(metadata)
+        with suppress(errors.ConfigurationError):
+            properties |= self.table.open().properties
         with translate_client_errors(self.table.catalog):
-            return StaticTable.from_metadata(part.metadata, properties)
+            return StaticTable.from_metadata(metadata, properties)
 
     def _project(self, table: Table, names: Sequence[str]) -> Schema:
         """Return the columns of these names, by their ids."""
@@ -214,6 +226,12 @@ class IcebergSnapshots:
         return table.schema().select(*names)
 
     def _plan_files(self, table: Table, state: TableState) -> list[FileScanTask]:
+        if table.snapshot_by_id(int(state.id)) is None:  # of which a scan would find no rows
+            raise errors.DatasetError(
+                f"snapshot {state.id} of the {self.describe()} has expired.",
+                "Run again: it goes on as declared for states that have expired.",
+                version=state.id,
+            )
         with self._naming_snapshot(state):
             tasks = list(table.scan(snapshot_id=int(state.id)).plan_files())
         return sorted(tasks, key=lambda task: task.file.file_path)
@@ -239,7 +257,7 @@ class IcebergSnapshots:
             ) from error
 
 
-_planned: LRUCache[tuple[int, IcebergSnapshots, str], dict[str, FileScanTask]] = LRUCache(8)
+_planned: LRUCache[tuple[int, IcebergTable, str], dict[str, FileScanTask]] = LRUCache(8)
 
 
 def _state_file(task: FileScanTask) -> StateFile:
