@@ -47,6 +47,7 @@ _NAMES = {  # what is imported below for type checkers; tests compare the two
     "dagster_adjunct.orchestration.step.run": ("RunReport", "run_application"),
     "dagster_adjunct.resources.file_streams.folder": ("FileRules", "file_stream"),
     "dagster_adjunct.resources.file_streams.log": ("FileRetention",),
+    "dagster_adjunct.resources.files.columns": ("ColumnRules",),
     "dagster_adjunct.resources.objects.lake": ("Lake", "LakeSettings", "open_lake"),
     "dagster_adjunct.resources.schemas.schema": ("Field", "Schema"),
     "dagster_adjunct.resources.spark.in_process": ("IN_PROCESS",),
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.file_streams.folder import FileRules as FileRules
     from dagster_adjunct.resources.file_streams.folder import file_stream as file_stream
     from dagster_adjunct.resources.file_streams.log import FileRetention as FileRetention
+    from dagster_adjunct.resources.files.columns import ColumnRules as ColumnRules
     from dagster_adjunct.resources.objects.lake import Lake as Lake
     from dagster_adjunct.resources.objects.lake import LakeSettings as LakeSettings
     from dagster_adjunct.resources.objects.lake import open_lake as open_lake

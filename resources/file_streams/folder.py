@@ -6,8 +6,9 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 from urllib.parse import unquote
 
@@ -39,13 +40,15 @@ from dagster_adjunct.resources.file_streams.log import (
     rule_of,
 )
 from dagster_adjunct.resources.file_streams.notifications import Notifications, check_queue_url
+from dagster_adjunct.resources.file_streams.reading import AddedColumns, FileReader, listed_file
 from dagster_adjunct.resources.file_streams.streams import FileStreams, declare_file_stream
-from dagster_adjunct.resources.files.formats import (
-    DeclaredFiles,
-    FileFormat,
-    check_format,
-    count_file_records,
+from dagster_adjunct.resources.files.columns import (
+    AS_DECLARED,
+    ColumnRules,
+    check_rules,
+    evolution_problems,
 )
+from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat, check_format
 from dagster_adjunct.resources.files.tree import (
     FileTree,
     ListedFile,
@@ -57,7 +60,6 @@ from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
-from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.streams.system import (
     build_declaration,
     check_same_declaration,
@@ -109,6 +111,10 @@ DEFAULT_RULES = FileRules()
 _DELIVERED_AGAIN = ("damaged", "empty", "set aside")
 # What may differ between the stored declaration of a stream and the one that continues it.
 _CHANGEABLE = (
+    "key",
+    "path_columns",
+    "path_column",
+    "modified_column",
     "pattern",
     "marker",
     "min_age",
@@ -118,6 +124,11 @@ _CHANGEABLE = (
     "notifications",
     "rules",
     "retention",
+    "column_rules",
+)
+_EVOLVE = (
+    "Say what became of the columns, as in column_rules=ColumnRules(renamed={…}, drop=(…)), and"
+    " keep types or widen them; or use another name for the stream."
 )
 
 
@@ -137,6 +148,7 @@ class FolderDeclaration(FileStreamDeclaration):
     days_back: Annotated[int, Field(ge=0, le=60)] = 2
     notifications: str | None = None
     rules: FileRules = DEFAULT_RULES
+    column_rules: ColumnRules = AS_DECLARED
 
     @property
     def source_url(self) -> str:
@@ -164,7 +176,8 @@ class FolderDeclaration(FileStreamDeclaration):
     def check_stored(self, stream: str, state: FileLogState) -> None:
         stored = FolderDeclaration.model_validate(state.declared)
         same = stored.model_copy(update={name: getattr(self, name) for name in _CHANGEABLE})
-        check_same_declaration(stream, same, self)
+        problems = evolution_problems(stored.columns, self.columns, self.column_rules)
+        check_same_declaration(stream, same, self, problems, _EVOLVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +188,25 @@ class FolderFeed:
     tree: FileTree
 
     @property
-    def _files(self) -> DeclaredFiles:
+    def _reader(self) -> FileReader:
         declared = self.declared
-        return DeclaredFiles(self.tree, declared.file_format, declared.file_schema, "the stream")
+        own = declared.file_schema
+        required: tuple[str, ...] = ()
+        if declared.file_format != "jsonl":  # in which fields that are null may be left out
+            required = tuple(name for name in declared.key if name in own)
+        files = DeclaredFiles(
+            self.tree,
+            declared.file_format,
+            own,
+            "the stream",
+            required=required,
+            rules=declared.column_rules,
+        )
+        others = [name for name in declared.columns.names if name not in own]
+        added = AddedColumns(
+            declared.columns.select(others), declared.path_column, declared.modified_column
+        )
+        return FileReader(files, added, partial(path_values, declared=declared))
 
     # -- admission
 
@@ -340,9 +369,9 @@ class FolderFeed:
         rules = self.declared.rules
         try:
             values = path_values(file.path, self.declared)
-            rows = 0
+            rows, form = 0, ""
             if file.size:
-                rows = count_file_records(self._files, [file])
+                rows, form = self._reader.examine(file)
         except errors.SourceChangedError:
             return None
         except errors.SchemaMismatchError as error:
@@ -354,7 +383,7 @@ class FolderFeed:
             if rules.empty == "fail":
                 raise self._admission_error(file, "empty", problem, 'empty="admit"')
             return admitted._replace(problem=f"empty: {problem}")
-        return admitted._replace(rows=rows, values=values)
+        return admitted._replace(rows=rows, values=values, form=form)
 
     def _damage_error(
         self, file: ListedFile, error: errors.SchemaMismatchError
@@ -371,18 +400,10 @@ class FolderFeed:
     # -- reading
 
     def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        file = piece.file
-        listed = ListedFile(file.path, file.size, file.etag, _time_of(file.modified))
-        for number, table in self._files.tables(listed):
-            start = max(piece.start - number, 0)
-            end = min(piece.end - number, table.num_rows)
-            if start < end:
-                records = self._with_added(table.slice(start, end - start), file)
-                yield number + start, records.select(columns)
-            # A file that is read to its end is checked there.
-            if number + table.num_rows >= piece.end and piece.end < file.rows:
-                self._check_unchanged(listed)
-                return
+        yield from self._reader.tables(piece, columns)
+        # A file that is read to its end is checked there.
+        if piece.end < piece.file.rows:
+            self._check_unchanged(listed_file(piece.file))
 
     def _check_unchanged(self, file: ListedFile) -> None:
         """Raise SourceChangedError if a file is not as it was listed."""
@@ -390,28 +411,8 @@ class FolderFeed:
         if now is None or now.etag != file.etag:
             raise source_changed_error(self.tree, file, "was replaced")
 
-    def _with_added(self, table: pa.Table, file: AdmittedFile) -> pa.Table:
-        """Return records with the columns that the file does not contain."""
-        for name, array in self._added(file).items():
-            table = table.append_column(name, pa.repeat(array[0], table.num_rows))
-        return table
-
-    def _added(self, file: AdmittedFile) -> dict[str, pa.Array]:
-        """Return the values of the columns that a file does not contain, in arrays of one."""
-        declared = self.declared
-        added = {}
-        for name in declared.path_columns:
-            text = pa.array([file.values[name]], pa.string())
-            added[name] = convert_texts(text, declared.columns.types[name])
-        if declared.path_column is not None:
-            added[declared.path_column] = pa.array([file.path], pa.string())
-        if declared.modified_column is not None:
-            at = pa.array([file.modified], pa.int64())
-            added[declared.modified_column] = at.cast(arrow_type("timestamp"))
-        return added
-
     def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
-        return None
+        return self._reader.frame(spark, pieces)
 
 
 # Parts such as "_day=2026-11-28" are columns.
@@ -470,10 +471,6 @@ class _NewFile(NamedTuple):
 def _unread(file: ListedFile) -> AdmittedFile:
     """Return a file whose records have not been counted."""
     return AdmittedFile(file.path, file.size, file.etag, to_microseconds(file.modified), 0)
-
-
-def _time_of(micros: int) -> datetime:
-    return datetime.fromtimestamp(micros / 1_000_000, UTC)
 
 
 class FolderStreams(FileStreams):
@@ -548,6 +545,7 @@ def file_stream(  # noqa: PLR0913
     notifications: str | None = None,
     rules: FileRules = DEFAULT_RULES,
     retention: FileRetention | None = None,
+    column_rules: ColumnRules = AS_DECLARED,
 ) -> str:
     """Declare the files in a folder, and below it, as a stream; return its name, "files.NAME".
 
@@ -562,7 +560,10 @@ def file_stream(  # noqa: PLR0913
     .part and the like. A file waits until it is `min_age` old, and until its `marker` is there: a
     file beside it, such as "_SUCCESS", or with its name for "*", as in "*.done". With
     `listing="after-last"`, only names after the last admitted one are listed. `rules` say what
-    becomes of files that have changed, or are damaged.
+    becomes of files that have changed, or are damaged, `column_rules` what becomes of columns that
+    are not the declared ones. Both may change later, and so may the schema: columns can be added,
+    their types widened, and, by column rules, renamed and dropped; files that were admitted before
+    are then read so too.
 
     Raises ConfigurationError or SchemaMismatchError.
     """
@@ -597,7 +598,9 @@ def file_stream(  # noqa: PLR0913
         notifications=notifications,
         rules=rules,
         retention=retention,
+        column_rules=column_rules,
     )
+    check_rules(declaration.file_schema, column_rules, what)
     check_format(declaration.file_schema, format, what)
     return declare_file_stream(SYSTEM, name, declaration)
 

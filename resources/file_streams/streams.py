@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -439,7 +440,10 @@ class FileStreams(NumberedOffsets):
         session = resolve_session(spark)
         whole = [piece for piece in pieces if piece.end - piece.start == piece.file.rows]
         others = [piece for piece in pieces if piece.end - piece.start < piece.file.rows]
-        frame = feed.frame(session, whole) if whole else None
+        frame = None
+        if whole:
+            with _as_admitted():
+                frame = feed.frame(session, whole)
         if frame is None:
             return _frame_of_tasks(session, declaration, feed, pieces)
         frame = frame.select(
@@ -558,22 +562,36 @@ def _piece_tables(feed: Feed, names: Sequence[str], piece: FilePiece) -> Iterato
     """
     wanted = piece.end - piece.start
     count = 0
-    step = (
-        "Restore the file as it was when it was admitted, or go on without its records: adjunct"
-        f" stream set-aside STREAM {shlex.quote(piece.file.path)} --reason …."
-    )
-    try:
+    with _as_admitted(piece.file.path):
         for number, table in feed.tables(piece, names):
             count += table.num_rows
             yield _with_meta(table, piece.file, number)
-    except (errors.SourceChangedError, errors.SchemaMismatchError) as error:
-        raise errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost") from error
     if count != wanted:
         problem = (
             f"{piece.file.path} has other records than when it was admitted: found {count} of the"
             f" {wanted} records from {piece.start} on."
         )
+        step = _restore_step(piece.file.path)
         raise errors.AdmittedFileError(problem, step, file=piece.file.path, rule="lost")
+
+
+def _restore_step(path: str) -> str:
+    """Return what to do about an admitted file that is not as it was."""
+    name = shlex.quote(path)
+    return (
+        "Restore the file as it was when it was admitted, or go on without its records: adjunct"
+        f" stream set-aside STREAM {name} --reason …."
+    )
+
+
+@contextmanager
+def _as_admitted(path: str = "FILE") -> Iterator[None]:
+    """Raise AdmittedFileError for a file, of this path, that is not as it was admitted."""
+    try:
+        yield
+    except (errors.SourceChangedError, errors.SchemaMismatchError) as error:
+        step = _restore_step(path)
+        raise errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost") from error
 
 
 def _read_partition(

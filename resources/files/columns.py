@@ -29,6 +29,7 @@ from dagster_adjunct.resources.schemas.types import (
     Struct,
     Type,
     find_difference,
+    parse_type,
     write_name,
 )
 from dagster_adjunct.resources.validation import validated
@@ -208,7 +209,7 @@ class DeclaredColumns:
             return _STEP
         return (
             "Deliver the files with exactly these columns, or declare"
-            f" columns=ColumnRules(…) with {', or '.join(ways)}."
+            f" column_rules=ColumnRules(…) with {', or '.join(ways)}."
         )
 
     def check_types(
@@ -237,6 +238,22 @@ class DeclaredColumns:
             raise SchemaMismatchError(
                 f"{where}: {'; '.join(wrong.values())}.", step, column=next(iter(wrong))
             )
+
+    def find_change(self, name: str, stored: Type) -> str | None:
+        """Return how a column of an earlier declaration is not continued by this one, None if it
+        is.
+        """
+        declared = self.declared_name(name, self._struct, _Place())
+        if declared is None:
+            return f"column {name!r} is neither declared, nor renamed or dropped"
+        member = self._struct.member(declared)
+        if member is None:
+            return None
+        adapted = self._adapt_type(stored, member.type, _Place().within(name, member.name))
+        found = find_difference(adapted, member.type, member.name, is_widening)
+        if found is None:
+            return None
+        return f"column {found.path!r} was {found.given}, and is declared {found.declared}"
 
     def _adapt_type(self, given: Type, declared: Type, place: _Place) -> Type:
         """Return a type of a file with the declared names, without what is left out of it."""
@@ -408,6 +425,19 @@ def check_rules(schema: Schema, rules: ColumnRules, what: str) -> None:
                 f"Remove {path} from the schema, or from the column rules.",
                 column=path,
             )
+
+
+def evolution_problems(stored: Schema, declared: Schema, rules: ColumnRules) -> list[str]:
+    """Return which columns of a stream's stored schema the declared one does not continue, and
+    why.
+    """
+    columns = DeclaredColumns(declared, rules)
+    problems = []
+    for field in stored.fields:
+        found = columns.find_change(field.name, parse_type(field.type))
+        if found is not None:
+            problems.append(found)
+    return problems
 
 
 def _has(columns: DeclaredColumns, path: str) -> bool:

@@ -48,6 +48,7 @@ from dagster_adjunct.resources.files.json_values import (
     parsed_type,
 )
 from dagster_adjunct.resources.files.opened import open_decompressed, unreadable_file_error
+from dagster_adjunct.resources.files.spark_forms import find_spark_form
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import (
@@ -238,6 +239,8 @@ def _with_missing(found: dict[str, Any], rows: int, wanted: Schema) -> pa.Table:
     """Return the columns that were found as a table with the wanted ones, null where missing."""
     schema = wanted.to_arrow()
     columns = [found.get(field.name, pa.nulls(rows, field.type)) for field in schema]
+    if not columns:
+        return pa.table({"": pa.nulls(rows)}).select([])
     return pa.table(columns, schema=schema)
 
 
@@ -414,13 +417,14 @@ class DeclaredFiles:
         ):
             for number, whole in tables:
                 first = max(start, number)
-                table = whole.slice(first - number, max(0, end - first))
+                last = min(end, number + whole.num_rows)
+                table = whole.slice(first - number, max(0, last - first))
                 if (found := first_unreadable(table)) is not None:
                     at = record_place(self.format, first, found.row)
                     raise found.error(self.place(file), at.text, **at.fields)
-                if first < number + whole.num_rows:
+                if first < last:
                     yield first, table
-                if number + whole.num_rows >= end:
+                if last == end:
                     return
 
     @contextmanager
@@ -471,6 +475,13 @@ class DeclaredFiles:
     def _row(self, first: int, row: int) -> RowPlace:
         return record_place(self.format, first, row)
 
+    def examine_parquet(self, file: ListedFile) -> tuple[int, str]:
+        """Return the number of records in a Parquet file, and its form (`find_spark_form`)."""
+        with self.locating_errors(file):
+            opened = open_parquet(self.tree, file, self.columns, self.place(file))
+            form = find_spark_form(opened.file, opened.columns, self.schema)
+            return int(opened.file.metadata.num_rows), form
+
     def count(self, file: ListedFile) -> int:
         """Return the number of records in a file: from the footer of Parquet, or the heads of
         blocks of Avro, or by reading other files.
@@ -488,6 +499,8 @@ def _fit(
     table: pa.Table, columns: DeclaredColumns, wanted: Schema, where: str, place: Any
 ) -> pa.Table:
     """Return records with a file's names and types as records with the declared ones."""
+    if not wanted.fields:
+        return table.select([])
     return fit_to_schema(columns.conform(table, wanted), wanted, where, place)
 
 

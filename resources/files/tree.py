@@ -83,6 +83,9 @@ class FileTree(Protocol):
     def on_disk(self, file: ListedFile) -> contextlib.AbstractContextManager[Path]:
         """Provide the file under a local path within the context."""
 
+    def check(self, file: ListedFile) -> None:
+        """Raise SourceChangedError if the file is not as it was listed, without reading it."""
+
     def absence(self) -> str:
         """Return why there are no files: that the folder does not exist, "" if it does."""
 
@@ -202,13 +205,12 @@ class LocalTree:
 
     @contextlib.contextmanager
     def on_disk(self, file: ListedFile) -> Iterator[Path]:
-        path = Path(self.root) / file.path
-        self._check(path, file)
+        self.check(file)
         try:
-            yield path
+            yield Path(self.root) / file.path
         finally:
             # Also after an error: a file that looks damaged may have been overwritten.
-            self._check(path, file)
+            self.check(file)
 
     def absence(self) -> str:
         root = Path(self.root)
@@ -249,8 +251,8 @@ class LocalTree:
                 error, error.filename or self.url, f"files in {self.url}"
             ) from error
 
-    def _check(self, path: Path, file: ListedFile) -> None:
-        """Raise SourceChangedError if the file at this path is not the listed one."""
+    def check(self, file: ListedFile) -> None:
+        path = Path(self.root) / file.path
         try:
             with self._translate(path):
                 now = _listed_local_file(file.path, path.stat())
@@ -338,6 +340,19 @@ class S3Tree:
 
                 self._get(file, save)
             yield path
+
+    def check(self, file: ListedFile) -> None:
+        def request() -> str:
+            return self._client().head_object(Bucket=self.bucket, Key=self.prefix + file.path)[
+                "ETag"
+            ]
+
+        try:
+            etag = self._ask("HEAD", file.path, request).strip('"')
+        except errors.ObjectNotFoundError:
+            raise source_changed_error(self, file, "is gone") from None
+        if etag != file.etag:
+            raise source_changed_error(self, file, "was replaced")
 
     def absence(self) -> str:
         from dagster_adjunct.resources.objects.s3_store import list_objects

@@ -1,0 +1,145 @@
+"""Reads the admitted files of a folder: their records, with the columns that files do not contain.
+
+Records of text files that this process has just counted are kept in memory, up to a limit, for the
+read that follows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cachetools import LRUCache
+
+from dagster_adjunct.resources.file_streams.feed import FilePiece
+from dagster_adjunct.resources.file_streams.log import AdmittedFile
+from dagster_adjunct.resources.file_streams.parquet_frame import read_whole_files
+from dagster_adjunct.resources.files.formats import DeclaredFiles
+from dagster_adjunct.resources.files.spark_forms import spark_form
+from dagster_adjunct.resources.files.tree import ListedFile
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.texts import convert_texts
+from dagster_adjunct.resources.schemas.types import arrow_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_MOST_KEPT = 128 * 1024 * 1024
+_MOST_OF_A_FILE = 32 * 1024 * 1024
+
+_Tables = tuple[tuple[int, "pa.Table"], ...]
+
+
+def _size(tables: _Tables) -> int:
+    size: int = sum(table.nbytes for _, table in tables)
+    return size + 1
+
+
+# By declaration, path and ETag: the records of files that this process has counted.
+_counted: LRUCache[tuple[str, ...], _Tables] = LRUCache(_MOST_KEPT, getsizeof=_size)
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class AddedColumns:
+    """The columns of a stream that files do not contain, by name: `parts` of the path, the path
+    itself, and the time when the file was modified.
+    """
+
+    schema: Schema
+    path: str | None = None
+    modified: str | None = None
+
+    def of(self, file: AdmittedFile, parts: dict[str, str | None]) -> dict[str, pa.Array]:
+        """Return the values of a file's records, in arrays of one. `parts` are the texts of the
+        other columns.
+        """
+        added = {}
+        for field in self.schema.fields:
+            if field.name == self.path:
+                added[field.name] = pa.array([file.path], pa.string())
+            elif field.name == self.modified:
+                at = pa.array([file.modified], pa.int64())
+                added[field.name] = at.cast(arrow_type("timestamp"))
+            else:
+                text = pa.array([parts[field.name]], pa.string())
+                added[field.name] = convert_texts(text, field.type)
+        return added
+
+
+@dataclass(frozen=True, slots=True)
+class FileReader:
+    """Reads admitted files. `parts_of` returns the values of columns that are parts of a path."""
+
+    files: DeclaredFiles
+    added: AddedColumns
+    parts_of: Callable[[str], dict[str, str | None]]
+
+    def examine(self, file: ListedFile) -> tuple[int, str]:
+        """Return the number of records in a file, and the form of a file that Spark's own reader
+        reads like this one, else "". Raises SchemaMismatchError and SourceChangedError.
+        """
+        if self.files.format == "parquet":
+            return self.files.examine_parquet(file)
+        if self.files.format == "avro":
+            return self.files.count(file), ""
+        rows = size = 0
+        kept = []
+        for number, table in self.files.tables(file):
+            rows += table.num_rows
+            size += table.nbytes
+            kept.append((number, table))
+            if size > _MOST_OF_A_FILE:
+                kept.clear()
+        if size <= _MOST_OF_A_FILE:
+            with _lock:
+                _counted[self._key(file)] = tuple(kept)
+        return rows, ""
+
+    def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the records of a piece as `Feed.tables` does."""
+        own = [name for name in columns if name in self.files.schema]
+        added = self._added(piece.file)
+        for number, table in self._own_tables(piece, own):
+            for name in columns:
+                if name in added:
+                    values = pa.repeat(added[name][0], table.num_rows)
+                    table = table.append_column(name, values)  # noqa: PLW2901 - one more column
+            yield number, table.select(columns)
+
+    def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
+        """Return the records of whole files as `Feed.frame` does."""
+        form = spark_form(self.files.schema)
+        files = [piece.file for piece in pieces]
+        if self.files.format != "parquet" or any(file.form != form for file in files):
+            return None
+        return read_whole_files(spark, self.files, files, list(map(self._added, files)))
+
+    def _own_tables(self, piece: FilePiece, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        file = listed_file(piece.file)
+        with _lock:
+            counted = _counted.get(self._key(file))
+        if counted is None:
+            yield from self.files.tables(file, rows=(piece.start, piece.end), names=names)
+            return
+        for number, table in counted:
+            first = max(number, piece.start)
+            count = min(number + table.num_rows, piece.end) - first
+            if count > 0:
+                yield first, table.slice(first - number, count).select(names)
+
+    def _added(self, file: AdmittedFile) -> dict[str, pa.Array]:
+        return self.added.of(file, self.parts_of(file.path))
+
+    def _key(self, file: ListedFile) -> tuple[str, ...]:
+        files = self.files
+        rules = "" if files.rules is None else files.rules.model_dump_json()
+        return (files.tree.url, file.path, file.etag, files.format, files.schema.ddl(), rules)
+
+
+def listed_file(file: AdmittedFile) -> ListedFile:
+    """Return an admitted file as it was listed."""
+    return ListedFile(file.path, file.size, file.etag, file.modified_at)
