@@ -40,7 +40,12 @@ from dagster_adjunct.resources.file_streams.log import (
     rule_of,
 )
 from dagster_adjunct.resources.file_streams.notifications import Notifications, check_queue_url
-from dagster_adjunct.resources.file_streams.reading import AddedColumns, FileReader, listed_file
+from dagster_adjunct.resources.file_streams.reading import (
+    AddedColumns,
+    FileReader,
+    check_unchanged,
+    listed_file,
+)
 from dagster_adjunct.resources.file_streams.streams import FileStreams, declare_file_stream
 from dagster_adjunct.resources.files.columns import (
     AS_DECLARED,
@@ -49,13 +54,7 @@ from dagster_adjunct.resources.files.columns import (
     evolution_problems,
 )
 from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat, check_format
-from dagster_adjunct.resources.files.tree import (
-    FileTree,
-    ListedFile,
-    check_folder_url,
-    open_tree,
-    source_changed_error,
-)
+from dagster_adjunct.resources.files.tree import FileTree, ListedFile, check_folder_url, open_tree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -403,13 +402,7 @@ class FolderFeed:
         yield from self._reader.tables(piece, columns)
         # A file that is read to its end is checked there.
         if piece.end < piece.file.rows:
-            self._check_unchanged(listed_file(piece.file))
-
-    def _check_unchanged(self, file: ListedFile) -> None:
-        """Raise SourceChangedError if a file is not as it was listed."""
-        now = self.tree.find(file.path)
-        if now is None or now.etag != file.etag:
-            raise source_changed_error(self.tree, file, "was replaced")
+            check_unchanged(self.tree, listed_file(piece.file))
 
     def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
         return self._reader.frame(spark, pieces)
