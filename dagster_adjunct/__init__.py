@@ -48,6 +48,7 @@ _NAMES = {  # what is imported below for type checkers; tests compare the two
     "dagster_adjunct.resources.file_streams.folder": ("FileRules", "file_stream"),
     "dagster_adjunct.resources.files.columns": ("ColumnRules",),
     "dagster_adjunct.resources.file_streams.log": ("FileRetention",),
+    "dagster_adjunct.resources.files.columns": ("ColumnRules",),
     "dagster_adjunct.resources.objects.lake": ("Lake", "LakeSettings", "open_lake"),
     "dagster_adjunct.resources.schemas.schema": ("Field", "Schema"),
     "dagster_adjunct.resources.spark.in_process": ("IN_PROCESS",),

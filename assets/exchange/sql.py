@@ -27,6 +27,7 @@ from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     StreamNotFoundError,
 )
+from dagster_adjunct.resources.file_streams.overview import is_of_files
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -201,6 +202,13 @@ def _stream_not_found_error(lake: Lake, name: str) -> StreamNotFoundError:
     problem = (
         f"the query names {name!r}, which is no stream of the lake: it has {_listed(streams)}."
     )
+    if is_of_files(name):
+        return StreamNotFoundError(
+            problem,
+            f"Export the stream of files, and query that file: adjunct stream export {name} --to"
+            " FILE.parquet.",
+            stream=name,
+        )
     if not name.startswith(f"{LAKE}."):
         return StreamNotFoundError(
             problem,

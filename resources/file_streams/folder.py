@@ -40,7 +40,12 @@ from dagster_adjunct.resources.file_streams.log import (
     rule_of,
 )
 from dagster_adjunct.resources.file_streams.notifications import Notifications, check_queue_url
-from dagster_adjunct.resources.file_streams.reading import AddedColumns, FileReader
+from dagster_adjunct.resources.file_streams.reading import (
+    AddedColumns,
+    FileReader,
+    check_unchanged,
+    listed_file,
+)
 from dagster_adjunct.resources.file_streams.streams import FileStreams, declare_file_stream
 from dagster_adjunct.resources.files.columns import (
     AS_DECLARED,
@@ -363,8 +368,7 @@ class FolderFeed:
         rules = self.declared.rules
         try:
             values = path_values(file.path, self.declared)
-            rows = 0
-            form = ""
+            rows, form = 0, ""
             if file.size:
                 rows, form = self._reader.examine(file)
         except errors.SourceChangedError:
@@ -395,7 +399,10 @@ class FolderFeed:
     # -- reading
 
     def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        return self._reader.tables(piece, columns)
+        yield from self._reader.tables(piece, columns)
+        # A file that is read to its end is checked there.
+        if piece.end < piece.file.rows:
+            check_unchanged(self.tree, listed_file(piece.file))
 
     def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
         return self._reader.frame(spark, pieces)

@@ -41,12 +41,13 @@ _SMALL = 1024 * 1024
 _THREADS = 16
 _S3A = "spark.hadoop.fs.s3a."
 _OPTIONS = {
-    "__globPaths__": "false",  # names may contain *
     "datetimeRebaseMode": "CORRECTED",
     "int96RebaseMode": "CORRECTED",
     "recursiveFileLookup": "false",
     "mergeSchema": "false",
 }
+# Hadoop rejects colons, and Spark takes the others for patterns.
+_SPECIAL = ":*?[]{}\\"
 _STEP = "Restore the file as it was when it was admitted, and run it again."
 
 
@@ -64,7 +65,7 @@ def read_whole_files(
     many_small = len(files) > _FILES_OF_A_SCAN and sum(f.size for f in files) < _SMALL * len(files)
     if many_small or not _is_reachable(spark, declared.tree):
         return None
-    if not all(_is_plain_path(file.path) for file in files):
+    if not all(_is_plain(spark_url(declared.tree, file.path)) for file in files):
         return None
     frames = []
     for start in range(0, len(files), _FILES_OF_A_SCAN):
@@ -241,7 +242,7 @@ def _checks(
     pairs = []
     for url, file in urls.items():
         pairs += [F.lit(url), F.lit(f"{file.size} {file.modified // 1000}")]
-    scan = spark.read.format("binaryFile").options(__globPaths__="false").load(list(urls))
+    scan = spark.read.format("binaryFile").load(list(urls))
     path = F.regexp_replace("path", "^file:/+", "file:///")
     found = F.concat_ws(" ", "length", F.unix_millis("modificationTime"))
     problem = F.concat(path, F.lit(" has changed since it was admitted."))
@@ -270,12 +271,13 @@ def _normal_url(uri: str) -> str:
     return text
 
 
-def _is_plain_path(path: str) -> bool:
-    """Whether Hadoop, and so Spark, leaves a path as it is."""
+def _is_plain(url: str) -> bool:
+    """Whether Spark reads a URL as it is."""
+    path = url.partition("://")[2].lstrip("/")
     parts = path.split("/")
     if any(part in ("", ".", "..") or part != part.strip() for part in parts):
         return False
-    return ":" not in path and path.isprintable()
+    return path.isprintable() and not {*path} & {*_SPECIAL}
 
 
 def _is_reachable(spark: SparkSession, tree: FileTree) -> bool:

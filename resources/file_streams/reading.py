@@ -18,7 +18,7 @@ from dagster_adjunct.resources.file_streams.log import AdmittedFile
 from dagster_adjunct.resources.file_streams.parquet_frame import read_whole_files
 from dagster_adjunct.resources.files.formats import DeclaredFiles
 from dagster_adjunct.resources.files.spark_forms import spark_form
-from dagster_adjunct.resources.files.tree import ListedFile
+from dagster_adjunct.resources.files.tree import FileTree, ListedFile, source_changed_error
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.texts import convert_texts
@@ -130,6 +130,7 @@ class FileReader:
             count = min(number + table.num_rows, piece.end) - first
             if count > 0:
                 yield first, table.slice(first - number, count).select(names)
+        check_unchanged(self.files.tree, file)
 
     def _added(self, file: AdmittedFile) -> dict[str, pa.Array]:
         return self.added.of(file, self.parts_of(file.path))
@@ -138,6 +139,15 @@ class FileReader:
         files = self.files
         rules = "" if files.rules is None else files.rules.model_dump_json()
         return (files.tree.url, file.path, file.etag, files.format, files.schema.ddl(), rules)
+
+
+def check_unchanged(tree: FileTree, file: ListedFile) -> None:
+    """Raise SourceChangedError if a file is not as it was listed."""
+    now = tree.find(file.path)
+    if now is None:
+        raise source_changed_error(tree, file, "is gone")
+    if now.etag != file.etag:
+        raise source_changed_error(tree, file, "was replaced")
 
 
 def listed_file(file: AdmittedFile) -> ListedFile:

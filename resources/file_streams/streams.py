@@ -442,7 +442,7 @@ class FileStreams(NumberedOffsets):
         others = [piece for piece in pieces if piece.end - piece.start < piece.file.rows]
         frame = None
         if whole:
-            with _as_admitted("FILE"):
+            with _as_admitted():
                 frame = feed.frame(session, whole)
         if frame is None:
             return _frame_of_tasks(session, declaration, feed, pieces)
@@ -571,25 +571,26 @@ def _piece_tables(feed: Feed, names: Sequence[str], piece: FilePiece) -> Iterato
             f"{piece.file.path} has other records than when it was admitted: found {count} of the"
             f" {wanted} records from {piece.start} on."
         )
-        step = _go_on_without(piece.file.path)
+        step = _restore_step(piece.file.path)
         raise errors.AdmittedFileError(problem, step, file=piece.file.path, rule="lost")
 
 
-def _go_on_without(path: str) -> str:
-    """Return the next step for a file that is not as it was when it was admitted."""
+def _restore_step(path: str) -> str:
+    """Return what to do about an admitted file that is not as it was."""
+    name = shlex.quote(path)
     return (
         "Restore the file as it was when it was admitted, or go on without its records: adjunct"
-        f" stream set-aside STREAM {shlex.quote(path)} --reason …."
+        f" stream set-aside STREAM {name} --reason …."
     )
 
 
 @contextmanager
-def _as_admitted(path: str) -> Iterator[None]:
-    """Raise AdmittedFileError for a file that is not as it was when it was admitted."""
+def _as_admitted(path: str = "FILE") -> Iterator[None]:
+    """Raise AdmittedFileError for a file, of this path, that is not as it was admitted."""
     try:
         yield
     except (errors.SourceChangedError, errors.SchemaMismatchError) as error:
-        step = _go_on_without(path)
+        step = _restore_step(path)
         raise errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost") from error
 
 

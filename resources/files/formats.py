@@ -58,7 +58,7 @@ from dagster_adjunct.resources.objects.arrow_files import (
 )
 from dagster_adjunct.resources.schemas.arrow_values import cast_table
 from dagster_adjunct.resources.schemas.paths import missing_part, nest_value, read_values
-from dagster_adjunct.resources.schemas.records import RowPlace, fit_to_schema
+from dagster_adjunct.resources.schemas.records import RowPlace, cast_column
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
 from dagster_adjunct.resources.schemas.types import (
@@ -501,7 +501,15 @@ def _fit(
     """Return records with a file's names and types as records with the declared ones."""
     if not wanted.fields:
         return table.select([])
-    return fit_to_schema(columns.conform(table, wanted), wanted, where, place)
+    found = columns.conform(table, wanted)
+    arrays = []
+    for field in wanted.fields:
+        column = found.column(field.name)
+        sensitive = field.sensitive
+        arrays.append(
+            cast_column(column, field.name, field.type, where, place, sensitive=sensitive)
+        )
+    return pa.table(arrays, schema=wanted.to_arrow())
 
 
 _JSON_BLOCK = 8 * 1024 * 1024

@@ -5,6 +5,7 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import assert_type
 
 from dagster import Definitions
@@ -14,7 +15,10 @@ from dagster_adjunct import (
     AdvanceReport,
     Application,
     ApplicationState,
+    ColumnRules,
     DiscardPolicy,
+    FileRetention,
+    FileRules,
     Lake,
     LakeResource,
     LakeStreams,
@@ -29,6 +33,7 @@ from dagster_adjunct import (
     application_state,
     bounded_dataset,
     build_definitions,
+    file_stream,
     open_lake,
     run_application,
     session_scope,
@@ -46,6 +51,19 @@ assert_type(lake, Lake)
 streams = LakeStreams(lake)
 streams.create("orders", schema=Schema.of(item="string", amount="int"), key=["item"], partitions=2)
 assert_type(streams.partitions("orders"), list[SystemStreamPartition])
+
+clicks = file_stream(
+    "clicks",
+    "s3://landing/clicks",
+    format="jsonl",
+    schema="user string, page string",
+    key=["user"],
+    min_age=timedelta(minutes=1),
+    rules=FileRules(changed="append", damaged="set-aside"),
+    column_rules=ColumnRules(missing="null", renamed={"site": "page"}),
+    retention=FileRetention(max_age=timedelta(days=7)),
+)
+assert_type(clicks, str)
 
 items = bounded_dataset(
     "items", input="lake.items", key="item", partitions=2, discard=DiscardPolicy(keep=5)

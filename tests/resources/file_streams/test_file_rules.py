@@ -201,19 +201,19 @@ def test_lost_files_are_left_out_where_that_is_declared(either: Landing, lake: L
 def test_a_file_that_changes_while_it_is_examined_is_admitted_by_the_next_look(
     landing: LocalLanding, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dagster_adjunct.resources.file_streams import folder
+    from dagster_adjunct.resources.file_streams.reading import FileReader
 
     system = clicks(landing, lake, listing="after-last")
     for number, name in enumerate("abc"):
         landing.put(name, lines(number))
-    count = folder.count_file_records
+    examine = FileReader.examine
     meanwhile = {"a": lambda: landing.delete("a"), "b": lambda: landing.put("b", lines(7, 8))}
 
-    def counted(declared: Any, files: Any) -> int:
-        meanwhile.pop(files[0].path, lambda: None)()
-        return count(declared, files)
+    def examined(reader: Any, file: Any) -> tuple[int, str]:
+        meanwhile.pop(file.path, lambda: None)()
+        return examine(reader, file)
 
-    monkeypatch.setattr(folder, "count_file_records", counted)
+    monkeypatch.setattr(FileReader, "examine", examined)
     assert look(system) == [2]
     assert look(system) == [2, 7, 8]
     landing.put("a", lines(9))
