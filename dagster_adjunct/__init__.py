@@ -45,8 +45,9 @@ _NAMES = {  # what is imported below for type checkers; tests compare the two
     "dagster_adjunct.orchestration.planner.planner": ("plan_application", "systems_for"),
     "dagster_adjunct.orchestration.step.progress": ("StepEvent", "StepReport"),
     "dagster_adjunct.orchestration.step.run": ("RunReport", "run_application"),
+    "dagster_adjunct.resources.file_streams.delta": ("delta_stream",),
     "dagster_adjunct.resources.file_streams.folder": ("FileRules", "file_stream"),
-    "dagster_adjunct.resources.files.columns": ("ColumnRules",),
+    "dagster_adjunct.resources.file_streams.iceberg": ("iceberg_stream",),
     "dagster_adjunct.resources.file_streams.log": ("FileRetention",),
     "dagster_adjunct.resources.files.columns": ("ColumnRules",),
     "dagster_adjunct.resources.objects.lake": ("Lake", "LakeSettings", "open_lake"),
@@ -106,8 +107,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.progress import StepReport as StepReport
     from dagster_adjunct.orchestration.step.run import RunReport as RunReport
     from dagster_adjunct.orchestration.step.run import run_application as run_application
+    from dagster_adjunct.resources.file_streams.delta import delta_stream as delta_stream
     from dagster_adjunct.resources.file_streams.folder import FileRules as FileRules
     from dagster_adjunct.resources.file_streams.folder import file_stream as file_stream
+    from dagster_adjunct.resources.file_streams.iceberg import iceberg_stream as iceberg_stream
     from dagster_adjunct.resources.file_streams.log import FileRetention as FileRetention
     from dagster_adjunct.resources.files.columns import ColumnRules as ColumnRules
     from dagster_adjunct.resources.objects.lake import Lake as Lake

@@ -44,7 +44,9 @@ from dagster_adjunct.orchestration.application.graph import (
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions
+from dagster_adjunct.resources.file_streams.delta import delta_stream
 from dagster_adjunct.resources.file_streams.folder import file_stream
+from dagster_adjunct.resources.file_streams.iceberg import iceberg_stream
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import type_hints
@@ -469,6 +471,8 @@ ApplicationForm = _model(
     steps=(list[Step], ...),
 )
 FileStreamForm = _model("FileStream", file_stream, without=("name",))
+IcebergStreamForm = _model("IcebergStream", iceberg_stream, without=("name",))
+DeltaStreamForm = _model("DeltaStream", delta_stream, without=("name",))
 BoundedForm = _model("BoundedDataset", bounded_dataset, without=("name",))
 UnboundedForm = _model("UnboundedDataset", unbounded_dataset, without=("name",))
 _STORE = "Both read_function and write_function, such as {PostgresTable: {...}}."
@@ -489,6 +493,14 @@ Attributes = _model(
     file_streams=(
         dict[str, FileStreamForm],  # type: ignore[valid-type]
         Field({}, description="Streams of files by name: clicks is the stream files.clicks."),
+    ),
+    iceberg_streams=(
+        dict[str, IcebergStreamForm],  # type: ignore[valid-type]
+        Field({}, description="Iceberg tables by name: events is the stream iceberg.events."),
+    ),
+    delta_streams=(
+        dict[str, DeltaStreamForm],  # type: ignore[valid-type]
+        Field({}, description="Delta tables by name: orders is the stream delta.orders."),
     ),
     bounded_datasets=(dict[str, _by_shape(BoundedForm)], {}),  # type: ignore[misc]
     unbounded_datasets=(dict[str, _by_shape(UnboundedForm)], {}),  # type: ignore[misc]

@@ -71,7 +71,9 @@ from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
 )
+from dagster_adjunct.resources.file_streams.delta import delta_stream
 from dagster_adjunct.resources.file_streams.folder import file_stream
+from dagster_adjunct.resources.file_streams.iceberg import iceberg_stream
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import check_store_url, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -125,8 +127,13 @@ class Translation:
         self.check_options(given)
         for name, arguments in given.get("kafka", {}).items():
             self.cluster(name, arguments, (*place, "kafka", name))
-        for name, arguments in given.get("file_streams", {}).items():
-            self.call(file_stream, arguments, (*place, "file_streams", name), name)
+        for section, declare in (
+            ("file_streams", file_stream),
+            ("iceberg_streams", iceberg_stream),
+            ("delta_streams", delta_stream),
+        ):
+            for name, arguments in given.get(section, {}).items():
+                self.call(declare, arguments, (*place, section, name), name)
         for section, function in (
             ("bounded_datasets", bounded_dataset),
             ("unbounded_datasets", unbounded_dataset),

@@ -17,7 +17,7 @@ from cachetools import TTLCache, cached
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.file_streams.feed import FilePiece, Found, KnownFiles
-from dagster_adjunct.resources.file_streams.log import AdmittedFile
+from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileRetention
 from dagster_adjunct.resources.file_streams.streams import declare_file_stream
 from dagster_adjunct.resources.file_streams.table_columns import (
     ARRAY,
@@ -89,6 +89,10 @@ class DeltaDeclaration(TableDeclaration):
 
     source: str
 
+    @property
+    def source_url(self) -> str:
+        return self.source
+
     def feed(self, lake: Lake) -> DeltaFeed:
         return DeltaFeed(self)
 
@@ -136,6 +140,9 @@ class DeltaFeed:
     def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
         return None
 
+    def has_file(self, path: str) -> bool:
+        return _open_files(os.getpid(), self.declared.source).exists(path)
+
 
 # -- the table
 
@@ -152,6 +159,10 @@ class _Files(NamedTuple):
     def read(self, path: str) -> bytes:
         with self.system.open_input_stream(f"{self.root}/{path}") as source:
             return bytes(source.read())
+
+    def exists(self, path: str) -> bool:
+        found = self.system.get_file_info(f"{self.root}/{path}")
+        return bool(found.is_file)
 
     def names(self, folder: str) -> list[str]:
         from pyarrow import fs
@@ -503,6 +514,7 @@ def delta_stream(
     key: Sequence[str] = (),
     start: Start = "current",
     on_delete: OnDelete = "fail",
+    retention: FileRetention | None = None,
 ) -> str:
     """Declare a Delta table to which rows are added as a stream; return its name, "delta.NAME".
 
@@ -518,7 +530,8 @@ def delta_stream(
     `schema` has the columns to read, by default all that the table has when this is called. With
     column mapping they stay what they are when the table renames them; where a file does not have
     them, they are null. They may be declared wider than the table's. `key` are the columns by which
-    records belong together.
+    records belong together. `retention` says how long the stream keeps its records; the table keeps
+    its own.
 
     Raises ConfigurationError or SchemaMismatchError, and without `schema` what opening the table
     raises.
@@ -539,6 +552,7 @@ def delta_stream(
         source=url,
         start=start,
         on_delete=on_delete,
+        retention=retention,
     )
     return declare_file_stream(SYSTEM, name, declaration)
 

@@ -14,7 +14,7 @@ from cachetools import TTLCache, cached
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.file_streams.feed import FilePiece, Found, KnownFiles
-from dagster_adjunct.resources.file_streams.log import AdmittedFile
+from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileRetention
 from dagster_adjunct.resources.file_streams.streams import declare_file_stream
 from dagster_adjunct.resources.file_streams.table_columns import (
     ARRAY,
@@ -86,6 +86,10 @@ class IcebergDeclaration(TableDeclaration):
 
     source: IcebergName
 
+    @property
+    def source_url(self) -> str:
+        return f"{self.source.catalog}/{self.source.identifier}"
+
     def feed(self, lake: Lake) -> IcebergFeed:
         return IcebergFeed(self)
 
@@ -148,6 +152,10 @@ class IcebergFeed:
 
     def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
         return None
+
+    def has_file(self, path: str) -> bool:
+        reader = _open_reader(os.getpid(), self.declared.table, self.declared.source)
+        return bool(reader.io.new_input(path).exists())
 
 
 class _Look(NamedTuple):
@@ -477,6 +485,7 @@ def iceberg_stream(
     key: Sequence[str] = (),
     start: Start = "current",
     on_delete: OnDelete = "fail",
+    retention: FileRetention | None = None,
 ) -> str:
     """Declare an Iceberg table to which rows are added as a stream; return its name,
     "iceberg.NAME".
@@ -492,7 +501,8 @@ def iceberg_stream(
     `schema` has the columns to read, by default all that the table has when this is called. They
     are found by their field ids, so they stay what they are when the table renames them; where a
     file does not have them, they are null. They may be declared wider than the table's. `key` are
-    the columns by which records belong together.
+    the columns by which records belong together. `retention` says how long the stream keeps its
+    records; the table keeps its own.
 
     Raises ConfigurationError or SchemaMismatchError, and without `schema` what opening the table
     raises.
@@ -511,6 +521,7 @@ def iceberg_stream(
         source=source,
         start=start,
         on_delete=on_delete,
+        retention=retention,
     )
     return declare_file_stream(SYSTEM, name, declaration)
 

@@ -28,12 +28,14 @@ from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
 from dagster_adjunct.resources.streams.system import check_same_declaration
+from dagster_adjunct.resources.threads import map_in_threads
 
 if TYPE_CHECKING:
     pass
 
 OnDelete = Literal["fail", "ignore"]
 Start = Literal["current", "oldest"]
+_THREADS = 16
 _SET_ASIDE = "Go on without its records: adjunct stream set-aside STREAM FILE --reason …."
 _PLACE = "__place"  # gives records of files that have no columns their number
 _NEW_STREAM = "Read the table as another stream: declare it under another name."
@@ -91,6 +93,17 @@ class TableStreams(FileStreams):
         if cursor is None:
             return declaration
         return declaration.model_copy(update={"located": cursor.columns, "table": cursor.table})
+
+    def find_lost(
+        self, stream: str, files: Sequence[AdmittedFile]
+    ) -> list[tuple[AdmittedFile, str]]:
+        feed: Any = self.declaration(stream).feed(self.lake)
+        there = map_in_threads(feed.has_file, [file.path for file in files], _THREADS)
+        return [
+            (file, "it is gone")
+            for file, is_there in zip(files, there, strict=True)
+            if not is_there
+        ]
 
 
 def skipped(what: str, origin: str, time: int, reason: str) -> AdmittedFile:
