@@ -288,6 +288,34 @@ def _find_updating_windows(app: Application, operator: Operator) -> list[str]:
     return sorted(updating)
 
 
+def check_replaced_rows(app: Application) -> None:
+    """Raise PlanningError for records without positions in one input stream that are sent to an
+    output table in which results replace earlier ones.
+    """
+    made_of: dict[str, frozenset[str]] = {}
+    for operator in app.operators:
+        spec = operator.spec
+        streams = frozenset[str]().union(*map(made_of.__getitem__, operator.inputs))
+        if spec.reads is not None:
+            streams = frozenset({spec.reads})
+        elif spec.assigns_positions:
+            streams |= {operator.id}
+        made_of[operator.id] = streams
+        table = app.output_tables.get(spec.writes or "")
+        if table is None or table.on_replay != "replace" or len(streams) == 1:
+            continue
+        problem = (
+            f'{operator.id}: output table {table.name} has on_replay="replace", and its records are'
+            f" made of {' and '.join(sorted(streams))}: they have no positions in one input by which"
+            " they could be replaced."
+        )
+        step = (
+            'Declare the table with on_replay="append", or send what is made of each input to a'
+            " table of its own."
+        )
+        raise PlanningError(problem, step, operator=operator.id)
+
+
 def name_writers(app: Application, writer: str) -> dict[str, str]:
     """Return the name under which the table stores the marks of each send to a remote table, by
     operator id.

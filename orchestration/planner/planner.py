@@ -297,6 +297,7 @@ def _draft_plan(
         check_budgets(list_budgets(app.tables.values()))
     check_datasets(app, catalog)
     notes.check_state_names(app)
+    notes.check_replaced_rows(app)
     notes.check_expectations(app)
     groups = partition_counts.find_join_groups(app, needs, flows)
     default, default_from = partition_counts.default_count(app, catalog)

@@ -11,7 +11,6 @@ import json
 import re
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,7 @@ from dagster_adjunct.resources.output_tables.batches import (
     replaced_sql,
     same_batch,
 )
-from dagster_adjunct.resources.output_tables.iceberg_files import DataFiles
+from dagster_adjunct.resources.output_tables.iceberg_files import DataFiles, rewrite_without
 from dagster_adjunct.resources.schemas.column_changes import Evolution
 from dagster_adjunct.resources.schemas.paths import split_path
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema
@@ -41,6 +40,8 @@ from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.manifest import DataFile
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema as IcebergSchema
     from pyiceberg.table import Table, Transaction
@@ -224,6 +225,7 @@ class _Commit:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         batch = self.batch
+        clock = to_microseconds(batch.clock)
         transaction = _watch(table, self._look_again).transaction()
         evolved = batch.columns.evolve(readable_schema(table.schema().as_arrow()), self.name)
         _change_columns(transaction, batch.columns, evolved)
@@ -232,45 +234,57 @@ class _Commit:
         written = DataFiles(table.io, metadata)
         for part in fitted_parts(batch, columns, self.name):
             written.write(part)
-        removed = self._find_replaced(transaction)
-        result = CommittedBatch(
-            batch.number, to_microseconds(batch.clock), self.commit, written.rows
-        )
-        if not written.files and removed is None:
+        result = CommittedBatch(batch.number, clock, self.commit, written.rows)
+        condition = self._find_replaced(transaction)
+        removed: list[DataFile] = []
+        if condition is not None:
+            tasks = list(table.scan(row_filter=condition).plan_files())
+            removed = rewrite_without(tasks, batch.replaces, written, self.name)
+        if not written.files and not removed:
             return result
         summary = dict(zip(_SUMMARY, (batch.producer, str(batch.number), self.commit), strict=True))
         transaction.set_properties({PRODUCER + batch.producer: _to_json(result)})
         batch.before_commit()
-        if removed is not None:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Delete operation did not match any records")
-                transaction.delete(removed, summary)
-        if written.files:
-            with transaction.update_snapshot(snapshot_properties=summary).fast_append() as append:
-                for file in written.files:
-                    append.append_data_file(file)
+        update = transaction.update_snapshot(snapshot_properties=summary)
+        with update.overwrite() if removed else update.fast_append() as snapshot:
+            if removed:
+                assert condition is not None
+                snapshot.delete_by_predicate(_parse(condition))
+            for file in removed:
+                snapshot.delete_data_file(file)
+            for file in written.files:
+                snapshot.append_data_file(file)
         transaction.commit_transaction()
         return result
 
     def _find_replaced(self, transaction: Transaction) -> str | None:
-        """Return the filter for rows that the batch replaces; None if no file can have any."""
+        """Return the condition for rows that the batch replaces; None if there can't be any."""
         names = transaction.table_metadata.schema().column_names
-        if not self.batch.replaces or SOURCE_OFFSET not in names:
+        if SOURCE_OFFSET not in names:
             return None
-        found = replaced_sql(self.batch.replaces)
-        if found is None:
-            return None
-        files = transaction._table.scan(row_filter=found).plan_files()
-        return found if any(True for _ in files) else None
+        return replaced_sql(self.batch.replaces)
 
     def _look_again(self, table: Table) -> None:
-        """Raise _FoundBatch if somebody has committed the batch, and raise if this run may not."""
+        """Raise _FoundBatch if somebody has committed the batch, and raise if this run may not.
+
+        Files of which rows are replaced may be others now, so that they are looked for again.
+        """
+        from pyiceberg.exceptions import CommitFailedException
+
         found = _find_commit(table, self.batch, self.commit)
         if found is None:
             found = _find_same(table, self.batch, self.name)
         if found is not None:
             raise _FoundBatch(found)
         self.batch.before_commit()
+        if self.batch.replaces:
+            raise CommitFailedException("rows to replace may have moved")
+
+
+def _parse(condition: str) -> BooleanExpression:
+    from pyiceberg.expressions.parser import parse
+
+    return parse(condition)
 
 
 def _watch(table: Table, look: Callable[[Table], None]) -> Table:

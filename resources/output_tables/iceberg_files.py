@@ -1,37 +1,44 @@
-"""Data files of an Iceberg table, written by PyIceberg: each has rows of one partition.
+"""Data files of an Iceberg table: how they are written, each with rows of one partition, and
+rewritten without some of their rows.
 
-PyIceberg computes most transforms with a package of its own, `pyiceberg-core`. Here they are
-computed with Arrow, and for few distinct values in Python, so that it isn't needed.
+PyIceberg 0.12 turns a null array or map of structs into an empty one, when it writes and when it
+reads, so that its Parquet writer is used here without the conversion before it. And it computes
+most transforms with a package of its own, `pyiceberg-core`: here they are computed with Arrow, and
+for few distinct values in Python.
 """
 
 from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.output_tables.batches import ReplacedRange
+from dagster_adjunct.resources.streams.system import READER, SOURCE, SOURCE_OFFSET
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
     from pyiceberg.partitioning import PartitionKey
     from pyiceberg.schema import Schema
-    from pyiceberg.table import WriteTask
+    from pyiceberg.table import FileScanTask
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.transforms import Transform
     from pyiceberg.types import IcebergType
 
 _HOUR = 3_600_000_000
+_FIELD_ID = b"PARQUET:field_id"
 
 
 @dataclass(slots=True)
 class DataFiles:
     """Writes the rows of one commit to data files; `files` are those that it has written, with
-    `rows` in total.
+    `rows` in total. `metadata` has the table's columns and partitions as they are then.
     """
 
     io: FileIO
@@ -43,24 +50,146 @@ class DataFiles:
 
     def write(self, rows: pa.Table) -> None:
         """Write rows, which have the table's columns, to files of their own."""
-        from pyiceberg.io.pyarrow import write_file
+        from pyiceberg.io.pyarrow import bin_pack_arrow_table, schema_to_pyarrow
+        from pyiceberg.table import TableProperties
 
         self.rows += rows.num_rows
-        self.files += write_file(self.io, self.metadata, self._tasks(rows))
-
-    def _tasks(self, rows: pa.Table) -> Iterator[WriteTask]:
-        from pyiceberg.io.pyarrow import bin_pack_arrow_table, pyarrow_to_schema
-        from pyiceberg.table import TableProperties, WriteTask
-
-        schema = self.metadata.schema()
-        written = pyarrow_to_schema(rows.schema, name_mapping=schema.name_mapping)
-        size = self.metadata.properties.get(
-            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
-            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT,
-        )
+        named = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES
+        size = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
+        size = int(self.metadata.properties.get(named, size))
+        with_ids = schema_to_pyarrow(self.metadata.schema(), include_field_ids=True)
         for key, part in split_by_partition(rows, self.metadata):
-            for batches in bin_pack_arrow_table(part, int(size)):
-                yield WriteTask(self._folder, next(self._numbers), written, batches, None, key)
+            for batches in bin_pack_arrow_table(part, size):
+                table = pa.Table.from_batches(batches)
+                self.files.append(self._write_file(_with_schema(table, with_ids), key))
+
+    def _write_file(self, rows: pa.Table, key: PartitionKey | None) -> DataFile:
+        from pyiceberg.io.pyarrow import ParquetFormatWriter
+        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+        from pyiceberg.table.locations import load_location_provider
+        from pyiceberg.typedef import Record
+
+        metadata = self.metadata
+        places = load_location_provider(metadata.location, metadata.properties)
+        name = f"00000-{next(self._numbers)}-{self._folder}.parquet"
+        output = self.io.new_output(places.new_data_location(name, key))
+        writer = ParquetFormatWriter(output, metadata.schema(), metadata.properties)
+        with writer:
+            writer.write(rows)
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=output.location,
+            file_format=FileFormat.PARQUET,
+            partition=Record() if key is None else key.partition,
+            file_size_in_bytes=len(output),
+            sort_order_id=None,
+            spec_id=metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **writer.result().to_serialized_dict(),
+        )
+
+
+def rewrite_without(
+    tasks: Sequence[FileScanTask], ranges: Sequence[ReplacedRange], files: DataFiles, table: str
+) -> list[DataFile]:
+    """Write those rows of data files again that are not in these ranges; return the files that have
+    others, too, which the commit removes.
+
+    Raises TableError for a file from which somebody has deleted rows by a delete file.
+    """
+    import pyarrow.parquet as pq
+
+    removed = []
+    for task in tasks:
+        with files.io.new_input(task.file.file_path).open() as opened:
+            stored = pq.read_table(opened)
+        rows = project(stored, files.metadata.schema())
+        replaced = is_replaced(rows, ranges)
+        if not pc.any(replaced).as_py():
+            continue
+        if task.delete_files:
+            raise errors.TableError(
+                f"table {table} has delete files for {task.file.file_path}, of which this batch"
+                " replaces rows: rewriting it would bring the deleted rows back.",
+                "Compact the table with the engine that has deleted rows, then run it again.",
+            )
+        removed.append(task.file)
+        kept = rows.filter(pc.invert(replaced))
+        if kept.num_rows:
+            files.write(kept)
+    return removed
+
+
+def is_replaced(rows: pa.Table, ranges: Sequence[ReplacedRange]) -> pa.Array:
+    """Return which rows are in these ranges."""
+    found = np.zeros(rows.num_rows, bool)
+    offsets = pc.fill_null(rows.column(SOURCE_OFFSET), -1).to_numpy()
+    places: dict[tuple[str, str], list[ReplacedRange]] = {}
+    for span in ranges:
+        places.setdefault((span.reader, span.source), []).append(span)
+    for (reader, source), spans in places.items():
+        here = pc.and_(pc.equal(rows.column(READER), reader), pc.equal(rows.column(SOURCE), source))
+        ordered = sorted((span.start, span.end) for span in spans)
+        starts = np.array([start for start, _ in ordered])
+        ends = np.array([end for _, end in ordered])
+        at = np.searchsorted(starts, offsets, side="right") - 1
+        inside = (at >= 0) & (offsets < ends[np.maximum(at, 0)])
+        found |= inside & pc.fill_null(here, False).to_numpy()
+    return pa.array(found)
+
+
+def project(stored: pa.Table, schema: Schema) -> pa.Table:
+    """Return the rows of a data file with the table's columns, which are matched by their ids."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    wanted = schema_to_pyarrow(schema, include_field_ids=True)
+    by_id = {_id_of(each): number for number, each in enumerate(stored.schema)}
+    columns = []
+    for each in wanted:
+        number = by_id.get(_id_of(each))
+        if number is None:
+            columns.append(pa.nulls(stored.num_rows, each.type))
+        else:
+            columns.append(_project_array(_one_array(stored.column(number)), each.type))
+    return pa.Table.from_arrays(columns, schema=wanted)
+
+
+def _id_of(each: pa.Field) -> bytes | None:
+    found: bytes | None = (each.metadata or {}).get(_FIELD_ID)
+    return found
+
+
+def _project_array(values: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return values with the members of structs that a type has, matched by id, at every depth."""
+    mask = values.is_null()
+    if pa.types.is_struct(wanted):
+        by_id = {_id_of(each): number for number, each in enumerate(values.type)}
+        members = []
+        for each in wanted:
+            number = by_id.get(_id_of(each))
+            if number is None:
+                members.append(pa.nulls(len(values), each.type))
+            else:
+                members.append(_project_array(values.field(number), each.type))
+        return pa.StructArray.from_arrays(members, fields=[*wanted], mask=mask)
+    if pa.types.is_map(wanted):
+        items = _project_array(values.items, wanted.item_type)
+        keys = values.keys.cast(wanted.key_type)
+        return pa.MapArray.from_arrays(values.offsets, keys, items, type=wanted, mask=mask)
+    if pa.types.is_list(wanted) or pa.types.is_large_list(wanted):
+        kind = pa.LargeListArray if pa.types.is_large_list(values.type) else pa.ListArray
+        inner = _project_array(values.values, wanted.value_type)
+        return kind.from_arrays(values.offsets, inner, mask=mask).cast(wanted)
+    return values.cast(wanted)
+
+
+def _with_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows with the field ids of a schema, of which they have the columns."""
+    return pa.Table.from_arrays(
+        [column.cast(each.type) for column, each in zip(rows.columns, schema, strict=True)],
+        schema=schema,
+    )
 
 
 def split_by_partition(

@@ -241,7 +241,10 @@ def frame_from_arrow(spark: SparkSession, table: pa.Table) -> DataFrame:
 
     `createDataFrame` alone loses rows: within a partition, Spark stops at a record batch without
     rows, unless it is the first one. Tables that were concatenated or filtered have such batches.
+    Slices of lists with nulls fail in it, so that lists are copied.
     """
+    if any(pt.is_nested(kind) for kind in table.schema.types):
+        table = table.take(pa.array(range(table.num_rows), pa.int64()))
     filled = [batch for batch in table.to_batches() if batch.num_rows]
     return spark.createDataFrame(pa.Table.from_batches(filled, table.schema))
 
