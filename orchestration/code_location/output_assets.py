@@ -28,6 +28,7 @@ from dagster_adjunct.orchestration.code_location.op_work import run_work
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.submission import Host
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.resources.objects.lake import Lake
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.generation import Runtime
@@ -91,6 +92,11 @@ class ApplicationAssets:
     def expectations(self) -> dict[str, dg.AssetCheckSpec]:
         """The checks of expectations, by operator."""
         return checks.expectation_check_specs(self.app, self.outputs)
+
+    @cached_property
+    def restatements(self) -> dict[str, dg.AssetCheckSpec]:
+        """The checks of results that follow changes of datasets, by join."""
+        return checks.restatement_check_specs(self.app, self.outputs)
 
     @cached_property
     def lags(self) -> dict[str, dg.AssetCheckSpec]:
@@ -158,13 +164,14 @@ class ApplicationAssets:
 
     def report_outputs(
         self,
-        context: dg.AssetExecutionContext,
+        op: checks.OpRun,
         report: "StepReport",
         described: Mapping[LineageNode, dict[str, Any]],
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
         """Yield the events of the outputs and their checks at the end of a run; a warning before
         the first batch.
         """
+        context = op.context
         if not report.state.batch:
             context.log.warning(
                 f"{self.app.name} has run no batch yet, because its inputs hold no records."
@@ -178,11 +185,14 @@ class ApplicationAssets:
             yield from dataset_assets.report_version(
                 context, spec.key, facts.pop(VERSION_KEY, version), facts, description
             )
-        yield from self.report_checks(context, report.counters, report.samples, report.watermarks)
+        yield from self.report_checks(
+            context, op.lake, report.counters, report.samples, report.watermarks
+        )
 
     def report_checks(
         self,
         context: dg.AssetExecutionContext,
+        lake: Lake,
         counters: Mapping[str, Mapping[str, int]],
         samples: Mapping[str, Sequence[str]],
         inputs: "Sequence[InputTimes]",
@@ -193,6 +203,7 @@ class ApplicationAssets:
             *checks.expectation_check_results(
                 context, self.app, self.expectations, counters, samples
             ),
+            *checks.restatement_check_results(context, lake, self.app, self.restatements, counters),
             *checks.watermark_check_results(context, self.lags, inputs),
         ]
         yield from results
@@ -205,7 +216,9 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
     Before the first batch nothing is materialized; outputs that no batch changed are observed.
     """
     app = assets.app
-    specs = [*assets.joins.values(), *assets.expectations.values(), *assets.lags.values()]
+    specs: list[dg.AssetCheckSpec] = []
+    for found in (assets.joins, assets.expectations, assets.restatements, assets.lags):
+        specs += found.values()
 
     @dg.multi_asset(
         name=to_dagster_name(f"{app.name}_step"),
@@ -232,7 +245,7 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
                 state = application_state(lake, app.name)
                 times = measure_input_times(app, state.times, lake.now())
             counters = state.last.counters if state.last is not None else {}
-            yield from assets.report_checks(context, counters, {}, times)
+            yield from assets.report_checks(context, lake, counters, {}, times)
             return
         with metadata.translate_errors(context):
             lake = adjunct_lake.open()
@@ -240,14 +253,14 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
             waiting = assets.report_inputs(op)
             report_datasets = partial(assets.report_datasets, op)
             report_batches = partial(assets.report_batches, op)
-            with checks.report_failed_expectations(context, assets.expectations):
+            with checks.report_failed_operators(context, assets.expectations, assets.restatements):
                 report, planned = _run_batches(
                     op, app, config, adjunct_spark, report_datasets, report_batches
                 )
             if report.batches > 1 or config.follow_seconds:
                 report_datasets()
             described = assets.describe_outputs(op, report, planned, waiting)
-        yield from assets.report_outputs(context, report, described)
+        yield from assets.report_outputs(op, report, described)
 
     return step
 

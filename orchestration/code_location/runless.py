@@ -235,7 +235,7 @@ class RunlessReporter:
         )
         waiting = assets.report_inputs(self._op)
         described = assets.describe_outputs(self._op, report, planned, waiting)
-        self._log_all(assets.report_outputs(self._op.context, report, described))
+        self._log_all(assets.report_outputs(self._op, report, described))
 
 
 @contextmanager
