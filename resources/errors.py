@@ -207,6 +207,8 @@ class RestatementError(PermanentError):
     made are gone.
     """
 
+    changed_keys: int | None = None  # how many keys have changed, if that is known
+
 
 class MalformedDocumentError(PermanentError):
     """A stored pointer, manifest or index that can't be parsed."""

@@ -16,6 +16,7 @@ from dagster_adjunct.assets.reading.keyed_entries import TimedEntries
 from dagster_adjunct.assets.reading.served_over_time import ServedOverTime
 from dagster_adjunct.assets.reading.valid_time import (
     Reader,
+    choose_time_bins,
     frame_over_time,
     history_edge,
     read_rows_over_time,
@@ -45,6 +46,7 @@ BeforeHistory = Literal["null", "error"]
 Known = Literal["now", "known-then"]
 """Whether entries are those that are known now, or those that were served at the record's time."""
 _TIMES = ("timestamp", "date")
+_BIN = "__bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,11 @@ class PointInTime:
         if self.before_history == "null":
             rows = rows.where(~F.col(TOMBSTONE))
         side = self._select_side(rows)
+        bins = None if isinstance(self.reader, ServedOverTime) else choose_time_bins(self.reader)
+        if bins is not None:
+            begins = F.when(F.col(IS_FIRST), F.col(VALID_FROM))
+            numbers = bins.overlapping(F.col(VALID_FROM), F.col(VALID_TO), begins)
+            side = side.withColumn(_BIN, F.explode(numbers))
         at = _value_in(records, self.as_of).cast("timestamp")
         is_valid = (at >= side[VALID_FROM]) & (side[VALID_TO].isNull() | (at < side[VALID_TO]))
         if self._max_age is not None:
@@ -251,6 +258,8 @@ class PointInTime:
             is_valid = is_valid | (side[IS_FIRST] & (at < side[VALID_FROM]))
         for number, (name, _) in enumerate(self.on):
             is_valid = is_valid & (_value_in(records, name) == side[f"__key_{number}"])
+        if bins is not None:
+            is_valid = is_valid & (bins.number_of(at) == side[_BIN])
         joined = records.join(side, is_valid, "left")
         found = {column.name: side[_quoted(column.name)] for column in self.chosen}
         if self.before_history == "error":

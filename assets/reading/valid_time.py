@@ -38,6 +38,7 @@ from dagster_adjunct.assets.versions.version import (
 from dagster_adjunct.resources.bucketing.files import (
     GENERATION_COLUMN,
     IS_FIRST,
+    KEYS,
     VALID_FROM,
     VALID_TO,
     bucketed_frame,
@@ -56,7 +57,7 @@ from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,6 +588,65 @@ def history_edge(reader: Reader) -> int | None:
     if isinstance(reader, VersionsOverTime):
         return reader.edge
     return reader.sealed.edge
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBins:
+    """Intervals of time of equal length, to find rows of keys that have many: `count` intervals
+    of `width` from `start` on, in microseconds. What is before and after is in the first and the
+    last one.
+    """
+
+    start: int
+    width: int
+    count: int
+
+    def number_of(self, time: Column) -> Column:
+        """Return the number of the interval of a time; numbers are in the order of times."""
+        passed = F.floor((F.unix_micros(time) - F.lit(self.start)) / F.lit(self.width))
+        return F.greatest(F.lit(0), F.least(F.lit(self.count), passed)).cast("int")
+
+    def overlapping(self, start: Column, end: Column, begins: Column | None = None) -> Column:
+        """Return an array with the numbers of all intervals from `start` up to `end` (null: open);
+        from the first one on where `begins` is not null.
+        """
+        first = self.number_of(start)
+        if begins is not None:
+            first = F.when(begins.isNull(), first).otherwise(0)
+        last = F.when(end.isNull(), self.count).otherwise(self.number_of(end))
+        return F.sequence(first, last)
+
+
+def choose_time_bins(reader: Reader) -> TimeBins | None:
+    """Return as many intervals as a key has rows on average, so that rows of a key are spread over
+    them; None where keys have few rows, or it is not known how many.
+
+    All rows together overlap at most four times as many intervals as there are rows.
+    """
+    if isinstance(reader, VersionsOverTime):
+        starts = [to_microseconds(span.start) for span in reader.spans]
+        return _time_bins(len(starts), starts[0], starts[-1])
+    rows = 0
+    keys = 0
+    ranges: list[int] = []
+    for generation in reader.sealed.generations:
+        for file in generation.files:
+            rows += file.rows
+            keys += file.stats.get(KEYS, file.rows)
+            ranges += file.stats.get("range", ())
+    if not keys or not ranges:
+        return None
+    return _time_bins(rows // keys, min(ranges), max(ranges))
+
+
+_MANY_ROWS = 64
+"""How many rows a key has at least where intervals of time are worth their cost."""
+
+
+def _time_bins(rows: int, start: int, end: int) -> TimeBins | None:
+    if rows < _MANY_ROWS:
+        return None
+    return TimeBins(start, (end - start) // rows + 1, rows)
 
 
 def time_column_names(reader: Reader, *, interval_id: bool = False) -> tuple[str | None, str, str]:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
@@ -30,6 +30,8 @@ from dagster_adjunct.assets.versions.version import Verdict, VersionRef
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.application.lineage import find_first_outputs
+from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
+from dagster_adjunct.orchestration.operators.lookups import RESTATED
 from dagster_adjunct.orchestration.operators.operator import Expectation
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.operators.waiting import LATE_CHANGES
@@ -38,6 +40,7 @@ from dagster_adjunct.resources.errors import (
     BadChangeError,
     ConfigurationError,
     ExpectationError,
+    RestatementError,
     ValidatorError,
 )
 from dagster_adjunct.resources.file_streams.overview import is_of_files, list_files
@@ -252,14 +255,13 @@ def join_check_specs(
         match = app.operator(operator).spec.match
         if match is None:
             continue
+        name = _name_check("match_rate", operator, first_of_name)
         least = match.min_rate
         demanded = "no minimum is declared"
         if least is not None:
             demanded = f"at least {least:.1%} must match"
-        _, _, named = operator.split("-", 2)
-        is_first = first_of_name.setdefault(named, operator) == operator
         checks[operator] = dg.AssetCheckSpec(
-            to_dagster_name(f"match_rate_{named if is_first else operator}"),
+            name,
             asset=outputs[node].key,
             description=(
                 f"Share of a run's records that match an entry of {match.node.name} ({operator}):"
@@ -268,6 +270,13 @@ def join_check_specs(
             metadata={} if least is None else {"adjunct/min_match_rate": float(least)},
         )
     return checks
+
+
+def _name_check(what: str, join: str, first_of_name: dict[str, str]) -> str:
+    """Return the name of a join's check: by its table, or by its id for a further join of that."""
+    _, _, named = join.split("-", 2)
+    is_first = first_of_name.setdefault(named, join) == join
+    return to_dagster_name(f"{what}_{named if is_first else join}")
 
 
 def join_check_results(
@@ -319,6 +328,66 @@ _ON_FAIL = {
     "letter": "are diverted",
     "fail": "fail the batch",
 }
+
+
+def restatement_check_specs(
+    app: Application, outputs: Mapping[LineageNode, dg.AssetSpec]
+) -> dict[str, dg.AssetCheckSpec]:
+    """Return the check of each join whose results follow later changes of its dataset, by the
+    join's id, on the first output that its records reach.
+    """
+    checks = {}
+    first_of_name: dict[str, str] = {}
+    for operator, node in find_first_outputs(app).items():
+        match = app.operator(operator).spec.match
+        if match is not None and match.restate is not None:
+            checks[operator] = dg.AssetCheckSpec(
+                _name_check("restated", operator, first_of_name),
+                asset=outputs[node].key,
+                description=(
+                    f"Results of {match.restate.describe()} follow the changes of"
+                    f" {match.dataset} ({operator}): at most {match.restate.most_keys:,} keys and"
+                    f" {match.restate.most_records:,} records at a time."
+                ),
+            )
+    return checks
+
+
+def restatement_check_results(
+    context: dg.AssetExecutionContext,
+    lake: Lake,
+    app: Application,
+    checks: Mapping[str, dg.AssetCheckSpec],
+    counters: Mapping[str, Mapping[str, int]],
+) -> Iterator[dg.AssetCheckResult]:
+    """Yield the result of each selected check: what the run has restated, and since when changes
+    wait.
+    """
+    if not any(check.key in context.selected_asset_check_keys for check in checks.values()):
+        return
+    waiting: dict[str, datetime] = {}
+    for follower in list_lagging_followers(lake, app.name):
+        waiting.setdefault(follower.dataset, follower.replaced_at)
+    counted = counters.get(RESTATED, {})
+    keys = counted.get("changed_keys", 0)
+    records = counted.get("records", 0)
+    for operator, check in checks.items():
+        match = app.operator(operator).spec.match
+        if match is None or check.key not in context.selected_asset_check_keys:
+            continue
+        text = f"{records:,} records of {keys:,} changed keys were restated"
+        facts: dict[str, Any] = {"adjunct/changed_keys": keys, "adjunct/records": records}
+        since = waiting.get(str(match.dataset))
+        if since is not None:
+            text += f"; changes of {match.dataset} wait since {since:%Y-%m-%d %H:%M:%S} UTC"
+            facts["adjunct/waiting_since"] = dg.MetadataValue.timestamp(since)
+        yield dg.AssetCheckResult(
+            asset_key=check.asset_key,
+            check_name=check.name,
+            passed=True,
+            description=text,
+            metadata=facts,
+        )
 
 
 def expectation_check_specs(
@@ -384,18 +453,26 @@ def expectation_check_results(
 
 
 @contextmanager
-def report_failed_expectations(
-    context: dg.AssetExecutionContext, checks: Mapping[str, dg.AssetCheckSpec]
+def report_failed_operators(
+    context: dg.AssetExecutionContext,
+    expectations: Mapping[str, dg.AssetCheckSpec],
+    restatements: Mapping[str, dg.AssetCheckSpec],
 ) -> Iterator[None]:
-    """If a record fails a batch, report the check of its expectation as failed, and re-raise the
-    error.
+    """If a record does not meet an expectation and fails a batch, or there is too much to restate,
+    report the check of that as failed, and re-raise the error.
     """
     try:
         yield
-    except ExpectationError as error:
+    except (ExpectationError, RestatementError) as error:
+        checks = expectations
+        facts = {}
+        if isinstance(error, RestatementError):
+            checks = restatements
+            if error.changed_keys is not None:
+                facts = {"adjunct/changed_keys": error.changed_keys}
         check = checks.get(error.operator or "")
         if check is not None and check.key in context.selected_asset_check_keys:
-            log_failed_check(context, check.asset_key, check.name, error.problem)
+            log_failed_check(context, check.asset_key, check.name, error.problem, metadata=facts)
         raise
 
 

@@ -28,6 +28,7 @@ from dagster_adjunct.orchestration.code_location.op_work import run_work
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.submission import Host
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.resources.objects.lake import Lake
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.generation import Runtime
@@ -93,6 +94,11 @@ class ApplicationAssets:
     def expectations(self) -> dict[str, dg.AssetCheckSpec]:
         """The checks of expectations, by operator."""
         return checks.expectation_check_specs(self.app, self.outputs)
+
+    @cached_property
+    def restatements(self) -> dict[str, dg.AssetCheckSpec]:
+        """The checks of results that follow changes of datasets, by join."""
+        return checks.restatement_check_specs(self.app, self.outputs)
 
     @cached_property
     def lags(self) -> dict[str, dg.AssetCheckSpec]:
@@ -191,24 +197,27 @@ class ApplicationAssets:
         if began is not None:
             since = _positions_of(self.files, began.checkpoint)
         files = checks.file_check_results(op, self.files, since)
-        yield from self.report_checks(
-            context, report.counters, report.samples, report.watermarks, files
-        )
+        yield from self.report_checks(op, report.counters, report.samples, report.watermarks, files)
 
     def report_checks(
         self,
-        context: dg.AssetExecutionContext,
+        op: checks.OpRun,
         counters: Mapping[str, Mapping[str, int]],
         samples: Mapping[str, Sequence[str]],
         inputs: "Sequence[InputTimes]",
         files: Iterable[dg.AssetCheckResult],
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
         """Yield the results of the selected checks; `files` are those of files."""
+        context = op.context
+        restated = checks.restatement_check_results(
+            context, op.lake, self.app, self.restatements, counters
+        )
         results = [
             *checks.join_check_results(context, self.app, self.joins, counters),
             *checks.expectation_check_results(
                 context, self.app, self.expectations, counters, samples
             ),
+            *restated,
             *checks.watermark_check_results(context, self.lags, inputs),
             *files,
         ]
@@ -234,8 +243,10 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
     Before the first batch nothing is materialized; outputs that no batch changed are observed.
     """
     app = assets.app
-    specs = [*assets.joins.values(), *assets.expectations.values(), *assets.lags.values()]
-    specs += assets.files.values()
+    specs: list[dg.AssetCheckSpec] = []
+    kinds = (assets.joins, assets.expectations, assets.restatements, assets.lags, assets.files)
+    for found in kinds:
+        specs += found.values()
 
     @dg.multi_asset(
         name=to_dagster_name(f"{app.name}_step"),
@@ -264,7 +275,7 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
                 op = checks.OpRun(context, lake, systems_for(app, lake=lake))
             counters = state.last.counters if state.last is not None else {}
             files = checks.file_check_results(op, assets.files, _last_starts(assets, state))
-            yield from assets.report_checks(context, counters, {}, times, files)
+            yield from assets.report_checks(op, counters, {}, times, files)
             return
         with metadata.translate_errors(context):
             lake = adjunct_lake.open()
@@ -273,14 +284,14 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
             waiting = assets.report_inputs(op)
             report_datasets = partial(assets.report_datasets, op)
             report_batches = partial(assets.report_batches, op)
-            with checks.report_failed_expectations(context, assets.expectations):
+            with checks.report_failed_operators(context, assets.expectations, assets.restatements):
                 report, planned = _run_batches(
                     op, app, config, adjunct_spark, report_datasets, report_batches
                 )
             if report.batches > 1 or config.follow_seconds:
                 report_datasets()
             described = assets.describe_outputs(op, report, planned, waiting)
-        yield from assets.report_outputs(op, report, described, began)
+        yield from assets.report_outputs(op, report, described)
 
     return step
 

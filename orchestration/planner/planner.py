@@ -68,7 +68,10 @@ from dagster_adjunct.orchestration.planner.planned import (
     SparkNeed,
 )
 from dagster_adjunct.orchestration.planner.restatement_costs import describe_costs
-from dagster_adjunct.orchestration.planner.restatements import plan_restatements
+from dagster_adjunct.orchestration.planner.restatements import (
+    check_restated_sums,
+    plan_restatements,
+)
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -241,6 +244,7 @@ def build_plan(
         problem = f"application {app.name!r} has no input stream."
         raise PlanningError(problem, 'Declare one: app.input_stream("…").', application=app.name)
     catalog = facts if isinstance(facts, Catalog) else Catalog(facts)
+    check_restated_sums(app)
     unproven, columns = derive_columns(app, catalog)
     restatements = plan_restatements(app, catalog, columns)
     draft = _draft_plan(app, catalog, columns)

@@ -64,6 +64,25 @@ def plan_restatements(
     return tuple(restatements)
 
 
+def check_restated_sums(app: Application) -> None:
+    """Raise PlanningError if results that follow later changes of a dataset are added to a table.
+
+    That is so whatever the table declares, which is checked later and advises other things.
+    """
+    graph = _Graph(app, Catalog(), {})
+    for join in app.operators:
+        match = join.spec.match
+        if match is None or match.restate is None:
+            continue
+        for operator in graph.list_below(join.id):
+            send = operator.spec.send
+            if send is not None and send.update is not None and send.update.kinds & _SUMS:
+                raise graph.refused_sum(join, operator)
+
+
+_SUMS = {"add", "append"}
+
+
 @dataclass(frozen=True, slots=True)
 class _Graph:
     """The operators of an application, the facts of its streams and the columns after each
@@ -173,7 +192,7 @@ class _Graph:
         Whatever else sends results of the same records to the same streams is among them: in each
         stream, a higher epoch replaces all results of a record.
         """
-        below = self._below(join.id)
+        below = self.list_below(join.id)
         streams = {self._written_stream(operator) for operator in below} - {None}
         writers = [operator.id for operator in below if operator.spec.writes is not None]
         inputs = self._streams_above(join.id)
@@ -189,7 +208,7 @@ class _Graph:
 
     def list_unsent(self, join: Operator) -> Iterator[str]:
         """Yield the operators before the join that send records to tables, which have them."""
-        below = {operator.id for operator in self._below(join.id)}
+        below = {operator.id for operator in self.list_below(join.id)}
         for name in self.list_operators(join):
             if name not in below and self.app.operator(name).spec.send is not None:
                 yield name
@@ -199,7 +218,7 @@ class _Graph:
         leave wrong.
         """
         unsent = set(self.list_unsent(join))
-        below = {operator.id for operator in self._below(join.id)}
+        below = {operator.id for operator in self.list_below(join.id)}
         for name in sorted({*below, *self.list_operators(join)}, key=self._place):
             operator = self.app.operator(name)
             spec = operator.spec
@@ -280,13 +299,7 @@ class _Graph:
         table = self.app.tables[send.table]
         changed = operator.spec.changed(self.app, self.columns[operator.inputs[0]])
         if changed.adds:
-            raise self._refused(
-                join,
-                operator,
-                f"adds or appends to table {table.name}, which would count records twice",
-                "Set values, in a table with newest_by; or compute sums over the latest results of"
-                " a stream.",
-            )
+            raise self.refused_sum(join, operator)
         if table.newest_by is None:
             raise self._refused(
                 join,
@@ -322,11 +335,22 @@ class _Graph:
                     "Let the table have a key of columns of the input.",
                 )
 
+    def refused_sum(self, join: Operator, operator: Operator) -> PlanningError:
+        """Return the error for an operator that adds results to columns of a table."""
+        assert operator.spec.send is not None
+        return self._refused(
+            join,
+            operator,
+            f"adds or appends to table {operator.spec.send.table}, which would count records twice",
+            "Set values, in a table with newest_by; or compute sums over the latest results of a"
+            " stream.",
+        )
+
     def _find_dropping(self, join: Operator, operator: Operator) -> Operator | None:
         """Return an operator after which a record may be missing that was there before a change of
         a dataset or table.
         """
-        below = {one.id for one in self._below(join.id)}
+        below = {one.id for one in self.list_below(join.id)}
         for above in self._above(operator.id):
             depends = above.id in below or above.spec.match is not None
             if depends and not above.spec.keeps_each:
@@ -369,7 +393,7 @@ class _Graph:
         target = operator.spec.target(self.app)
         return target.name if target is not None and target.kind == "stream" else None
 
-    def _below(self, join: str) -> list[Operator]:
+    def list_below(self, join: str) -> list[Operator]:
         """Return the join and all operators that its records reach, in order."""
         reached = {join}
         found = []

@@ -5,8 +5,7 @@ by them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dagster_adjunct.assets.reading.change_streams import commit_offset, parse_commit
@@ -87,11 +86,13 @@ def _merge(places: list[pa.Table]) -> pa.Table:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Search:
     """Finds the records that a join has joined by keys which are `served` with other entries now.
 
-    `ranges` are the changes of the dataset; `startpoints` may say since when they count.
+    `ranges` are the changes of the dataset; `startpoints` may say since when they count. `changed`
+    are the changed keys; in a join by time, with the intervals in which they did. `keys` are the
+    same, each once, in the order of the dataset's key.
     """
 
     asked: AskedApplication
@@ -100,14 +101,20 @@ class _Search:
     served: VersionIds
     ranges: Ranges
     startpoints: Sequence[ResolvedStartpoint]
+    changed: pa.Table = field(init=False)
+    keys: pa.Table = field(init=False)
 
-    @cached_property
+    def __post_init__(self) -> None:
+        # Not when they are first asked for: cached_property of Python 3.11 has one lock for all
+        # searches, which one of a stopped thread would hold.
+        self.changed = self._find_changed()
+        self.keys = self._find_keys()
+
+    @property
     def options(self) -> Restate:
         return _options(self.asked.app, self.restated)
 
-    @cached_property
-    def changed(self) -> pa.Table:
-        """The changed keys; in a join by time, with the intervals in which they did."""
+    def _find_changed(self) -> pa.Table:
         asked = self.asked
         name = self.restated.dataset
         since = [parse_commit(start.offset, str(start.ssp)) for start in self.startpoints]
@@ -145,9 +152,7 @@ class _Search:
                 return True
         return False
 
-    @cached_property
-    def keys(self) -> pa.Table:
-        """The changed keys, each once, in the order of the dataset's key."""
+    def _find_keys(self) -> pa.Table:
         match = self.asked.app.operator(self.restated.join).spec.match
         assert match is not None
         key = [entry for _, entry in match.on]
@@ -193,13 +198,16 @@ class _Search:
             " allowed.",
             f"Restate them on purpose, once: {self._startpoint(on_purpose)}. Or leave these results"
             f" as they are: {self._startpoint('--upcoming')}.",
+            changed_keys=self.number,
         )
 
     def _startpoint(self, position: str) -> str:
         """Return the command that asks for a startpoint in the changes of the dataset."""
         return f"adjunct startpoint set MODULE:APP {self.restated.changes} {position} --reason …"
 
-    def _error(self, problem: str, next_step: str) -> errors.RestatementError:
+    def _error(
+        self, problem: str, next_step: str, changed_keys: int | None = None
+    ) -> errors.RestatementError:
         restated = self.restated
         return errors.RestatementError(
             f"{restated.join}: dataset {restated.dataset!r} has changed, and {problem}",
@@ -207,6 +215,7 @@ class _Search:
             application=self.asked.app.name,
             operator=restated.join,
             dataset=restated.dataset,
+            changed_keys=changed_keys,
         )
 
     def _age_of(self, stream: str) -> Ranges:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable
 from dagster_adjunct.assets.reading.interval_ids import add_interval_id
-from dagster_adjunct.assets.reading.valid_time import Reader, frame_over_time
+from dagster_adjunct.assets.reading.valid_time import (
+    Reader,
+    TimeBins,
+    choose_time_bins,
+    frame_over_time,
+)
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, build_layout, datetime_from_micros
 from dagster_adjunct.orchestration.operators.lookups import (
@@ -50,6 +55,7 @@ _TO = "__row_to"
 _FIRST = "__row_first"
 _ROW_ENTRY = "__row_entry"
 _BEGINS = "__row_begins"
+_BIN = "__row_bin"
 """The start of the key's history, in the one row that also matches all earlier times; null in
 the other rows.
 """
@@ -62,12 +68,14 @@ class TimedRows:
 
     Intervals of one key do not overlap. A deletion is a row, too. IS_FIRST is true in the row with
     which the history of its key begins. A key without such a row has lost its older rows: its
-    history before `known_from` is unknown. With `known_from` None, no history was dropped.
+    history before `known_from` is unknown. With `known_from` None, no history was dropped. `bins`
+    are intervals of time by which rows of keys that have many are found; None if keys have few.
     """
 
     frame: DataFrame
     schema: Schema
     known_from: datetime | None
+    bins: TimeBins | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +152,8 @@ class SparkDatasets:
         reader, known_from = reader_over_time(self.planned, dataset)
         if reader is not None:
             known = None if known_from is None else datetime_from_micros(known_from)
-            return TimedRows(self._history_of(reader, with_ids=with_ids), reader.schema, known)
+            history = self._history_of(reader, with_ids=with_ids)
+            return TimedRows(history, reader.schema, known, choose_time_bins(reader))
         schema = schema_of_dataset(self.planned, dataset, over_time=True)
         return self._no_rows(dataset, add_interval_id(schema) if with_ids else schema)
 
@@ -264,14 +273,16 @@ class AsOfMatch:
         at = value_column(frame.columns, self.as_of.column).cast("timestamp")
         during = (at >= side[_FROM]) & (side[_TO].isNull() | (at < side[_TO]))
         is_matched = during | (at < side[_BEGINS])
+        if self.rows.bins is not None:
+            is_matched = (self.rows.bins.number_of(at) == side[_BIN]) & is_matched
         joined = frame.join(side, _same_key(frame, side, on) & is_matched, "left")
         row = F.col(_ROW_ENTRY)
         early = row.isNotNull() & (at < F.col(_FROM))
         entry = row if self.as_of.before_history == "oldest" else row & ~early
         is_before = F.coalesce(early | self._pruned(frame.columns, row, at), F.lit(False))
         columns = {name: named_column(name) for name in joined.columns}
-        for unused in (*_key_names(on), _FROM, _TO, _BEGINS, _ROW_ENTRY):
-            del columns[unused]
+        for unused in (*_key_names(on), _FROM, _TO, _BEGINS, _ROW_ENTRY, _BIN):
+            columns.pop(unused, None)
         for chosen in self.lookup.added or ():
             columns[chosen.name] = F.when(entry, columns[chosen.name]).alias(chosen.name)
         return joined.select(
@@ -302,7 +313,13 @@ class AsOfMatch:
             first_entry = F.min(F.when(F.col(_ROW_ENTRY), F.col(_FROM))).over(of_key)
             oldest = F.coalesce(first_entry, F.min(_FROM).over(of_key))
             begins = F.when(F.col(_FROM) == oldest, F.min(begins).over(of_key))
-        return side.withColumn(_BEGINS, begins).drop(_FIRST)
+        side = side.withColumn(_BEGINS, begins).drop(_FIRST)
+        if self.rows.bins is None:
+            return side
+        # A record is in one interval, and a row in all that it overlaps: as part of the equality,
+        # its number leaves few rows of a key to compare with the time.
+        numbers = self.rows.bins.overlapping(F.col(_FROM), F.col(_TO), F.col(_BEGINS))
+        return side.withColumn(_BIN, F.explode(numbers))
 
     def _pruned(self, names: Collection[str], row: Column, time: Column) -> Column:
         """Return the condition that a record, which has the columns `names`, matches no row because

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from uuid import uuid4
 
 from dagster_adjunct.resources.bucketing.files import (
+    KEYS,
     POSITION,
     TOMBSTONE,
     VALID_FROM,
@@ -149,9 +150,17 @@ class _WrittenRows:
         self._range: tuple[int, int] | None = None
         self._range_nulls = 0
         self._differing = 0
+        # Of rows over time, whose key ends in their time: how many keys there are without it.
+        self._identity: list[str] = []
+        if layout.key and layout.key[-1] == VALID_FROM:
+            self._identity = list(layout.key[:-1])
+        self._last_key: pa.Table | None = None
+        self._keys = 0
 
     def add(self, batch: pa.Table) -> None:
         """Count rows that are written."""
+        if self._identity and batch.num_rows:
+            self._count_keys(batch.select(self._identity))
         if self._has_tombstones:
             self._tombstones += _count_true(batch.column(TOMBSTONE))
         if self._has_positions:
@@ -168,9 +177,19 @@ class _WrittenRows:
             left, right = (pc.fill_null(batch.column(name), 0) for name in self._compared)
             self._differing += _count_true(pc.not_equal(left, right))
 
+    def _count_keys(self, keys: pa.Table) -> None:
+        """Count the keys that begin in these rows, which are in the order of their keys."""
+        if self._last_key is None:
+            self._keys += 1
+        else:
+            keys = pa.concat_tables([self._last_key, keys])
+        self._keys += int(key_changes(keys, self._identity).sum())
+        self._last_key = keys.slice(keys.num_rows - 1)
+
     def stats(self) -> dict[str, Any]:
         """Return these counts and ranges under their names in a file's stats."""
         return {
+            KEYS: self._keys,
             "tombstones": self._tombstones,
             "range": list(self._range or ()),
             "positions": list(self._positions or ()),

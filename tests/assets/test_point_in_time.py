@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.reading import valid_time
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import open_lake
@@ -108,7 +109,11 @@ def test_each_record_gets_the_entry_of_its_time(
 
 
 @pytest.mark.spark
-def test_spark_gives_the_same(tmp_path: Path, spark: SparkSession) -> None:
+@pytest.mark.parametrize("many", [1, 64])
+def test_spark_gives_the_same(
+    tmp_path: Path, spark: SparkSession, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(valid_time, "_MANY_ROWS", many)
     versions, records = drawn(9)
     options: dict[str, Any] = {
         "on": {"key": "k", "part": "part"},

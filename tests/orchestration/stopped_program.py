@@ -2,7 +2,7 @@
 
 `TABLE` of the environment is what the table is, `ENGINE` who computes, `SERVER` the arguments of a
 table on a server, as JSON. The table "sent" is a file, to which a sink appends one record after the
-other.
+other. In the table "restated", records have the newest mark of their id, which a dataset follows.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct import Application
+from dagster_adjunct import Application, unbounded_dataset
 from dagster_adjunct.key_value_rows import KeyValueRows
 from dagster_adjunct.tables import (
     DynamoDbTable,
@@ -26,7 +27,9 @@ from dagster_adjunct.tables import (
 )
 
 COLUMNS = {"id": "bigint", "n": "bigint"}
+MARKED = COLUMNS | {"mark": "bigint"}
 RECORDS = 200
+MARKS = unbounded_dataset("marks", input="lake.marks", key="id", partitions=2)
 
 
 def store(kind: str, lake: str) -> Any:
@@ -37,6 +40,8 @@ def store(kind: str, lake: str) -> Any:
         return RedisTable("stopped-records", "id", columns=COLUMNS, **server)
     if kind == "dynamodb":
         return DynamoDbTable("stopped-records", "id", columns=COLUMNS, create=True, **server)
+    if kind == "restated":
+        return SqliteTable(f"{lake}.sqlite", "records", "id", columns=MARKED, create=True)
     if kind == "sqlite":
         return SqliteTable(f"{lake}.sqlite", "records", "id", columns=COLUMNS, create=True)
     return KeyValueRows(lake, "app", "records", "id", columns=COLUMNS, create=True, partitions=2)
@@ -65,7 +70,15 @@ def build() -> Application:
         batch_size=5,
         rate_limit=RateLimit(writes_per_second=50),
         retry=RetryPolicy(timeout=1.0),
+        newest_by="n" if kind == "restated" else None,
     )
+    if kind == "restated":
+        marked = numbers.join(
+            app.table(MARKS), on="id", how="left", select=["n as mark"], restate=timedelta(days=1)
+        )
+        both = {"n": "n", "mark": "mark"}
+        marked.update(app.table(records), set=both, if_missing=both)
+        return app
     numbers.update(app.table(records), set={"n": "n"}, if_missing={"n": "n"})
     return app
 

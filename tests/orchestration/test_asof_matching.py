@@ -7,7 +7,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +16,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.reading.keyed_entries import TimedEntries
+from dagster_adjunct.assets.reading.valid_time import TimeBins
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin
 from dagster_adjunct.orchestration.operators.join_arguments import JoinArguments
@@ -91,6 +92,9 @@ def stored(
     return TimedRows(spark.createDataFrame(rows, ddl), SCHEMA, known_from)
 
 
+HOUR = 3_600_000_000
+
+
 def sent(spark: SparkSession, records: list[Record], kind: str = "timestamp") -> DataFrame:
     rows = [(item, at, 0, number) for number, (item, at) in enumerate(records)]
     return spark.createDataFrame(rows, f"item string, at {kind}, __partition int, __offset bigint")
@@ -151,12 +155,17 @@ def drawn(chance: random.Random) -> tuple[History, list[Record]]:
 
 @pytest.mark.parametrize("how", ["left", "inner"])
 @pytest.mark.parametrize("before_history", ["null", "oldest"])
+@pytest.mark.parametrize("bins", [None, (15, 7 * HOUR, 5), (30, HOUR // 3, 200)])
 def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
-    spark: SparkSession, how: str, before_history: str
+    spark: SparkSession, how: str, before_history: str, bins: tuple[int, int, int] | None
 ) -> None:
     history, records = drawn(random.Random(f"{how} {before_history}"))
     known_from, oldest = moment(20), before_history == "oldest"
-    batch = FakeBatch(stored(spark, history, known_from))
+    rows = stored(spark, history, known_from)
+    if bins is not None:  # some before all of the rows, within them and after them
+        start, width, count = bins
+        rows = replace(rows, bins=TimeBins(to_microseconds(moment(start)), width, count))
+    batch = FakeBatch(rows)
     by_offset = {row["__offset"]: row for row in joined(
         join(how=how, before_history=before_history), sent(spark, records), batch
     ).collect()}  # fmt: skip

@@ -27,7 +27,7 @@ from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step import arrow_frames, following
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.errors import RestatementError
+from dagster_adjunct.resources.errors import PlanningError, RestatementError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake import key_index
@@ -38,6 +38,7 @@ from dagster_adjunct.resources.streams.startpoint import (
     StartpointTimestamp,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.orchestration.changing_datasets import (
@@ -611,3 +612,20 @@ def test_what_was_read_before_the_input_was_repartitioned_keeps_its_results(tmp_
     report = run_step(world.context(enriching(dataset)))
     assert report.counters["restated"] == {"changed_keys": 1, "records": 1}
     assert latest(world) == {**before, 8: ("a", 7)}
+
+
+@pytest.mark.parametrize("declared", [{}, {"idempotent": True}])
+def test_a_sum_of_results_is_refused_whatever_its_table_declares(
+    tmp_path: Path, declared: dict[str, Any]
+) -> None:
+    app = Application("app")
+    columns = {"k": "string", "at": "bigint", "total": "bigint"}
+    store = SqliteTable(str(tmp_path / "t.sqlite"), "t", ["k"], columns=columns, create=True)
+    table = RemoteTable("t", key="k", write_function=store, newest_by="at", **declared)
+    dataset, _ = begun(Following, tmp_path)
+    facts = app.input_stream("lake.facts").partition_by("k")
+    joined = facts.join(app.table(dataset.declare()), on="k", select=["v"], restate=WEEK)
+    joined.update(app.table(table), add={"total": "v"}, set={"at": "n"}, if_missing={"total": "v"})
+    with pytest.raises(PlanningError, match="adds or appends to table t") as caught:
+        plan_application(app, systems=dataset.world.systems)
+    assert "idempotent" not in caught.value.next_step

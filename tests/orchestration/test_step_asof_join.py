@@ -25,6 +25,7 @@ from dagster_adjunct.assets.declaration.dataset import (
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.valid_time import choose_time_bins
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
@@ -443,6 +444,29 @@ def test_a_replay_with_current_entries_has_no_ids() -> None:
     with pytest.raises(ConfigurationError) as caught:
         choose_versions(app, request)
     assert caught.value.argument == "versions"
+
+
+def test_keys_with_many_rows_are_matched_by_intervals_of_time(world: StepWorld) -> None:
+    chance = random.Random(3)
+    changes: list[Change] = []
+    for number in range(100):
+        for item in "abc":
+            changes.append((item, chance.choice([None, number]), moment(chance.randrange(4000))))
+    changes.sort(key=lambda change: change[1] is None)  # as deletions are sent
+    send_changes(world, changes)
+    advance(world, PRICES)
+    view = StoredVersions(world.lake, PRICES).current()
+    assert view is not None
+    bins = choose_time_bins(view)
+    rows = len({(item, at) for item, _, at in changes})
+    assert bins is not None
+    assert bins.count == rows // 3
+    sales = []
+    for n in range(400):
+        sales.append((n, chance.choice("abcx"), moment(chance.randint(-5, 4200))))
+    world.send("sales", *sales)
+    world.run(application(PRICES))
+    assert matched(world) == {n: valid(changes, item, at) for n, item, at in sales}
 
 
 @pytest.mark.parametrize("kind", ["changes", "versions", "known then"])

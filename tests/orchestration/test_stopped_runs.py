@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ from tests.orchestration.stopped_program import RECORDS
 KEYS = [*range(RECORDS)]
 
 
-def send(lake: str, sequence: int) -> None:
+def send(lake: str, sequence: int, stream: str = "numbers") -> None:
     streams, schema = LakeStreams(open_lake(lake)), Schema.of(**stopped_program.COLUMNS)
-    streams.create("numbers", schema=schema, key=["id"], partitions=2)
+    streams.create(stream, schema=schema, key=["id"], partitions=2)
     rows = [{"id": number, "n": sequence * 1000 + number} for number in KEYS]
     streams.append(
-        "numbers", pa.Table.from_pylist(rows, schema.to_arrow()), producer="t", sequence=sequence
+        stream, pa.Table.from_pylist(rows, schema.to_arrow()), producer="t", sequence=sequence
     )
 
 
@@ -52,6 +53,21 @@ class SentFile:
     def get_all(self, keys: list[int]) -> dict[int, int]:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         return {int(key): int(n) for key, n in (line.split() for line in lines)}
+
+
+@dataclass
+class Marked:
+    """The marks in a table of at least `least`, by id."""
+
+    table: BlockingTable[Any, Any, Any]
+    least: int = 0
+
+    def get_all(self, keys: list[int]) -> dict[int, int]:
+        found = {}
+        for key, row in self.table.get_all(keys).items():
+            if row["mark"] >= self.least:
+                found[key] = row["mark"]
+        return found
 
 
 def run(environment: Mapping[str, str], *more: str) -> str:
@@ -79,7 +95,9 @@ def server_of(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @contextmanager
 def stopped(
-    environment: Mapping[str, str], table: BlockingTable[Any, Any, Any] | SentFile, log: Path
+    environment: Mapping[str, str],
+    table: BlockingTable[Any, Any, Any] | SentFile | Marked,
+    log: Path,
 ) -> Iterator[Any]:
     """Yield a run that was stopped, with all its processes, after it had written some records."""
     with log.open("w") as output:
@@ -164,3 +182,32 @@ def test_a_sink_that_was_stopped_within_a_call_sends_nothing_once_it_goes_on(
     assert written < RECORDS
     assert "RunLeaseLostError" in log.read_text() or "was lost" in log.read_text()
     assert sent.get_all(KEYS) == {number: 2000 + number for number in KEYS}
+
+
+@pytest.mark.lengthy
+def test_a_restatement_that_was_stopped_writes_no_former_result_once_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    lake, log = str(tmp_path / "lake"), tmp_path / "first.log"
+    own = {"ADJUNCT_LAKE": lake, "ADJUNCT_RUN_TTL": "3", "TABLE": "restated", "ENGINE": "auto"}
+    environment = without_kept_processes(os.environ) | own
+    send(lake, 1)
+    send(lake, 1, "marks")
+    run(environment)
+    function = stopped_program.store("restated", lake)
+    with BlockingTable(RemoteTable("records", key="id", read_function=function)) as table:
+        marked = Marked(table)
+        assert marked.get_all(KEYS) == {number: 1000 + number for number in KEYS}
+        send(lake, 2, "marks")
+        marked.least = 2000
+        with stopped(environment, marked, log) as first:
+            written = len(marked.get_all(KEYS))
+            assert "is taken over from run cli-" in run(environment)
+            assert marked.get_all(KEYS) == {number: 2000 + number for number in KEYS}
+            send(lake, 3, "marks")
+            run(environment)
+            os.killpg(first.pid, signal.SIGCONT)
+            assert first.wait(60) != 0, log.read_text()
+        assert 0 < written < RECORDS
+        assert "RunLeaseLostError" in log.read_text() or "was lost" in log.read_text()
+        assert marked.get_all(KEYS) == {number: 3000 + number for number in KEYS}

@@ -563,7 +563,9 @@ rejected(restating(after=send_to(newest_levels())))
 planned(restating(after=send_to(by_shop)))
 rejected(restating(after=send_to(by_shop), how="inner"))
 rejected(restating(after=keep(by_shop, "level", set={"shop": "shop"})))
-rejected(restating(after=keep(newest_levels(idempotent=True), "visitor", add={"spent": "spent"})))
+added = {"key": "visitor", "add": {"spent": "spent"}}
+rejected(restating(after=keep(newest_levels(idempotent=True), **added)))
+rejected(restating(after=keep(newest_levels(newest_by="shop"), **added)))
 
 
 # Stream joins
