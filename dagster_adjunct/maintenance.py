@@ -23,3 +23,6 @@ from dagster_adjunct.orchestration.maintenance.rename import RenameReport as Ren
 from dagster_adjunct.orchestration.maintenance.rename import (
     rename_application as rename_application,
 )
+from dagster_adjunct.resources.file_streams.table_changes import (
+    begin_changes_again as begin_changes_again,
+)

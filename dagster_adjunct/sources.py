@@ -12,3 +12,5 @@ from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot as QueryS
 from dagster_adjunct.assets.declaration.snapshots import Snapshot as Snapshot
 from dagster_adjunct.assets.declaration.table_versions import DeltaVersions as DeltaVersions
 from dagster_adjunct.assets.declaration.table_versions import IcebergVersions as IcebergVersions
+from dagster_adjunct.resources.file_streams.table_changes import delta_changes as delta_changes
+from dagster_adjunct.resources.file_streams.table_changes import iceberg_changes as iceberg_changes

@@ -1,1 +1,1 @@
-"""Files, a Delta table and Iceberg tables as inputs, reference data and output of an application."""
+"""Files, Delta and Iceberg tables as inputs, reference data and output of an application."""

@@ -1,6 +1,10 @@
-"""What was bought by country and day, by DuckDB: python -m dagster_adjunct.examples.purchases.report"""
+"""What was bought by country and day, as DuckDB reads it:
+python -m dagster_adjunct.examples.purchases.report
+"""
 
 from __future__ import annotations
+
+import sys
 
 import duckdb
 from pyiceberg.catalog import load_catalog
@@ -15,7 +19,7 @@ def main() -> None:
     purchases = load_catalog("shop").load_table("shop.purchases").scan().to_arrow()
     database = duckdb.connect()
     database.register("purchases", purchases)
-    print(database.sql(QUERY))
+    sys.stdout.write(f"{database.sql(QUERY)}\n")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from dagster_adjunct.orchestration.code_location.op_work import run_work
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.submission import Host
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.resources.objects.lake import Lake
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.generation import Runtime
@@ -291,7 +290,7 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
             if report.batches > 1 or config.follow_seconds:
                 report_datasets()
             described = assets.describe_outputs(op, report, planned, waiting)
-        yield from assets.report_outputs(op, report, described)
+        yield from assets.report_outputs(op, report, described, began)
 
     return step
 
