@@ -41,7 +41,7 @@ from dlt.common.schema.utils import (
     is_complete_column,
 )
 from dlt.common.storages import FileStorage
-from dlt.common.storages.load_package import LoadPackageStateInjectableContext
+from dlt.common.storages.load_package import LoadPackageStateInjectableContext, PackageStorage
 
 from dagster_adjunct.assets.exchange.dlt_appends import LoadAppends, TableLoad
 from dagster_adjunct.assets.exchange.dlt_loads import TABLE, LoadLog
@@ -240,7 +240,8 @@ class LakeClient(JobClientBase, WithStateSync):
         return _EmptyJob(file_path)
 
     def complete_load(self, load_id: str) -> None:
-        files = _files_by_table(load_id)
+        storage = Container()[LoadPackageStateInjectableContext].storage
+        files = _files_by_table(storage, load_id)
         pipeline = dlt.current.pipeline().pipeline_name
         appends = LoadAppends(self._target, pipeline, load_id, _sequence_of(load_id))
         state = self._read_state(files.pop(self.schema.state_table_name, []))
@@ -261,6 +262,7 @@ class LakeClient(JobClientBase, WithStateSync):
             "schema_engine_version": self.schema.ENGINE_VERSION,
             "schema_hash": self.schema.stored_version_hash,
             "schema": dlt_json.dumps(self.schema.to_dict()),
+            "pending": [each for each in storage.list_packages() if each != load_id],
             **state,
         }
         self._log.add(load, f"{appends.producer}:{self.schema.name}", appends.sequence)
@@ -300,9 +302,7 @@ class LakeClient(JobClientBase, WithStateSync):
 
     def get_stored_state(self, pipeline_name: str) -> StateInfo | None:
         self._require_log()
-        load = self._log.find(
-            lambda each: each["pipeline"] == pipeline_name and each["state"] is not None
-        )
+        load = self._log.find_state(pipeline_name)
         if load is None:
             return None
         return StateInfo(
@@ -373,9 +373,8 @@ def _sequence_of(load_id: str) -> int:
     return int(sequence)
 
 
-def _files_by_table(load_id: str) -> dict[str, list[Path]]:
+def _files_by_table(storage: PackageStorage, load_id: str) -> dict[str, list[Path]]:
     """Return the files of the load by table, in the order in which dlt wrote them."""
-    storage = Container()[LoadPackageStateInjectableContext].storage
     files: dict[str, list[Path]] = {}
     for state, job in storage.list_all_jobs_with_states(load_id):
         path = storage.get_job_file_path(load_id, state, job.file_name())

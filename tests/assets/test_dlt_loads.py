@@ -29,11 +29,12 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     StreamExistsError,
 )
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.loads import Machine, resource
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 pytestmark = pytest.mark.lengthy  # dlt writes and moves many files
 
@@ -430,6 +431,41 @@ def test_incremental_cursors_go_on_on_another_machine(machine: Machine, tmp_path
     source.append({"id": 8, "at": 8})
     machine.run(orders())  # its local state is older than what the other machine has loaded
     assert machine.records("orders") == source
+
+
+def test_cursors_of_a_source_do_not_go_on_before_its_load_is_finished(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """dlt writes the state of two sources with the load of the first one; then the machine is
+    lost.
+    """
+
+    def source(name: str, rows: list[Any]) -> Any:
+        @dlt.source(name=name)
+        def made() -> Any:
+            @dlt.resource(name=f"from_{name}")
+            def table(at: Any = BY_ID) -> Iterator[Any]:
+                yield rows
+
+            return table
+
+        return made()
+
+    def sources(count: int) -> list[Any]:
+        return [source(name, [{"id": i} for i in range(count)]) for name in ("a", "b")]
+
+    machine.run(sources(1))
+    store = FaultyStore(
+        machine.lake.store, [Fault("*", 1, "crash-before", below="streams/raw-from_b")]
+    )
+    with pytest.raises((Crash, PipelineStepFailed)):
+        machine.run(sources(2), lake=Lake(store, machine.lake.id))
+    loads = machine.records("_dlt_loads")
+    assert loads[-1]["state"] is not None
+    another = Machine(machine.lake, tmp_path / "another")
+    another.run(sources(3))
+    for name in ("a", "b"):
+        assert {row["id"] for row in machine.records(f"from_{name}")} == {0, 1, 2}
 
 
 def test_a_pipeline_that_finds_another_lake_loads_all_again(
