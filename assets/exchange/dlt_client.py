@@ -9,6 +9,7 @@ the tables (`dlt_appends.py`), and then records the load with the state of the p
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -40,7 +41,7 @@ from dlt.common.schema.utils import (
     is_complete_column,
 )
 from dlt.common.storages import FileStorage
-from dlt.common.storages.load_package import LoadPackageStateInjectableContext
+from dlt.common.storages.load_package import LoadPackageStateInjectableContext, PackageStorage
 
 from dagster_adjunct.assets.exchange.dlt_appends import LoadAppends, TableLoad
 from dagster_adjunct.assets.exchange.dlt_loads import TABLE, LoadLog
@@ -169,7 +170,8 @@ class LakeClient(JobClientBase, WithStateSync):
         tables = super().verify_schema(only_tables, new_jobs)  # type: ignore[arg-type]
         self._check_names(new_jobs or ())
         for table in tables:
-            self._check_hints(table)
+            self._check_table(table)
+            self._check_merge(table)
         return tables
 
     def _check_names(self, new_jobs: Iterable[Any]) -> None:
@@ -185,8 +187,25 @@ class LakeClient(JobClientBase, WithStateSync):
                 step = "Rename one of them in the source: resource.with_name(…), table_name=…"
                 raise ConfigurationError(problem, step, stream=f"lake.{stream}")
 
-    def _check_hints(self, table: Any) -> None:
-        """Raise ConfigurationError for write dispositions that no records can express."""
+    def _check_table(self, table: Any) -> None:
+        """Raise ConfigurationError for a table whose rows would be lost, or would lose whose parts
+        they are.
+        """
+        name = table["name"]
+        if "parent" in table:
+            problem = f"dlt makes a table {name!r} of nested values of {table['parent']!r}."
+            step = (
+                "Leave out max_table_nesting of the resource and the source, so that they stay"
+                " nested."
+            )
+            raise ConfigurationError(problem, step, argument="max_table_nesting")
+        own = (self.schema.version_table_name, self.schema.loads_table_name)
+        if self._is_internal(name) and name not in (*own, self.schema.state_table_name):
+            problem = f"the dlt table {name!r} has a name of dlt's own tables."
+            raise ConfigurationError(problem, "Rename the resource.", argument="name")
+
+    def _check_merge(self, table: Any) -> None:
+        """Raise ConfigurationError for merges that no records can express."""
         if table.get("write_disposition") != "merge":
             return
         name = table["name"]
@@ -221,7 +240,8 @@ class LakeClient(JobClientBase, WithStateSync):
         return _EmptyJob(file_path)
 
     def complete_load(self, load_id: str) -> None:
-        files = _files_by_table(load_id)
+        storage = Container()[LoadPackageStateInjectableContext].storage
+        files = _files_by_table(storage, load_id)
         pipeline = dlt.current.pipeline().pipeline_name
         appends = LoadAppends(self._target, pipeline, load_id, _sequence_of(load_id))
         state = self._read_state(files.pop(self.schema.state_table_name, []))
@@ -242,6 +262,7 @@ class LakeClient(JobClientBase, WithStateSync):
             "schema_engine_version": self.schema.ENGINE_VERSION,
             "schema_hash": self.schema.stored_version_hash,
             "schema": dlt_json.dumps(self.schema.to_dict()),
+            "pending": [each for each in storage.list_packages() if each != load_id],
             **state,
         }
         self._log.add(load, f"{appends.producer}:{self.schema.name}", appends.sequence)
@@ -281,9 +302,7 @@ class LakeClient(JobClientBase, WithStateSync):
 
     def get_stored_state(self, pipeline_name: str) -> StateInfo | None:
         self._require_log()
-        load = self._log.find(
-            lambda each: each["pipeline"] == pipeline_name and each["state"] is not None
-        )
+        load = self._log.find_state(pipeline_name)
         if load is None:
             return None
         return StateInfo(
@@ -354,9 +373,8 @@ def _sequence_of(load_id: str) -> int:
     return int(sequence)
 
 
-def _files_by_table(load_id: str) -> dict[str, list[Path]]:
+def _files_by_table(storage: PackageStorage, load_id: str) -> dict[str, list[Path]]:
     """Return the files of the load by table, in the order in which dlt wrote them."""
-    storage = Container()[LoadPackageStateInjectableContext].storage
     files: dict[str, list[Path]] = {}
     for state, job in storage.list_all_jobs_with_states(load_id):
         path = storage.get_job_file_path(load_id, state, job.file_name())
@@ -367,23 +385,23 @@ def _files_by_table(load_id: str) -> dict[str, list[Path]]:
 
 
 def _read_file(path: Path) -> Rows | pa.Table:
-    """Return the rows of a file of a load package."""
-    if ".parquet" in path.suffixes:
-        import pyarrow.parquet as pq
+    """Return the rows of a file of a load package. Raises SchemaMismatchError if it is damaged."""
+    try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet as pq
 
-        return pq.read_table(path)
-    return [*_read_rows(path)]
+            return pq.read_table(path)
+        return [*_read_rows(path)]
+    except (ValueError, EOFError, OSError, zlib.error) as error:  # Arrow's errors are two of them
+        problem = f"the file {path.name} of the dlt load is damaged or gone: {error}."
+        step = "Abort the load (pipeline.abort_packages()), and run the pipeline again."
+        raise SchemaMismatchError(problem, step, url=str(path)) from error
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
     with FileStorage.open_zipsafe_ro(str(path)) as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                found = dlt_json.typed_loads(line)
-            except ValueError as error:
-                problem = f"line {number} of {path.name} in the dlt load is damaged: {error}."
-                step = "Drop the load (pipeline.abort_packages()), and run the pipeline."
-                raise SchemaMismatchError(problem, step, url=str(path)) from error
+        for line in lines:
+            found = dlt_json.typed_loads(line)
             if isinstance(found, dict):
                 yield found
             else:

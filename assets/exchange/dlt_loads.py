@@ -34,6 +34,7 @@ _COLUMNS = Schema.of(
     state_hash="string",
     state_created_at="timestamp",
     state="string",
+    pending="array<string>",
 )
 _PART = 500
 
@@ -71,6 +72,21 @@ class LoadLog:
         if newest is not None and newest["schema_hash"] == load["schema_hash"]:
             load = {**load, "schema": None}
         self._streams.append(self._stream, [load], producer=producer, sequence=sequence)
+
+    def find_state(self, pipeline: str) -> Load | None:
+        """Return the newest load with a state of the pipeline that is not newer than the data.
+
+        dlt writes the state of all sources of a run with the load of the first one; `pending` are
+        the others, which have to be finished, too.
+        """
+        finished: set[str] = set()
+        for load in self._newest_first():
+            if load["pipeline"] != pipeline:
+                continue
+            if load["state"] is not None and finished.issuperset(load["pending"] or ()):
+                return load
+            finished.add(load["load_id"])
+        return None
 
     def find(self, is_wanted: Callable[[Load], bool]) -> Load | None:
         """Return the newest load that is wanted, None if there is none."""

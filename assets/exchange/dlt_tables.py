@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from typing import Any
@@ -90,8 +91,27 @@ def choose_columns(
             problem = f"{table.what}: its stream had a column {name!r}, which was {former[name]}."
             step = "Leave the column out of the source, or give it another name there."
             raise SchemaMismatchError(problem, step, column=name)
-        fields[name] = Field(name, type_, before is not None and before.sensitive)
-    return Schema(tuple(fields.values()))
+        with _naming(table):
+            fields[name] = Field(name, type_, before is not None and before.sensitive)
+    if not fields:
+        problem = f"{table.what} has no column with a value yet, so that nothing can be stored."
+        step = "Give the resource the types of its columns (columns=), or leave such rows out."
+        raise SchemaMismatchError(problem, step, argument="columns")
+    with _naming(table):
+        return Schema(tuple(fields.values()))
+
+
+@contextmanager
+def _naming(table: LoadedTable) -> Iterator[None]:
+    """Have errors name the table."""
+    try:
+        yield
+    except SchemaMismatchError as error:
+        step = (
+            "Convert the column in the source, or declare its type in schemas= of lake_destination:"
+            " for objects a map, or string for the text of their JSON."
+        )
+        raise error.reworded(f"{table.what}: {error.problem}", step) from error
 
 
 def _choose_type(
@@ -99,7 +119,15 @@ def _choose_type(
 ) -> str | None:
     name = column["name"]
     if declared is not None and name in declared:
-        return declared.field(name).type
+        wanted = declared.field(name).type
+        if stored is not None and not is_widening(stored.type, wanted):
+            problem = (
+                f"{table.what}: schemas= declares column {name!r} as {wanted}, but its stream has"
+                f" {stored.type}."
+            )
+            step = "Declare the type of the stream, or load into streams of another prefix."
+            raise SchemaMismatchError(problem, step, column=name)
+        return wanted
     if column["data_type"] == "json":
         return _choose_nested_type(table, name, stored)
     found = _simple_type(table, column)
@@ -128,20 +156,24 @@ def _arrow_type_of(table: LoadedTable, name: str) -> Type | None:
         if isinstance(file, pa.Table) and name in file.column_names:
             kind = file.column(name).type
             if not _is_text(kind) and not pt.is_null(kind):
-                return tree_from_arrow(_in_microseconds(kind), name)
+                return tree_from_arrow(_stored_kind(kind), name)
     return None
 
 
-def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """Return a nested Arrow type with the types of streams for times."""
+def _stored_kind(kind: pa.DataType) -> pa.DataType:
+    """Return a nested Arrow type with types that streams have: for times, and for integers without
+    a sign.
+    """
     if pt.is_timestamp(kind):
         return pa.timestamp("us", tz="UTC")
+    if pt.is_unsigned_integer(kind):
+        return {8: pa.int16(), 16: pa.int32()}.get(kind.bit_width, pa.int64())
     if pt.is_struct(kind):
-        return pa.struct([(field.name, _in_microseconds(field.type)) for field in kind])
+        return pa.struct([(field.name, _stored_kind(field.type)) for field in kind])
     if pt.is_list(kind) or pt.is_large_list(kind):
-        return pa.list_(_in_microseconds(kind.value_type))
+        return pa.list_(_stored_kind(kind.value_type))
     if pt.is_map(kind):
-        return pa.map_(kind.key_type, _in_microseconds(kind.item_type))
+        return pa.map_(kind.key_type, _stored_kind(kind.item_type))
     return kind
 
 

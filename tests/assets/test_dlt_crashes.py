@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dlt.pipeline.exceptions import PipelineStepFailed
 
+from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from tests.assets.loads import Machine, resource
 from tests.faulty_store import Crash, Fault, FaultyStore, deaths
@@ -117,3 +119,21 @@ def test_other_loads_in_between_change_nothing_of_a_repeated_one(tmp_path: Path)
     expected = everything(machine)
     backup.pipeline().load()
     assert everything(machine) == expected
+
+
+def test_a_damaged_file_of_a_load_is_named_and_nothing_is_added(tmp_path: Path) -> None:
+    machine = prepared(tmp_path)
+    expected = everything(machine)
+    pipeline = machine.pipeline()
+    pipeline.extract(tables(SECOND))
+    pipeline.normalize()
+    (file,) = (machine.folder / "shop/load/normalized").rglob("plans.*.gz")
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(PipelineStepFailed) as failed:
+        pipeline.load()
+    assert isinstance(failed.value.__cause__, SchemaMismatchError)
+    assert "plans." in failed.value.__cause__.problem
+    assert everything(machine) == expected
+    machine.pipeline().abort_packages()
+    machine.run(tables(SECOND))
+    assert len(machine.records("events")) == 4

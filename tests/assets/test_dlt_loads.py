@@ -6,6 +6,8 @@ import csv
 import datetime as dt
 import json
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from decimal import Decimal
@@ -27,11 +29,12 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     StreamExistsError,
 )
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.loads import Machine, resource
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 pytestmark = pytest.mark.lengthy  # dlt writes and moves many files
 
@@ -236,6 +239,60 @@ def test_columns_that_were_dropped_do_not_come_back(machine: Machine) -> None:
     assert error.column == "a"
 
 
+@pytest.mark.parametrize(
+    ("data", "column"),
+    [
+        ([{"id": 1, "v": {"a": 1, "A": 2}}], "v"),
+        ([{"id": 1, "v": {"": 1}}], "v"),
+        (pa.table({"id": pa.array([2**64 - 1], pa.uint64())}), "id"),
+        (pa.table({"v": pa.array([[(1, 2)]], pa.map_(pa.int32(), pa.int32()))}), "v"),
+        ([{"v": []}], None),
+    ],
+)
+def test_what_no_stream_can_hold_is_refused_by_name(
+    machine: Machine, data: Any, column: str | None
+) -> None:
+    error = refused(machine, resource(data), SchemaMismatchError)
+    assert "'orders'" in error.problem
+    assert error.column == column
+    assert "raw-orders" not in machine.streams.list_streams()
+
+
+def test_nested_integers_without_a_sign_are_stored(machine: Machine) -> None:
+    row = {"b": 255, "h": [65535], "w": 2**32 - 1, "g": 2**63 - 1}
+    kinds = {"b": pa.uint8(), "h": pa.list_(pa.uint16()), "w": pa.uint32(), "g": pa.uint64()}
+    machine.run(resource(pa.table({"v": pa.array([row], pa.struct([*kinds.items()]))})))
+    assert machine.records("orders") == [{"v": row}]
+
+
+def test_a_declared_type_that_the_stream_does_not_have_is_refused(machine: Machine) -> None:
+    machine.run(resource([{"id": 1}]))
+    machine.options = {"schemas": {"orders": Schema.of(id="string")}}
+    assert refused(machine, resource([{"id": 2}]), SchemaMismatchError).column == "id"
+
+
+def test_tables_of_nested_values_are_refused(machine: Machine) -> None:
+    rows = [{"id": 1, "lines": [{"sku": "a"}]}]
+    error = refused(machine, resource(rows, max_table_nesting=1), ConfigurationError)
+    assert "orders__lines" in error.problem
+    assert "raw-orders" not in machine.streams.list_streams()
+
+
+def test_a_table_with_a_name_of_dlts_own_is_refused(machine: Machine) -> None:
+    refused(machine, resource([{"id": 1}], "_dlt_orders"), ConfigurationError)
+
+
+def test_a_first_replacement_without_rows_and_columns_makes_no_stream(machine: Machine) -> None:
+    machine.run(resource([], write_disposition="replace", primary_key="id"))
+    assert "raw-orders" not in machine.streams.list_streams()
+
+
+def test_nothing_of_dlt_is_imported_before_it_is_used() -> None:
+    code = "import sys, dagster_adjunct.dlt; print('dlt' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 # -- merge, replace and append
 
 
@@ -272,6 +329,17 @@ def test_what_is_merged_is_applied_by_an_unbounded_dataset(machine: Machine, wor
                 expected[i] = v
         assert orders_by_id(machine, world) == expected
     assert machine.streams.info("raw-orders").partitions == 2
+
+
+def test_the_last_row_of_a_key_counts_in_a_load_of_many_files(
+    machine: Machine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NORMALIZE__DATA_WRITER__FILE_MAX_ITEMS", "2")
+    monkeypatch.setenv("NORMALIZE__DATA_WRITER__BUFFER_MAX_ITEMS", "2")
+    rows = ({"id": i % 5, "v": str(i)} for i in range(40))
+    machine.run(resource(rows, write_disposition="merge", primary_key="id"))
+    assert orders_by_id(machine, world) == {i: str(35 + i) for i in range(5)}
+    assert len(machine.records("orders")) == 40
 
 
 @pytest.mark.parametrize(("order", "kept"), [("asc", "low"), ("desc", "high")])
@@ -363,6 +431,41 @@ def test_incremental_cursors_go_on_on_another_machine(machine: Machine, tmp_path
     source.append({"id": 8, "at": 8})
     machine.run(orders())  # its local state is older than what the other machine has loaded
     assert machine.records("orders") == source
+
+
+def test_cursors_of_a_source_do_not_go_on_before_its_load_is_finished(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """dlt writes the state of two sources with the load of the first one; then the machine is
+    lost.
+    """
+
+    def source(name: str, rows: list[Any]) -> Any:
+        @dlt.source(name=name)
+        def made() -> Any:
+            @dlt.resource(name=f"from_{name}")
+            def table(at: Any = BY_ID) -> Iterator[Any]:
+                yield rows
+
+            return table
+
+        return made()
+
+    def sources(count: int) -> list[Any]:
+        return [source(name, [{"id": i} for i in range(count)]) for name in ("a", "b")]
+
+    machine.run(sources(1))
+    store = FaultyStore(
+        machine.lake.store, [Fault("*", 1, "crash-before", below="streams/raw-from_b")]
+    )
+    with pytest.raises((Crash, PipelineStepFailed)):
+        machine.run(sources(2), lake=Lake(store, machine.lake.id))
+    loads = machine.records("_dlt_loads")
+    assert loads[-1]["state"] is not None
+    another = Machine(machine.lake, tmp_path / "another")
+    another.run(sources(3))
+    for name in ("a", "b"):
+        assert {row["id"] for row in machine.records(f"from_{name}")} == {0, 1, 2}
 
 
 def test_a_pipeline_that_finds_another_lake_loads_all_again(
