@@ -586,12 +586,29 @@ def _restore_step(path: str) -> str:
 
 @contextmanager
 def _as_admitted(path: str = "FILE") -> Iterator[None]:
-    """Raise AdmittedFileError for a file, of this path, that is not as it was admitted."""
+    """Raise AdmittedFileError for a file, of this path, that is not as it was admitted, and say
+    what to do about one with values that do not fit.
+    """
     try:
         yield
-    except (errors.SourceChangedError, errors.SchemaMismatchError) as error:
-        step = _restore_step(path)
-        raise errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost") from error
+    except errors.SchemaMismatchError as error:
+        if error.column is None:  # the file is damaged
+            raise _lost_error(error, path) from error
+        step = (
+            f"{error.next_step} To go on without the file: adjunct stream set-aside STREAM"
+            f" {shlex.quote(path)} --reason …."
+        )
+        raise error.reworded(error.problem, step) from error
+    except errors.SourceChangedError as error:
+        raise _lost_error(error, path) from error
+
+
+def _lost_error(
+    error: errors.SchemaMismatchError | errors.SourceChangedError, path: str
+) -> errors.AdmittedFileError:
+    """Return the error of an admitted file that can't be read as it was admitted."""
+    step = _restore_step(path)
+    return errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost")
 
 
 def _read_partition(
