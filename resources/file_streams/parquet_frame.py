@@ -31,6 +31,7 @@ from dagster_adjunct.resources.spark.tasks import raise_error_column
 from dagster_adjunct.resources.spark.tuning import bigint_array
 from dagster_adjunct.resources.streams.system import OFFSET, TIMESTAMP
 from dagster_adjunct.resources.threads import map_in_threads
+from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -76,12 +77,15 @@ def read_whole_files(
             return None
         frames.append(frame)
 
-    def check(file: AdmittedFile) -> None:
-        declared.tree.check(ListedFile(file.path, file.size, file.etag, file.modified_at))
+    def check(file: AdmittedFile) -> tuple[str, str]:
+        listed = ListedFile(file.path, file.size, file.etag, file.modified_at)
+        # The same contents may have been written again since the file was admitted.
+        modified = to_microseconds(declared.tree.check(listed)) // 1000
+        return spark_url(declared.tree, file.path), f"{file.size} {modified}"
 
-    map_in_threads(check, files, _THREADS)
+    facts = dict(map_in_threads(check, files, _THREADS))
     records = reduce(lambda one, other: one.unionByName(other), frames)
-    return records.unionByName(_checks(spark, declared, files, records))
+    return records.unionByName(_checks(spark, facts, records))
 
 
 class _Places(NamedTuple):
@@ -232,17 +236,12 @@ def _require(value: Column, type_: Type) -> Column:
     return check
 
 
-def _checks(
-    spark: SparkSession, declared: DeclaredFiles, files: Sequence[AdmittedFile], records: DataFrame
-) -> DataFrame:
+def _checks(spark: SparkSession, facts: Mapping[str, str], records: DataFrame) -> DataFrame:
     """Return a frame without rows, with the columns of `records`, which fails when it is read if a
-    file has another size or time of modification by then.
+    file has another size or time of modification by then than those in `facts`, by URL.
     """
-    urls = {spark_url(declared.tree, file.path): file for file in files}
-    pairs = []
-    for url, file in urls.items():
-        pairs += [F.lit(url), F.lit(f"{file.size} {file.modified // 1000}")]
-    scan = spark.read.format("binaryFile").load(list(urls))
+    pairs = [F.lit(text) for item in facts.items() for text in item]
+    scan = spark.read.format("binaryFile").load(list(facts))
     path = F.regexp_replace("path", "^file:/+", "file:///")
     found = F.concat_ws(" ", "length", F.unix_millis("modificationTime"))
     problem = F.concat(path, F.lit(" has changed since it was admitted."))

@@ -83,8 +83,10 @@ class FileTree(Protocol):
     def on_disk(self, file: ListedFile) -> contextlib.AbstractContextManager[Path]:
         """Provide the file under a local path within the context."""
 
-    def check(self, file: ListedFile) -> None:
-        """Raise SourceChangedError if the file is not as it was listed, without reading it."""
+    def check(self, file: ListedFile) -> datetime:
+        """Return when the file was modified, without reading it. Raises SourceChangedError if its
+        contents are not those that were listed.
+        """
 
     def absence(self) -> str:
         """Return why there are no files: that the folder does not exist, "" if it does."""
@@ -251,7 +253,7 @@ class LocalTree:
                 error, error.filename or self.url, f"files in {self.url}"
             ) from error
 
-    def check(self, file: ListedFile) -> None:
+    def check(self, file: ListedFile) -> datetime:
         path = Path(self.root) / file.path
         try:
             with self._translate(path):
@@ -260,6 +262,7 @@ class LocalTree:
             raise source_changed_error(self, file, "is gone") from None
         if now.etag != file.etag:
             raise source_changed_error(self, file, "was overwritten")
+        return now.modified
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,18 +344,18 @@ class S3Tree:
                 self._get(file, save)
             yield path
 
-    def check(self, file: ListedFile) -> None:
-        def request() -> str:
-            return self._client().head_object(Bucket=self.bucket, Key=self.prefix + file.path)[
-                "ETag"
-            ]
+    def check(self, file: ListedFile) -> datetime:
+        def request() -> Any:
+            return self._client().head_object(Bucket=self.bucket, Key=self.prefix + file.path)
 
         try:
-            etag = self._ask("HEAD", file.path, request).strip('"')
+            now = self._ask("HEAD", file.path, request)
         except errors.ObjectNotFoundError:
             raise source_changed_error(self, file, "is gone") from None
-        if etag != file.etag:
+        if now["ETag"].strip('"') != file.etag:
             raise source_changed_error(self, file, "was replaced")
+        modified: datetime = now["LastModified"]
+        return modified
 
     def absence(self) -> str:
         from dagster_adjunct.resources.objects.s3_store import list_objects
