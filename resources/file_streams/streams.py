@@ -592,7 +592,7 @@ def _as_admitted(path: str = "FILE") -> Iterator[None]:
     try:
         yield
     except errors.SchemaMismatchError as error:
-        if error.column is None:  # the file is damaged
+        if error.column is None and error.line is None:  # the file is damaged
             raise _lost_error(error, path) from error
         step = (
             f"{error.next_step} To go on without the file: adjunct stream set-aside STREAM"
