@@ -40,6 +40,7 @@ def put_some(place: Landing, first: int, count: int) -> None:
         place.put(f"{number:04}", lines(number))
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("listing", ["all", "after-last"])
 @pytest.mark.usefixtures("small_pages")
 def test_whatever_dies_each_file_is_admitted_once(landing: LocalLanding, listing: str) -> None:
