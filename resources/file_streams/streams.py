@@ -259,7 +259,8 @@ class FileStreams(NumberedOffsets):
             if before is not None:
                 declaration.check_stored(f"{self.name}.{stream}", before)
             state = before or FileLogState.empty(declaration)
-            found = feed.find(_Known(log, state, all_files))
+            with _naming_stream(f"{self.name}.{stream}"):
+                found = feed.find(_Known(log, state, all_files))
             after = state
             if found.files or found.cursor != state.cursor:
                 after = log.add(state, found.files, found.cursor)
@@ -424,8 +425,10 @@ class FileStreams(NumberedOffsets):
         names = list(columns if columns is not None else declaration.columns.names)
         read = partial(_read_piece, declaration.feed(self.lake), names)
         tables = [_empty_table(declaration.columns, names)]
-        for found in map_in_threads(read, self._pieces(ranges), _THREADS):
-            tables += found
+        pieces = self._pieces(ranges)
+        with _naming_stream(f"{self.name}.{stream}"):
+            for found in map_in_threads(read, pieces, _THREADS):
+                tables += found
         return pa.concat_tables(tables)
 
     def read(
@@ -521,6 +524,16 @@ def _without_known(waiting: Mapping[str, str], known: _Known) -> dict[str, str]:
     """Return why files wait, without files that were admitted before."""
     before = known.among(waiting)
     return {path: why for path, why in waiting.items() if path not in before}
+
+
+@contextmanager
+def _naming_stream(stream: str) -> Iterator[None]:
+    """Put the name of the stream into the commands that errors about files suggest."""
+    try:
+        yield
+    except (errors.AdmittedFileError, errors.SchemaMismatchError) as error:
+        step = error.next_step.replace("set-aside STREAM ", f"set-aside {stream} ")
+        raise error.reworded(error.problem, step, stream=stream) from error.__cause__
 
 
 def _empty_table(schema: Any, names: Sequence[str]) -> pa.Table:
