@@ -225,7 +225,8 @@ class FolderFeed:
         rest = fresh[len(chosen) :]
         left = {*waiting, *(new.listed.path for new in rest)}
         done = [file.path for file in ready if file.path not in left]
-        more = look.more or bool(rest)
+        # Messages about files that wait are received again: no progress is made with them.
+        more = bool(rest) or (look.more and bool(files))
         return Found(files, look.cursor(done, left), waiting, look.settled(left), more)
 
     def _first_of(self, fresh: Sequence[_NewFile]) -> Sequence[_NewFile]:

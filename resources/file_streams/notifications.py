@@ -70,13 +70,14 @@ class Notifications:
         """Return what the messages in the queue say about objects below a prefix of a bucket."""
         messages: list[Message] = []
         unusable: dict[str, str] = {}
-        count = 0
-        while count < most:
-            received = self._receive()
+        seen: set[str] = set()
+        while len(seen) < most:
+            # A message may be received again: it is hidden for a while only.
+            received = [one for one in self._receive() if one["MessageId"] not in seen]
             if not received:
                 return Notified(messages, unusable)
-            count += len(received)
             for one in received:
+                seen.add(one["MessageId"])
                 try:
                     paths = _paths_of(one["Body"], bucket, prefix)
                 except ValueError as error:

@@ -259,7 +259,8 @@ class FileStreams(NumberedOffsets):
             if before is not None:
                 declaration.check_stored(f"{self.name}.{stream}", before)
             state = before or FileLogState.empty(declaration)
-            found = feed.find(_Known(log, state, all_files))
+            with _naming_stream(f"{self.name}.{stream}"):
+                found = feed.find(_Known(log, state, all_files))
             after = state
             if found.files or found.cursor != state.cursor:
                 after = log.add(state, found.files, found.cursor)
@@ -424,8 +425,10 @@ class FileStreams(NumberedOffsets):
         names = list(columns if columns is not None else declaration.columns.names)
         read = partial(_read_piece, declaration.feed(self.lake), names)
         tables = [_empty_table(declaration.columns, names)]
-        for found in map_in_threads(read, self._pieces(ranges), _THREADS):
-            tables += found
+        pieces = self._pieces(ranges)
+        with _naming_stream(f"{self.name}.{stream}"):
+            for found in map_in_threads(read, pieces, _THREADS):
+                tables += found
         return pa.concat_tables(tables)
 
     def read(
@@ -523,6 +526,16 @@ def _without_known(waiting: Mapping[str, str], known: _Known) -> dict[str, str]:
     return {path: why for path, why in waiting.items() if path not in before}
 
 
+@contextmanager
+def _naming_stream(stream: str) -> Iterator[None]:
+    """Put the name of the stream into the commands that errors about files suggest."""
+    try:
+        yield
+    except (errors.AdmittedFileError, errors.SchemaMismatchError) as error:
+        step = error.next_step.replace("set-aside STREAM ", f"set-aside {stream} ")
+        raise error.reworded(error.problem, step, stream=stream) from error.__cause__
+
+
 def _empty_table(schema: Any, names: Sequence[str]) -> pa.Table:
     columns = schema.to_arrow()
     empty = pa.schema([columns.field(name) for name in names]).empty_table()
@@ -586,12 +599,29 @@ def _restore_step(path: str) -> str:
 
 @contextmanager
 def _as_admitted(path: str = "FILE") -> Iterator[None]:
-    """Raise AdmittedFileError for a file, of this path, that is not as it was admitted."""
+    """Raise AdmittedFileError for a file, of this path, that is not as it was admitted, and say
+    what to do about one with values that do not fit.
+    """
     try:
         yield
-    except (errors.SourceChangedError, errors.SchemaMismatchError) as error:
-        step = _restore_step(path)
-        raise errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost") from error
+    except errors.SchemaMismatchError as error:
+        if error.column is None and error.line is None:  # the file is damaged
+            raise _lost_error(error, path) from error
+        step = (
+            f"{error.next_step} To go on without the file: adjunct stream set-aside STREAM"
+            f" {shlex.quote(path)} --reason …."
+        )
+        raise error.reworded(error.problem, step) from error
+    except errors.SourceChangedError as error:
+        raise _lost_error(error, path) from error
+
+
+def _lost_error(
+    error: errors.SchemaMismatchError | errors.SourceChangedError, path: str
+) -> errors.AdmittedFileError:
+    """Return the error of an admitted file that can't be read as it was admitted."""
+    step = _restore_step(path)
+    return errors.AdmittedFileError(error.problem, step, file=error.file, rule="lost")
 
 
 def _read_partition(

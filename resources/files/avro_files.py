@@ -138,10 +138,8 @@ def _stored_columns(blocks: Any, columns: DeclaredColumns, where: str) -> _Store
 
     schema = expand_schema(json.loads(blocks.metadata["avro.schema"]))
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise SchemaMismatchError(
-            f"{where}: its schema is {json.dumps(schema)[:100]}, which has no columns.",
-            "Deliver files of records.",
-        )
+        found = json.dumps(schema)[:100]
+        raise unreadable_file_error(where, ValueError(f"its schema is {found}, which is no record"))
     types = {field["name"]: avro_type(field["type"]) for field in schema["fields"]}
     sources = columns.match([field["name"] for field in schema["fields"]], where)
     columns.check_types(types, sources, where)

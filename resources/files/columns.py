@@ -15,6 +15,7 @@ from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pc, pt
 from dagster_adjunct.resources.schemas.arrow_values import as_lists, build_lists, build_maps
 from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.schema import Field as Column
 from dagster_adjunct.resources.schemas.schema import (
     Schema,
     check_column_names,
@@ -164,6 +165,14 @@ class DeclaredColumns:
                 return "" if self.ignores_undeclared else None
             name = after[0]
         return name
+
+    def leads_nowhere(self, path: str) -> bool:
+        """Return whether a column with this older name is not one of the declared ones now. Paths
+        of members may lead through older names of their columns, and are not looked up.
+        """
+        is_member = any(parent for parent, _ in _split(path))
+        known = self.declared_name(_unquote(path), self._struct, _Place())
+        return not is_member and known is None
 
     # -- what a file has
 
@@ -346,7 +355,7 @@ class DeclaredColumns:
         for member in struct.members:
             declared = self.declared_name(member.name, self._struct, _Place()) or member.name
             sensitive = self.schema.field(declared).sensitive
-            fields.append(_field(member, sensitive=sensitive))
+            fields.append(Column(member.name, str(member.type), sensitive))
         return replace(self, schema=Schema(tuple(fields)))
 
     def _add_older_names(self, declared: Any, place: _Place) -> Any:
@@ -416,9 +425,16 @@ class DeclaredColumns:
 
 def check_rules(schema: Schema, rules: ColumnRules, what: str) -> None:
     """Raise SchemaMismatchError for rules that contradict the declared columns."""
-    columns = DeclaredColumns(schema, ColumnRules())
+    columns = DeclaredColumns(schema, rules)
+    for path, name in rules.renamed.items():
+        if columns.leads_nowhere(path):
+            raise SchemaMismatchError(
+                f"{what}: {path} is renamed to {name}, which is neither declared nor dropped.",
+                f"Correct the name, or add {name} to drop.",
+                column=path,
+            )
     for path in [*rules.renamed, *rules.drop]:
-        if _has(columns, path):
+        if schema.column_of(path) is not None:
             done = "dropped" if path in rules.drop else f"renamed to {rules.renamed[path]}"
             raise SchemaMismatchError(
                 f"{what}: {path} is {done}, but declared too.",
@@ -440,11 +456,6 @@ def evolution_problems(stored: Schema, declared: Schema, rules: ColumnRules) -> 
     return problems
 
 
-def _has(columns: DeclaredColumns, path: str) -> bool:
-    """Whether there is a column, or a member of a struct, with this path."""
-    return columns.schema.column_of(path) is not None
-
-
 def _add_part(parts: dict[str, pa.Array], name: str, values: Any, path: str) -> None:
     """Add values of a column or member, of which a record may have some under another name."""
     if name in parts:
@@ -452,12 +463,6 @@ def _add_part(parts: dict[str, pa.Array], name: str, values: Any, path: str) -> 
             raise TwoNamesError(path)
         values = pc.if_else(parts[name].is_valid(), parts[name], values)
     parts[name] = values
-
-
-def _field(member: Member, *, sensitive: bool) -> Any:
-    from dagster_adjunct.resources.schemas.schema import Field as Column
-
-    return Column(member.name, str(member.type), sensitive)
 
 
 def _are_equal(stored: str, declared: str) -> bool:

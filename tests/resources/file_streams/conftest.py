@@ -35,7 +35,7 @@ def s3_landing(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Landin
     return S3Landing(versitygw.client(), versitygw.bucket())
 
 
-@pytest.fixture(params=["landing", "s3_landing"])
+@pytest.fixture(params=["landing", pytest.param("s3_landing", marks=pytest.mark.server)])
 def either(request: pytest.FixtureRequest) -> Landing:
     """Each of the landing places in turn."""
     found: Landing = request.getfixturevalue(request.param)

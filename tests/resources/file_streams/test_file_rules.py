@@ -42,7 +42,7 @@ def test_a_file_that_was_overwritten_is_an_error_by_name(
         system.admit("clicks")
     assert caught.value.rule == "changed"
     assert caught.value.file == f"{either.url}/a b"
-    assert "adjunct stream set-aside STREAM 'a b'" in caught.value.next_step
+    assert "adjunct stream set-aside files.clicks 'a b'" in caught.value.next_step
     with pytest.raises(errors.AdmittedFileError) as caught:
         numbers(system)
     assert caught.value.rule == "lost"
@@ -92,7 +92,7 @@ def test_damaged_files_are_errors_or_set_aside_until_they_are_delivered_again(
     with pytest.raises(errors.SchemaMismatchError, match="line 2") as caught:
         system.admit("clicks")
     assert caught.value.file == f"{landing.url}/b"
-    assert "set-aside STREAM b" in caught.value.next_step
+    assert "set-aside files.clicks b" in caught.value.next_step
     system.set_aside("clicks", "b", reason="truncated")
     assert look(system) == [1]
     assert problems(system) == {"b": "set aside"}
@@ -166,7 +166,7 @@ def test_a_file_that_vanished_after_it_was_admitted_is_an_error_that_helps(
     either.delete("a")
     with pytest.raises(errors.AdmittedFileError, match="is gone") as caught:
         numbers(system)
-    assert "adjunct stream set-aside STREAM a --reason" in caught.value.next_step
+    assert "adjunct stream set-aside files.clicks a --reason" in caught.value.next_step
     before = system.set_aside("clicks", "a", reason="deleted by its owner")
     assert (before.path, before.rows) == ("a", 2)
     assert system.set_aside("clicks", "a", reason="again").path == "a"
@@ -260,7 +260,7 @@ def test_pages_of_a_parquet_file_that_are_damaged_are_an_error_that_helps(
     assert system.admit("clicks").next == 1000
     with pytest.raises(errors.AdmittedFileError) as caught:
         numbers(system)
-    assert "set-aside STREAM a.parquet" in caught.value.next_step
+    assert "set-aside files.clicks a.parquet" in caught.value.next_step
     system.set_aside("clicks", "a.parquet", reason="damaged")
     assert numbers(system) == []
 

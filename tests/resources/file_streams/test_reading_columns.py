@@ -250,6 +250,7 @@ def test_wider_types_are_read_and_narrower_ones_refused(
         ColumnRules(renamed={"k": "email"}),
         ColumnRules(drop=("email",)),
         ColumnRules(drop=("client.id",)),
+        ColumnRules(renamed={"mail": "emial"}),
     ],
 )
 def test_rules_that_contradict_the_schema_are_refused(tmp_path: Path, rules: ColumnRules) -> None:
