@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,25 @@ def rows_table(rows: Rows) -> pa.Table:
     return pa.Table.from_pylist(lines, COLUMNS)
 
 
-def iceberg_catalog(folder: Path, patch: pytest.MonkeyPatch) -> Any:
+def iceberg_catalog(
+    folder: Path, patch: pytest.MonkeyPatch, settings: Mapping[str, str] | None = None
+) -> Any:
     """Configure a catalogue named "shop" for this process and its children, and return it."""
     import pyiceberg.catalog
     from pyiceberg.catalog import load_catalog
     from pyiceberg.utils.config import Config
 
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {
-        "TYPE": "sql",
-        "URI": f"sqlite:///{folder}/catalog.db",
-        "WAREHOUSE": f"file://{folder}/warehouse",
+    properties = {
+        "type": "sql",
+        "uri": f"sqlite:///{folder}/catalog.db",
+        "warehouse": f"file://{folder}/warehouse",
+        **(settings or {}),
     }
-    for name, value in settings.items():
-        patch.setenv(f"PYICEBERG_CATALOG__SHOP__{name}", value)
+    for name, value in properties.items():
+        variable = name.upper().replace(".", "__").replace("-", "_")
+        patch.setenv(f"PYICEBERG_CATALOG__SHOP__{variable}", value)
     patch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
-    properties = {name.lower(): value for name, value in settings.items()}
     catalog = load_catalog("shop", **properties)
     catalog.create_namespace("ref")
     return catalog
@@ -134,8 +137,11 @@ class Iceberg:
 class Delta:
     """A Delta table, and the rows of each of its versions as a dictionary says."""
 
-    def __init__(self, url: str, **configuration: str) -> None:
+    def __init__(
+        self, url: str, options: Mapping[str, str] | None = None, **configuration: str
+    ) -> None:
         self.url = url
+        self.options = None if options is None else dict(options)
         self.configuration = configuration
         self.rows: Rows = {}
         self.history: dict[str, Rows] = {}
@@ -144,7 +150,7 @@ class Delta:
     def table(self) -> Any:
         from deltalake import DeltaTable
 
-        return DeltaTable(self.url)
+        return DeltaTable(self.url, storage_options=self.options)
 
     @property
     def head(self) -> str:
@@ -162,7 +168,13 @@ class Delta:
             )
             merge.when_matched_update_all().when_not_matched_insert_all().execute()
         else:
-            write_deltalake(self.url, data, mode="append", configuration=self.configuration or None)
+            write_deltalake(
+                self.url,
+                data,
+                mode="append",
+                configuration=self.configuration or None,
+                storage_options=self.options,
+            )
         self.rows = self.rows | rows
         return self._noted()
 
