@@ -73,6 +73,9 @@ class DeltaVersions:
             )
             return opened
 
+    def identity(self) -> str:
+        return str(self.open().metadata().id)
+
     def history(self, since: TableState | None) -> TableHistory:
         first = 0 if since is None else since.number + 1
         commits, oldest = self._list_commits()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,3 +212,51 @@ class Delta:
     def _noted(self) -> str:
         self.history[self.head] = dict(self.rows)
         return self.head
+
+    def delete_by_vector(self, row: int) -> None:
+        """Delete a row of the table's only file as Spark does, by a deletion vector."""
+        folder = Path(self.url) / "_delta_log"
+        number = self.table.version() + 1
+        added: dict[str, Any] = {}
+        for file in sorted(folder.glob("*.json")):
+            for line in file.read_text().splitlines():
+                added = json.loads(line).get("add", added)
+        # A portable roaring bitmap of 64 bits, with one array container.
+        bitmap = struct.pack("<IQIIIHHIH", 1681511377, 1, 0, 12346, 1, 0, 0, 16, row)
+        padded = bitmap.ljust(-(-len(bitmap) // 4) * 4, b"\0")
+        vector = {
+            "storageType": "i",
+            "pathOrInlineDv": base64.b85encode(padded).translate(_TO_Z85).decode(),
+            "sizeInBytes": len(bitmap),
+            "cardinality": 1,
+        }
+        features = ["deletionVectors"]
+        actions = [
+            {"commitInfo": {"timestamp": 1_800_000_000_000, "operation": "DELETE"}},
+            {
+                "protocol": {
+                    "minReaderVersion": 3,
+                    "minWriterVersion": 7,
+                    "readerFeatures": features,
+                    "writerFeatures": [*features, "changeDataFeed", "appendOnly", "invariants"],
+                }
+            },
+            {
+                "remove": {
+                    "path": added["path"],
+                    "dataChange": True,
+                    "deletionTimestamp": 1_800_000_000_000,
+                    "partitionValues": {},
+                    "size": added["size"],
+                }
+            },
+            {"add": added | {"deletionVector": vector, "dataChange": True}},
+        ]
+        text = "".join(f"{json.dumps(action)}\n" for action in actions)
+        (folder / f"{number:020}.json").write_text(text)
+
+
+_TO_Z85 = bytes.maketrans(
+    b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~",
+    b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#",
+)

@@ -23,6 +23,7 @@ from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.resources.errors import AdmittedFileError
 from dagster_adjunct.resources.file_streams import streams
+from dagster_adjunct.resources.file_streams.feed import FilePiece
 from dagster_adjunct.resources.file_streams.table_changes import (
     SYSTEM,
     TableChangeStreams,
@@ -266,6 +267,36 @@ def test_rows_that_repeat_a_key_and_a_table_without_a_feed_are_refused(
     with pytest.raises(AdmittedFileError) as caught:
         advance(fresh, spec)
     assert caught.value.rule == "feed"
+
+
+@pytest.mark.parametrize("table", ["delta"], indirect=True)
+def test_deletions_that_the_feed_does_not_tell_are_refused(table: Any, lake: Lake) -> None:
+    spec = follow(table)
+    table.write({"a": (1, "x"), "b": (2, "x")})
+    advance(lake, spec)
+    table.delete_by_vector(1)
+    with pytest.raises(AdmittedFileError) as caught:
+        advance(lake, spec)
+    assert caught.value.rule == "feed"
+    assert served(lake, spec) == table.rows
+
+
+@pytest.mark.parametrize("table", ["delta"], indirect=True)
+def test_changes_that_were_admitted_are_not_read_from_another_table(table: Any, lake: Lake) -> None:
+    spec = follow(table)
+    table.write({"a": (1, "x")})
+    advance(lake, spec)
+    table.write({"b": (2, "x")})
+    TableChangeStreams(lake).admit("products")
+    shutil.rmtree(table.url)
+    table.write({"n": (1, "y")})
+    table.write({"m": (2, "y")})
+    _read.clear()
+    feed = TableChangeStreams(lake).declaration("products").feed(lake)
+    state = TableChangeStreams(lake).file_log("products").read()
+    assert state is not None
+    with pytest.raises(AdmittedFileError, match="replaced"):
+        list(feed.tables(FilePiece(state.tail[-1], 0, 1), ["sku"]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
