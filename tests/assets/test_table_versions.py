@@ -359,6 +359,7 @@ def test_what_can_not_be_declared() -> None:
 
 
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", [1, 2])
 def test_drawn_histories_are_read_at_any_cut_and_after_any_death(
     kind: str, seed: int, iceberg: Iceberg, delta: Delta, lake: Lake

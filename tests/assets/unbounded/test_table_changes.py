@@ -345,6 +345,7 @@ def test_spark_follows_it_to_the_same_rows(table: Any, lake: Lake, spark: Any) -
 
 
 @pytest.mark.parametrize("table", KINDS, indirect=True)
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", [1, 2])
 def test_drawn_histories_end_as_the_table_at_any_cut_and_after_any_death(
     table: Any, seed: int, lake: Lake
