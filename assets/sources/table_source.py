@@ -23,6 +23,7 @@ from dagster_adjunct.resources.errors import (
     EmptyVersionError,
     MarkerConflictError,
     SchemaMismatchError,
+    SourceChangedError,
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -359,6 +360,13 @@ class TableStateVersions(VersionSource):
     def _scan(self, delivery: Delivery) -> StateScan:
         if delivery.version not in self._scans:
             scan = self._table.plan(delivery.content, self._source.schema.names)
+            if self._table.identity() != delivery.markers[_STATE].contents:
+                raise SourceChangedError(
+                    f"{self._what(delivery)}: the {self._table.describe()} was replaced while it"
+                    " was read.",
+                    "Run again.",
+                    dataset=self.spec.name,
+                )
             self._scans = {delivery.version: scan}
         return self._scans[delivery.version]
 

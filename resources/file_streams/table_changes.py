@@ -186,7 +186,7 @@ class TableChangesFeed:
             return
         name = f"changes {before.id} {before.number} {after.id} {after.number}"
         entry = AdmittedFile(name, changed.size, identity, _micros(after), 0, origin=after.id)
-        rows = self._rows_of(entry).num_rows
+        rows = self._cached(entry).num_rows
         if rows:
             yield entry._replace(rows=rows)
 
@@ -230,7 +230,7 @@ class TableChangesFeed:
 
     def _cached(self, file: AdmittedFile) -> pa.Table:
         """Return the records of a file, of which several pieces may be read one after the other."""
-        key = os.getpid(), self.declared.model_dump_json(), file.path
+        key = os.getpid(), self.declared.model_dump_json(), f"{file.etag} {file.path}"
         if key not in _read:
             _read[key] = self._rows_of(file)
         return _read[key]
@@ -242,6 +242,8 @@ class TableChangesFeed:
         kind, *about = file.path.split(" ", 4 if file.path.startswith("changes ") else 3)
         try:
             if kind == "changes":
+                if self.table.identity() != file.etag:
+                    raise errors.DatasetError(f"The {self.table.describe()} was replaced.")
                 before, number, after, later = about
                 return self._compare(_state(before, number), _state(after, later))
             state, number, path = about

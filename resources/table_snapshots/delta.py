@@ -20,6 +20,7 @@ from cachetools import TTLCache, cached
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.files.tree import ListedFile, S3Tree, open_tree
 from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.objects.arrow_files import s3_filesystem_arguments
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.table_snapshots.table import (
     ChangedFiles,
@@ -71,6 +72,9 @@ class DeltaVersions:
                 delta_url(self.url), version=version, storage_options=storage_options(self.url)
             )
             return opened
+
+    def identity(self) -> str:
+        return str(self.open().metadata().id)
 
     def history(self, since: TableState | None) -> TableHistory:
         first = 0 if since is None else since.number + 1
@@ -358,22 +362,16 @@ def storage_options(url: str) -> dict[str, str] | None:
     tree = open_tree(url)
     if not isinstance(tree, S3Tree):
         return None
-    from botocore.session import Session
-
-    session = Session()
-    options = {"AWS_REGION": tree.options.region or session.get_config_variable("region") or ""}
-    endpoint = tree.options.endpoint or session.get_config_variable("endpoint_url")
-    if endpoint:
-        options["AWS_ENDPOINT_URL"] = endpoint
-        if endpoint.startswith("http://"):
-            options["AWS_ALLOW_HTTP"] = "true"
-    if not tree.options.path_style and endpoint is None:
-        options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = "true"
-    credentials = session.get_credentials()
-    if credentials is not None:
-        now = credentials.get_frozen_credentials()
-        options["AWS_ACCESS_KEY_ID"] = now.access_key
-        options["AWS_SECRET_ACCESS_KEY"] = now.secret_key
-        if now.token:
-            options["AWS_SESSION_TOKEN"] = now.token
+    given = s3_filesystem_arguments(tree.options)
+    options = {
+        "AWS_REGION": given.get("region"),
+        "AWS_ACCESS_KEY_ID": given.get("access_key"),
+        "AWS_SECRET_ACCESS_KEY": given.get("secret_key"),
+        "AWS_SESSION_TOKEN": given.get("session_token"),
+    }
+    if "endpoint_override" in given:
+        options["AWS_ENDPOINT_URL"] = f"{given['scheme']}://{given['endpoint_override']}"
+        options["AWS_ALLOW_HTTP"] = "true"
+        virtual = bool(given.get("force_virtual_addressing"))
+        options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = str(virtual).lower()
     return {name: value for name, value in options.items() if value}

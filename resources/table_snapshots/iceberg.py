@@ -86,6 +86,9 @@ class IcebergSnapshots:
             )
         return table
 
+    def identity(self) -> str:
+        return str(self.load().metadata.table_uuid)
+
     def history(self, since: TableState | None) -> TableHistory:
         table = self.load()
         known = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}

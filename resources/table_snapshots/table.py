@@ -92,6 +92,9 @@ class VersionedTable(Protocol):
     def describe(self) -> str:
         """Return the kind and the name of the table, for errors."""
 
+    def identity(self) -> str:
+        """Return the id of the table, which another table at its place does not have."""
+
     def history(self, since: TableState | None) -> TableHistory:
         """Return the states that can be read now; those before `since` may be left out.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import json
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +26,25 @@ def rows_table(rows: Rows) -> pa.Table:
     return pa.Table.from_pylist(lines, COLUMNS)
 
 
-def iceberg_catalog(folder: Path, patch: pytest.MonkeyPatch) -> Any:
+def iceberg_catalog(
+    folder: Path, patch: pytest.MonkeyPatch, settings: Mapping[str, str] | None = None
+) -> Any:
     """Configure a catalogue named "shop" for this process and its children, and return it."""
     import pyiceberg.catalog
     from pyiceberg.catalog import load_catalog
     from pyiceberg.utils.config import Config
 
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {
-        "TYPE": "sql",
-        "URI": f"sqlite:///{folder}/catalog.db",
-        "WAREHOUSE": f"file://{folder}/warehouse",
+    properties = {
+        "type": "sql",
+        "uri": f"sqlite:///{folder}/catalog.db",
+        "warehouse": f"file://{folder}/warehouse",
+        **(settings or {}),
     }
-    for name, value in settings.items():
-        patch.setenv(f"PYICEBERG_CATALOG__SHOP__{name}", value)
+    for name, value in properties.items():
+        variable = name.upper().replace(".", "__").replace("-", "_")
+        patch.setenv(f"PYICEBERG_CATALOG__SHOP__{variable}", value)
     patch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
-    properties = {name.lower(): value for name, value in settings.items()}
     catalog = load_catalog("shop", **properties)
     catalog.create_namespace("ref")
     return catalog
@@ -134,8 +140,11 @@ class Iceberg:
 class Delta:
     """A Delta table, and the rows of each of its versions as a dictionary says."""
 
-    def __init__(self, url: str, **configuration: str) -> None:
+    def __init__(
+        self, url: str, options: Mapping[str, str] | None = None, **configuration: str
+    ) -> None:
         self.url = url
+        self.options = None if options is None else dict(options)
         self.configuration = configuration
         self.rows: Rows = {}
         self.history: dict[str, Rows] = {}
@@ -144,7 +153,7 @@ class Delta:
     def table(self) -> Any:
         from deltalake import DeltaTable
 
-        return DeltaTable(self.url)
+        return DeltaTable(self.url, storage_options=self.options)
 
     @property
     def head(self) -> str:
@@ -162,7 +171,13 @@ class Delta:
             )
             merge.when_matched_update_all().when_not_matched_insert_all().execute()
         else:
-            write_deltalake(self.url, data, mode="append", configuration=self.configuration or None)
+            write_deltalake(
+                self.url,
+                data,
+                mode="append",
+                configuration=self.configuration or None,
+                storage_options=self.options,
+            )
         self.rows = self.rows | rows
         return self._noted()
 
@@ -197,3 +212,51 @@ class Delta:
     def _noted(self) -> str:
         self.history[self.head] = dict(self.rows)
         return self.head
+
+    def delete_by_vector(self, row: int) -> None:
+        """Delete a row of the table's only file as Spark does, by a deletion vector."""
+        folder = Path(self.url) / "_delta_log"
+        number = self.table.version() + 1
+        added: dict[str, Any] = {}
+        for file in sorted(folder.glob("*.json")):
+            for line in file.read_text().splitlines():
+                added = json.loads(line).get("add", added)
+        # A portable roaring bitmap of 64 bits, with one array container.
+        bitmap = struct.pack("<IQIIIHHIH", 1681511377, 1, 0, 12346, 1, 0, 0, 16, row)
+        padded = bitmap.ljust(-(-len(bitmap) // 4) * 4, b"\0")
+        vector = {
+            "storageType": "i",
+            "pathOrInlineDv": base64.b85encode(padded).translate(_TO_Z85).decode(),
+            "sizeInBytes": len(bitmap),
+            "cardinality": 1,
+        }
+        features = ["deletionVectors"]
+        actions = [
+            {"commitInfo": {"timestamp": 1_800_000_000_000, "operation": "DELETE"}},
+            {
+                "protocol": {
+                    "minReaderVersion": 3,
+                    "minWriterVersion": 7,
+                    "readerFeatures": features,
+                    "writerFeatures": [*features, "changeDataFeed", "appendOnly", "invariants"],
+                }
+            },
+            {
+                "remove": {
+                    "path": added["path"],
+                    "dataChange": True,
+                    "deletionTimestamp": 1_800_000_000_000,
+                    "partitionValues": {},
+                    "size": added["size"],
+                }
+            },
+            {"add": added | {"deletionVector": vector, "dataChange": True}},
+        ]
+        text = "".join(f"{json.dumps(action)}\n" for action in actions)
+        (folder / f"{number:020}.json").write_text(text)
+
+
+_TO_Z85 = bytes.maketrans(
+    b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~",
+    b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#",
+)

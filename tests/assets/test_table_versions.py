@@ -292,6 +292,35 @@ def test_a_column_added_to_a_delta_table_is_null_before(delta: Delta, lake: Lake
             advance(fresh, declare(DeltaVersions(delta.url, other)))
 
 
+def test_rows_that_a_deletion_vector_deletes_are_left_out(delta: Delta, lake: Lake) -> None:
+    delta.write({"a": (1, "x"), "b": (2, "x"), "c": (3, "x")})
+    delta.delete_by_vector(1)
+    spec = declare(DeltaVersions(delta.url, SCHEMA))
+    advance(lake, spec)
+    assert names(lake) == ["0", "1"]
+    assert served(lake, spec, "0") == delta.rows
+    assert served(lake, spec) == {"a": (1, "x"), "c": (3, "x")}
+
+
+def test_a_snapshot_that_expires_while_it_is_read_is_no_empty_version(
+    iceberg: Iceberg, lake: Lake
+) -> None:
+    spec = declare(IcebergVersions(PRODUCTS, SCHEMA, allow_empty=True))
+    first = iceberg.write({"a": (1, "x")})
+    iceberg.write({"b": (1, "x")})
+
+    def expire(stage: Any) -> None:
+        if stage.stage == "collect":
+            return
+        with suppress(ValueError):
+            iceberg.expire(first)
+
+    with pytest.raises(DatasetError, match="expired"):
+        advance(lake, spec, on_stage=expire)
+    advance(lake, spec)
+    assert served(lake, spec) == iceberg.rows
+
+
 def test_what_a_validator_rejects_does_not_block_the_next(iceberg: Iceberg, lake: Lake) -> None:
     spec = declare(IcebergVersions(PRODUCTS, SCHEMA), validators=[min_rows(2)])
     iceberg.write({"a": (1, "x")})
@@ -330,6 +359,7 @@ def test_what_can_not_be_declared() -> None:
 
 
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", [1, 2])
 def test_drawn_histories_are_read_at_any_cut_and_after_any_death(
     kind: str, seed: int, iceberg: Iceberg, delta: Delta, lake: Lake

@@ -13,11 +13,17 @@ import pytest
 
 from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.change_formats import OperationColumn
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
+from dagster_adjunct.assets.declaration.table_versions import DeltaVersions, IcebergVersions
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.resources.errors import AdmittedFileError
 from dagster_adjunct.resources.file_streams import streams
+from dagster_adjunct.resources.file_streams.feed import FilePiece
 from dagster_adjunct.resources.file_streams.table_changes import (
     SYSTEM,
     TableChangeStreams,
@@ -27,10 +33,12 @@ from dagster_adjunct.resources.file_streams.table_changes import (
     iceberg_changes,
 )
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.table_snapshots.iceberg import _planned
 from tests.assets.tables import PRODUCTS, Delta, Iceberg, Rows, iceberg_catalog, rows_table
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.servers.s3 import S3Server
 
 pytest.importorskip("pyiceberg.catalog.sql")
 pytest.importorskip("deltalake")
@@ -261,6 +269,69 @@ def test_rows_that_repeat_a_key_and_a_table_without_a_feed_are_refused(
     assert caught.value.rule == "feed"
 
 
+@pytest.mark.parametrize("table", ["delta"], indirect=True)
+def test_deletions_that_the_feed_does_not_tell_are_refused(table: Any, lake: Lake) -> None:
+    spec = follow(table)
+    table.write({"a": (1, "x"), "b": (2, "x")})
+    advance(lake, spec)
+    table.delete_by_vector(1)
+    with pytest.raises(AdmittedFileError) as caught:
+        advance(lake, spec)
+    assert caught.value.rule == "feed"
+    assert served(lake, spec) == table.rows
+
+
+@pytest.mark.parametrize("table", ["delta"], indirect=True)
+def test_changes_that_were_admitted_are_not_read_from_another_table(table: Any, lake: Lake) -> None:
+    spec = follow(table)
+    table.write({"a": (1, "x")})
+    advance(lake, spec)
+    table.write({"b": (2, "x")})
+    TableChangeStreams(lake).admit("products")
+    shutil.rmtree(table.url)
+    table.write({"n": (1, "y")})
+    table.write({"m": (2, "y")})
+    _read.clear()
+    feed = TableChangeStreams(lake).declaration("products").feed(lake)
+    state = TableChangeStreams(lake).file_log("products").read()
+    assert state is not None
+    with pytest.raises(AdmittedFileError, match="replaced"):
+        list(feed.tables(FilePiece(state.tail[-1], 0, 1), ["sku"]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_on_s3_are_read_with_the_credentials_of_a_lake(
+    kind: str, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lake: Lake
+) -> None:
+    table: Any
+    source: Any
+    if kind == "iceberg":
+        catalog = iceberg_catalog(tmp_path / "iceberg", monkeypatch, s3_server.warehouse())
+        table = Iceberg(catalog)
+        source = IcebergVersions(PRODUCTS, Schema.from_ddl(COLUMNS, "a table"))
+    else:
+        url = f"s3://{s3_server.bucket()}/shop/products"
+        options = {
+            "AWS_ACCESS_KEY_ID": s3_server.env["AWS_ACCESS_KEY_ID"],
+            "AWS_SECRET_ACCESS_KEY": s3_server.env["AWS_SECRET_ACCESS_KEY"],
+            "AWS_REGION": s3_server.env["AWS_REGION"],
+            "AWS_ENDPOINT_URL": s3_server.endpoint,
+            "AWS_ALLOW_HTTP": "true",
+        }
+        table = Delta(url, options, **{"delta.enableChangeDataFeed": "true"})
+        source = DeltaVersions(url, Schema.from_ddl(COLUMNS, "a table"))
+    changes = follow(table)
+    versions = bounded_dataset("versions", input=source, key="sku", broadcast=True)
+    table.write({"a": (1, "x"), "b": (2, None)})
+    advance(lake, changes)
+    table.write({"b": (3, "y"), "c": (4, "z")})
+    table.delete(["a"])
+    assert advance(lake, changes).action == "applied"
+    assert advance(lake, versions).action == "sealed"
+    assert served(lake, changes) == table.rows
+    assert served(lake, versions) == table.rows
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("table", KINDS, indirect=True)
 def test_spark_follows_it_to_the_same_rows(table: Any, lake: Lake, spark: Any) -> None:
@@ -274,6 +345,7 @@ def test_spark_follows_it_to_the_same_rows(table: Any, lake: Lake, spark: Any) -
 
 
 @pytest.mark.parametrize("table", KINDS, indirect=True)
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", [1, 2])
 def test_drawn_histories_end_as_the_table_at_any_cut_and_after_any_death(
     table: Any, seed: int, lake: Lake
