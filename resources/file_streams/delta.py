@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -402,11 +401,28 @@ class _Look(NamedTuple):
     def _admitted(self, found: Sequence[tuple[_Added, int, str]]) -> list[AdmittedFile]:
         """Return files as they are admitted: with (time, origin) in order, and in each by path."""
         kinds = {str(one.at): one.kind for one in _partition_columns(self.table)}
-        files = map_in_threads(partial(self._admit, kinds), found, _THREADS)
+        uncounted = [one for one, _, _ in found if one.rows is None]
+        counted = map_in_threads(self._count, uncounted, _THREADS)
+        rows = {one.path: count for one, count in zip(uncounted, counted, strict=True)}
+        files = []
+        for one, time, origin in found:
+            values = {name: _partition_text(text, kinds[name]) for name, text in one.values.items()}
+            count = rows[one.path] if one.rows is None else one.rows
+            path = self._path_of(one)
+            files.append(
+                AdmittedFile(path, one.size, "", time, count, values=values, origin=origin)
+            )
         return sorted(files, key=lambda file: (file.modified, file.path))
 
-    def _admit(self, kinds: Mapping[str, str], found: tuple[_Added, int, str]) -> AdmittedFile:
-        one, time, origin = found
+    def _count(self, one: _Added) -> int:
+        """Return the number of records of a file without statistics."""
+        path = self._path_of(one)
+        where = f"{self.declared.source}/{path}"
+        with translate_read_errors(where), self.files.open(path) as source:
+            return int(open_parquet(source).metadata.num_rows)
+
+    def _path_of(self, one: _Added) -> str:
+        """Return a file's path within the table. Raises AdmittedFileError for one elsewhere."""
         if urlsplit(one.path).scheme or one.path.startswith("/"):
             raise errors.AdmittedFileError(
                 f"{self.declared}: the file {one.path} is not in the table's folder.",
@@ -414,14 +430,7 @@ class _Look(NamedTuple):
                 file=one.path,
                 rule="format",
             )
-        path = unquote(one.path)
-        rows = one.rows
-        if rows is None:
-            where = f"{self.declared.source}/{path}"
-            with translate_read_errors(where), self.files.open(path) as source:
-                rows = open_parquet(source).metadata.num_rows
-        values = {name: _partition_text(text, kinds[name]) for name, text in one.values.items()}
-        return AdmittedFile(path, one.size, "", time, rows, values=values, origin=origin)
+        return unquote(one.path)
 
 
 class _Added(NamedTuple):

@@ -1097,7 +1097,11 @@ CHANGE_IMAGES = "change-images"
 """The system of the changes of datasets, and that of changes with the entries before and after."""
 _registered: dict[str, SystemFactory] = {}
 # Adjunct's own systems of streams of files, whose module registers them when it is first needed.
-_MODULES = {"files": "dagster_adjunct.resources.file_streams.folder"}
+_MODULES = {
+    "delta": "dagster_adjunct.resources.file_streams.delta",
+    "files": "dagster_adjunct.resources.file_streams.folder",
+    "iceberg": "dagster_adjunct.resources.file_streams.iceberg",
+}
 
 
 @validated

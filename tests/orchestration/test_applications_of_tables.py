@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,6 +152,9 @@ def test_spark_reads_the_records_that_this_process_reads(
     ]
     table = pa.Table.from_pylist(rows, nested)
     lab = iceberg_lab(monkeypatch, tmp_path)
+    for name, value in os.environ.items():
+        if name.startswith("PYICEBERG_"):  # as on executors, where the catalogue is configured too
+            monkeypatch.setitem(spark.sparkContext.environment, name, value)
     iceberg = lab.create(nested)
     delta = DeltaLab(lab.lake, str(tmp_path / "tables"))
     for _ in range(2):

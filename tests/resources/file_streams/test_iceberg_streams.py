@@ -258,6 +258,18 @@ def test_data_files_that_expiry_deleted_are_named_and_can_be_set_aside(iceberg: 
     assert stream.table().column("__offset").to_pylist() == [2]
 
 
+def test_files_that_are_gone_are_found_without_reading_them(iceberg: IcebergLab) -> None:
+    table = iceberg.create(SCHEMA)
+    table.append(some(0))
+    table.append(some(1))
+    stream = iceberg.stream()
+    stream.rows()
+    first, second = stream.system.file_log(stream.short).files(stream.state())
+    Path(second.path.removeprefix("file://")).unlink()
+    lost = stream.system.find_lost(stream.short, [first, second])
+    assert [file.path for file, _ in lost] == [second.path]
+
+
 @pytest.mark.parametrize("damage", ["torn", "other"])
 def test_a_damaged_file_is_named(iceberg: IcebergLab, damage: str) -> None:
     import pyarrow.parquet as pq
