@@ -196,7 +196,7 @@ def same_batch(
         " deleted: give the application another name, or send to another table."
     )
     raise errors.ProducerConflictError(
-        problem, step, producer=producer, sequence=number, newest=found.number
+        problem, step, table=table, producer=producer, sequence=number, newest=found.number
     )
 
 
@@ -206,6 +206,7 @@ def misfit_error(what: str, problems: Iterable[str]) -> errors.SchemaMismatchErr
         f"the records do not fit the columns of table {what}: {'; '.join(problems)}.",
         "Cast the columns, or give output_table() renamed= and drop= for them. Types can only be"
         " widened: for others send to another table.",
+        table=what,
     )
 
 
@@ -213,7 +214,7 @@ def conflict_error(table: str, reason: str) -> errors.TableUnavailableError:
     """Return the error for a table that others change faster than a batch can be committed."""
     problem = f"table {table} was changed by others at each of {ATTEMPTS} commits: {reason}."
     step = "Nothing was written; the batch is run again. Let other writers commit less often."
-    return errors.TableUnavailableError(problem, step)
+    return errors.TableUnavailableError(problem, step, table=table)
 
 
 def readable_schema(schema: pa.Schema) -> Schema:
@@ -252,7 +253,7 @@ def fit_table(
             reason = "a value that is not shown" if hidden else str(error).rstrip(".")
             problem = f"column {column.name!r} does not fit table {what}: {reason}."
             step = f"Cast it before it is sent; the table has {column.type}."
-            raise errors.SchemaMismatchError(problem, step, column=column.name) from (
+            raise errors.SchemaMismatchError(problem, step, column=column.name, table=what) from (
                 None if hidden else error
             )
         if not column.nullable and arrays[-1].null_count:
@@ -261,7 +262,7 @@ def fit_table(
                 f" {arrays[-1].null_count} row(s) have none of its values."
             )
             step = "Fill it before it is sent, or let the table's column be optional."
-            raise errors.SchemaMismatchError(problem, step, column=column.name)
+            raise errors.SchemaMismatchError(problem, step, column=column.name, table=what)
     return pa.Table.from_arrays(arrays, schema=columns.remove_metadata())
 
 

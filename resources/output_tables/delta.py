@@ -381,6 +381,7 @@ def _translate(table: str, error: Exception) -> errors.AdjunctError:
             f"delta-rs can't write table {table}: {_first_line(error)}.",
             "Send to a table that delta-rs can write: without column mapping, generated columns and"
             " the like.",
+            table=table,
         )
     return _unavailable(table, error)
 
@@ -390,6 +391,7 @@ def _unavailable(table: str, error: Exception) -> errors.TableUnavailableError:
         f"the store of Delta table {table} does not answer, or refuses a request:"
         f" {_first_line(error)}.",
         "Check the URL, the credentials and the network; then run it again.",
+        table=table,
     )
 
 

@@ -346,6 +346,7 @@ def _from_json(text: str, table: str) -> CommittedBatch:
         raise errors.MalformedDocumentError(
             f"a property {PRODUCER}… of Iceberg table {table} can't be read: {text!r:.200}.",
             "Somebody else has set it: restore it from an earlier metadata file of the table.",
+            table=table,
         ) from error
 
 
