@@ -35,6 +35,7 @@ from dagster_adjunct.resources.output_tables.opening import AnyOutputTable, open
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
+from dagster_adjunct.testing import TestApplication, TestStream
 from tests.faulty_store import Crash, Fault
 from tests.orchestration.step_world import StepWorld
 
@@ -563,9 +564,21 @@ def test_the_plan_names_the_table_and_its_errors(world: StepWorld, target: Targe
         records.send_to(out)
 
 
+def test_a_test_application_writes_no_table(world: StepWorld, target: Target) -> None:
+    app = declare(target)
+    with TestApplication(app, {"lake.orders": TestStream(Schema.of(_NESTED), "id", 3)}) as test:
+        test.input(
+            "lake.orders", [dict(zip(_NESTED, row(number), strict=True)) for number in (1, 5)]
+        )
+        (sent,) = test.run(IN_PROCESS).output(target.table.name)
+    assert (sent["id"], sent["twice"]) == (1, 2)
+    assert open_output(target.table).stored_columns() is None
+
+
 # -- Spark
 
 
+@pytest.mark.one_engine
 @pytest.mark.spark
 def test_spark_writes_what_this_process_writes(
     step_world: StepWorld, target: Target, tmp_path: Path
