@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import deltalake
 import duckdb
@@ -27,6 +28,8 @@ from pyiceberg.utils.config import Config
 from dagster_adjunct import errors
 from dagster_adjunct.exchange import DeltaLakeTable, IcebergTable
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.lineage import find_outputs
+from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, asset_subject
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.objects.lake import open_lake
@@ -37,10 +40,13 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from dagster_adjunct.testing import TestApplication, TestStream
 from tests.faulty_store import Crash, Fault
+from tests.orchestration.dagster.test_components import component
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+
+    from tests.servers.s3 import S3Server
 
 DIED: Any = Crash
 _BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -573,6 +579,62 @@ def test_a_test_application_writes_no_table(world: StepWorld, target: Target) ->
         (sent,) = test.run(IN_PROCESS).output(target.table.name)
     assert (sent["id"], sent["twice"]) == (1, 2)
     assert open_output(target.table).stored_columns() is None
+
+
+# -- S3 and YAML
+
+
+def test_tables_on_s3_are_written_with_the_settings_of_lakes(
+    moto_s3: S3Server, world: StepWorld, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moto_s3.set_in(monkeypatch)
+    url = moto_s3.url()
+    bucket = url.removeprefix("s3://").partition("/")[0]
+    table: AnyOutputTable = DeltaLakeTable(f"{url}/paid")
+    if target.kind == "iceberg":  # by the Glue catalogue
+        settings = {"TYPE": "glue", "GLUE__ENDPOINT": moto_s3.endpoint, "GLUE__REGION": "us-east-1"}
+        settings |= {"S3__ENDPOINT": moto_s3.endpoint, "WAREHOUSE": f"s3://{bucket}/warehouse"}
+        for name, value in settings.items():
+            monkeypatch.setenv(f"PYICEBERG_CATALOG__GLUE__{name}", value)
+        monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+        table = IcebergTable(f"shop{uuid4().hex}.paid", "glue", ("days(at)",))
+    app = Application("enrich", engine="auto", max_batch_records=40)
+    app.input_stream("lake.orders", default_offset="oldest").send_to(app.output_table(table))
+    send(world, *range(60))
+    world.run(app)
+    send(world, 100)
+    world.run(app)
+    if isinstance(table, IcebergTable):
+        read = table.open().load_table(table.identifier).scan().to_arrow()
+    else:
+        assert moto_s3.endpoint not in repr(table)
+        read = DeltaTable(table.place, storage_options=table.storage_options()).to_pyarrow_table()
+    assert sorted(read["id"].to_pylist()) == [*range(60), 100]
+
+
+def test_output_tables_are_declared_in_yaml_and_are_assets(target: Target) -> None:
+    format_of = "{identifier: shop.paid, partition_by: [days(at)]}"
+    if target.kind == "delta":
+        format_of = "{url: s3://tables/paid, partition_by: [day]}"
+    text = f"""
+applications:
+  one:
+    output_tables:
+      paid: {{{target.kind}: {format_of}, on_replay: replace}}
+    steps:
+      - input_stream: lake.in
+      - send_to: paid
+"""
+    (app,) = component(text).applications().values()
+    (output,) = app.output_tables.values()
+    assert output.on_replay == "replace"
+    assert len(output.table.partition_by) == 1
+    (node,) = [made.node for made in find_outputs(app)]
+    key = AdjunctTranslator().get_asset_key(asset_subject(app, node))
+    wanted = (
+        ["iceberg", "shop", "paid"] if target.kind == "iceberg" else ["delta", "tables", "paid"]
+    )
+    assert key.path == wanted
 
 
 # -- Spark
