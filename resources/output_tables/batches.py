@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from dagster_adjunct.resources import errors
@@ -47,6 +48,8 @@ from dagster_adjunct.resources.times import to_microseconds
 
 ATTEMPTS = 8
 """How often a commit is attempted while other writers change the table."""
+MOST_COMPARED = 16
+"""How many ranges of a partition are compared; the offsets of more are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,25 +277,35 @@ def fitted_parts(batch: OutputBatch, columns: pa.Schema, what: str) -> Iterator[
             yield fit_table(part, columns, what, sensitive)
 
 
-def replaced_sql(ranges: Sequence[ReplacedRange]) -> str | None:
-    """Return the SQL condition for the rows of these ranges; None if they are empty."""
-    places: dict[tuple[str, str], list[ReplacedRange]] = {}
-    for span in ranges:
-        if span.start < span.end:
-            places.setdefault((span.reader, span.source), []).append(span)
+def replaced_sql(ranges: Sequence[ReplacedRange], *, exact: bool = True) -> str | None:
+    """Return the SQL condition for the rows of these ranges; None if they are empty.
+
+    One that is not `exact` also holds for rows between the ranges of a partition. Many ranges are
+    those of a restatement: their offsets are listed, as engines take minutes for many comparisons.
+    """
     conditions = []
-    for (reader, source), spans in places.items():
-        single = [str(span.start) for span in spans if span.end == span.start + 1]
-        offsets = [
-            f"({SOURCE_OFFSET} >= {span.start} and {SOURCE_OFFSET} < {span.end})"
-            for span in spans
-            if span.end != span.start + 1
-        ]
-        if single:
-            offsets.append(f"{SOURCE_OFFSET} in ({', '.join(single)})")
+    for (reader, source), found in by_source(ranges).items():
+        spans = found if exact else [(found[0][0], max(end for _, end in found))]
         place = f"{READER} = {quote_text(reader)} and {SOURCE} = {quote_text(source)}"
-        conditions.append(f"({place} and ({' or '.join(offsets)}))")
+        conditions.append(f"({place} and ({_offsets_sql(spans)}))")
     return " or ".join(conditions) or None
+
+
+def _offsets_sql(spans: Sequence[tuple[int, int]]) -> str:
+    if len(spans) > MOST_COMPARED:
+        listed = dict.fromkeys(chain.from_iterable(range(*span) for span in spans))
+        return f"{SOURCE_OFFSET} in ({', '.join(map(str, listed))})"
+    compared = [f"({SOURCE_OFFSET} >= {a} and {SOURCE_OFFSET} < {b})" for a, b in spans]
+    return " or ".join(compared)
+
+
+def by_source(ranges: Sequence[ReplacedRange]) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """Return the spans [start, end) that are not empty, in order, by reader and source."""
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for span in sorted(ranges, key=lambda span: span.start):
+        if span.start < span.end:
+            found.setdefault((span.reader, span.source), []).append((span.start, span.end))
+    return found
 
 
 def _complete(mine: Type, stored: Type) -> Any:

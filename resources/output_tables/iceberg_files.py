@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
-from dagster_adjunct.resources.output_tables.batches import ReplacedRange
+from dagster_adjunct.resources.output_tables.batches import ReplacedRange, by_source
 from dagster_adjunct.resources.streams.system import READER, SOURCE, SOURCE_OFFSET
 from dagster_adjunct.resources.threads import map_in_threads
 
@@ -135,14 +135,10 @@ def is_replaced(rows: pa.Table, ranges: Sequence[ReplacedRange]) -> pa.Array:
     """Return which rows are in these ranges."""
     found = np.zeros(rows.num_rows, bool)
     offsets = pc.fill_null(rows.column(SOURCE_OFFSET), -1).to_numpy()
-    places: dict[tuple[str, str], list[ReplacedRange]] = {}
-    for span in ranges:
-        places.setdefault((span.reader, span.source), []).append(span)
-    for (reader, source), spans in places.items():
+    for (reader, source), spans in by_source(ranges).items():
         here = pc.and_(pc.equal(rows.column(READER), reader), pc.equal(rows.column(SOURCE), source))
-        ordered = sorted((span.start, span.end) for span in spans)
-        starts = np.array([start for start, _ in ordered])
-        ends = np.array([end for _, end in ordered])
+        starts = np.array([start for start, _ in spans])
+        ends = np.array([end for _, end in spans])
         at = np.searchsorted(starts, offsets, side="right") - 1
         inside = (at >= 0) & (offsets < ends[np.maximum(at, 0)])
         found |= inside & pc.fill_null(here, False).to_numpy()

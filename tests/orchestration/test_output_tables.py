@@ -5,7 +5,7 @@ PyIceberg with a SQLite catalogue and delta-rs, compared with plain Python.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,10 +33,16 @@ from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator,
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.output_tables.batches import (
+    OutputBatch,
+    OutputColumns,
+    ReplacedRange,
+)
 from dagster_adjunct.resources.output_tables.iceberg_files import project
 from dagster_adjunct.resources.output_tables.opening import AnyOutputTable, open_output
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.system import POSITION
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from dagster_adjunct.testing import TestApplication, TestStream
 from tests.faulty_store import Crash, Fault
@@ -392,8 +398,6 @@ def test_of_two_runs_that_commit_one_batch_at_once_one_does(
 
 
 def test_a_run_that_has_lost_its_lease_commits_nothing(world: StepWorld, target: Target) -> None:
-    from dagster_adjunct.resources.output_tables.batches import OutputBatch, OutputColumns
-
     columns = OutputColumns(Schema.of(id="bigint"))
     output = open_output(target.table)
     rows = pa.table({"id": pa.array([1], pa.int64())})
@@ -474,6 +478,31 @@ def test_records_without_one_source_can_not_be_replaced(world: StepWorld, target
     both.send_to(app.output_table(target.table, on_replay="replace"))
     with pytest.raises(errors.PlanningError, match=r"lake\.more and lake\.orders"):
         plan_application(app, systems=world.systems)
+
+
+def test_many_scattered_records_are_replaced_or_refused_by_name(target: Target) -> None:
+    columns = OutputColumns(Schema.of(id="bigint"), tuple(POSITION.items()))
+    output = open_output(target.table)
+
+    def made(ids: Iterable[int], epoch: int) -> list[pa.Table]:
+        rows = [("lake.o.0", number, epoch, "app@1", number) for number in ids]
+        names = [*POSITION, "id"]
+        records = [dict(zip(names, each, strict=True)) for each in rows]
+        return [pa.Table.from_pylist(records, columns.arrow_schema())]
+
+    everything = range(25_000)
+    output.commit(OutputBatch("app", 1, _BEGIN, columns, lambda: made(everything, 0)))
+    for number, count in ((2, 300), (3, 12_000)):
+        again = range(0, 2 * count, 2)
+        spans = [ReplacedRange("app@1", "lake.o.0", each, each + 1) for each in again]
+        new = [each for each in again if each % 3]
+        batch = OutputBatch("app", number, _BEGIN, columns, lambda ids=new: made(ids, 1), spans)
+        if target.kind == "delta" and count > 10_000:
+            with pytest.raises(errors.TableError, match="12,000 scattered"):
+                output.commit(batch)
+            return
+        output.commit(batch)
+        assert target.ids() == [each for each in everything if each not in again or each % 3]
 
 
 # -- tombstones
