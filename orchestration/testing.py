@@ -34,6 +34,8 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.output_tables.delta import DeltaLakeTable
+from dagster_adjunct.resources.output_tables.opening import AnyOutputTable
 from dagster_adjunct.resources.schemas.exact_values import to_exact_array
 from dagster_adjunct.resources.schemas.paths import missing_part, nest_value, normal_path
 from dagster_adjunct.resources.schemas.records import to_arrow_table
@@ -79,6 +81,34 @@ class TestStream:
     partitions: int = 1
     partitioner: Partitioner = "spark-murmur3"
     numbered_offsets: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchTable(DeltaLakeTable):
+    """A Delta table in a test's folder, in place of the output table called `shown`."""
+
+    shown: str = ""
+
+    def __init__(self, url: str, shown: str) -> None:
+        object.__setattr__(self, "url", url)
+        object.__setattr__(self, "partition_by", ())
+        object.__setattr__(self, "shown", shown)
+
+    @property
+    def name(self) -> str:
+        return self.shown
+
+
+def _read_rows(table: AnyOutputTable) -> Records:
+    """Return all rows of an output table of a test, without hidden columns."""
+    from deltalake import DeltaTable
+
+    assert isinstance(table, ScratchTable)
+    if not DeltaTable.is_deltatable(table.url):
+        return []
+    rows = DeltaTable(table.url).to_pyarrow_table()
+    own: Records = rows.select([name for name in rows.column_names if name[:2] != "__"]).to_pylist()
+    return own
 
 
 Streams: TypeAlias = Mapping[str, TestStream]
@@ -283,7 +313,8 @@ class TestResult:
     """The result of one run.
 
     `outputs` and `deletions` have the records and deletions that the run sent, by output stream;
-    `tables` all records by table and key. `counters` are by output and join.
+    of an output table ("iceberg:shop.paid"), `outputs` has all rows, without hidden columns.
+    `tables` has all records by table and key. `counters` are by output and join.
     """
 
     __test__: ClassVar[bool] = False
@@ -345,7 +376,10 @@ class TestApplication:
             for name, table in app.tables.items()
             if isinstance(table, RemoteTable)
         }
-        self._app = app._with_tables(self._datasets, self._tables)
+        self._output_tables: dict[str, AnyOutputTable] = {}
+        for number, name in enumerate(app.output_tables):
+            self._output_tables[name] = ScratchTable(str(self._folder / f"output-{number}"), name)
+        self._app = app._with_tables(self._datasets, self._tables, self._output_tables)
         self._sequence = 0
         self._runs = 0
         named = {*app.inputs, *app.outputs, *self._described}
@@ -448,6 +482,8 @@ class TestApplication:
             max_batches=max_batches,
         )
         outputs: dict[str, Records] = {}
+        for name, table in self._output_tables.items():
+            outputs[name] = _read_rows(table)
         deletions: dict[str, Records] = {}
         for name, start in before.items():
             outputs[name], deletions[name] = self._records(name, start)

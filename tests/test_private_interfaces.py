@@ -14,12 +14,14 @@ import pytest
 
 from dagster_adjunct.assets.exchange import iceberg_snapshot
 from dagster_adjunct.orchestration.code_location import dagster_internals
+from dagster_adjunct.resources.output_tables import iceberg as iceberg_output
 from dagster_adjunct.resources.spark import jvm
 
 ROOT = Path(__file__).resolve().parents[1]
 ADAPTERS = {
     "assets/exchange/iceberg_snapshot.py",
     "orchestration/code_location/dagster_internals.py",
+    "resources/output_tables/iceberg.py",
     "resources/spark/jvm.py",
     "resources/spark/worker_daemon.py",  # runs in place of PySpark's daemon, and so wraps it
 }
@@ -90,7 +92,12 @@ def test_private_interfaces_of_libraries_are_used_in_their_adapters_only() -> No
 
 @pytest.mark.parametrize(
     ("library", "adapter"),
-    [("dagster", dagster_internals), ("pyiceberg", iceberg_snapshot), ("pyspark", jvm)],
+    [
+        ("dagster", dagster_internals),
+        ("pyiceberg", iceberg_snapshot),
+        ("pyiceberg", iceberg_output),
+        ("pyspark", jvm),
+    ],
 )
 def test_adapters_are_written_for_the_installed_release(library: str, adapter: ModuleType) -> None:
     release = ".".join(version(library).split(".")[:2])

@@ -63,7 +63,7 @@ from dagster_adjunct.resources.iceberg import IcebergTable
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.output_tables.delta import DeltaLakeTable
 from dagster_adjunct.resources.output_tables.opening import AnyOutputTable, partition_columns
-from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
+from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
 from dagster_adjunct.resources.schemas.paths import normal_path
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.small_work import SMALL_RECORDS
@@ -465,10 +465,13 @@ class Application:
         return PlanningError(problem, step, application=self.name)
 
     def _with_tables(
-        self, datasets: Mapping[str, AdjunctDataset], tables: Mapping[str, AnyTable]
+        self,
+        datasets: Mapping[str, AdjunctDataset],
+        tables: Mapping[str, AnyTable],
+        output_tables: Mapping[str, AnyOutputTable],
     ) -> Application:
-        """Return a copy of the application with these datasets instead of its own, and with these
-        remote tables.
+        """Return a copy of the application with these datasets and output tables instead of its
+        own, and with these remote tables; output tables have no renames.
 
         `datasets` must have all names; remote tables of other names stay as they are.
         """
@@ -476,6 +479,11 @@ class Application:
         twin._datasets = {}
         for name, handle in self._datasets.items():
             twin._datasets[name] = replace(handle, dataset=datasets[name])
+        twin._output_tables = {}
+        for name, output in self._output_tables.items():
+            twin._output_tables[name] = replace(
+                output, table=output_tables[name], changes=NO_CHANGES
+            )
         twin._tables = {name: tables.get(name, table) for name, table in self._tables.items()}
         return twin
 

@@ -40,6 +40,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OutputStream,
+    OutputTable,
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
@@ -47,6 +48,8 @@ from dagster_adjunct.orchestration.code_location.definitions import build_defini
 from dagster_adjunct.resources.file_streams.delta import delta_stream
 from dagster_adjunct.resources.file_streams.folder import file_stream
 from dagster_adjunct.resources.file_streams.iceberg import iceberg_stream
+from dagster_adjunct.resources.iceberg import IcebergTable
+from dagster_adjunct.resources.output_tables.delta import DeltaLakeTable
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import type_hints
@@ -56,7 +59,7 @@ PYTHON = "python"  # the key of an import
 UNKNOWN_KEY = "unknown_key"
 NO_DURATION = "no_duration"
 PLAIN = (str, int, float, bool, type(None))
-TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream)
+TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream, OutputTable)
 # The key for the argument `on`, because YAML reads `on` as true.
 KEYS = {"on": "by"}
 
@@ -453,12 +456,20 @@ Step = create_model(
     "Step", __base__=_Declaration, __doc__="One operator, with what it is given.", **_STEP
 )
 OutputStreamForm = _model("OutputStream", Application.output_stream, without=("name",))
+OutputTableForm = _model(
+    "OutputTable",
+    Application.output_table,
+    without=("table",),
+    iceberg=(_model("IcebergTable", IcebergTable) | None, None),
+    delta=(_model("DeltaLakeTable", DeltaLakeTable) | None, None),
+)
 LocalTableForm = _model("LocalTable", Application.local_table, without=("name",))
 ApplicationForm = _model(
     "Application",
     Application,
     without=("name",),
     output_streams=(dict[str, OutputStreamForm], {}),  # type: ignore[valid-type]
+    output_tables=(dict[str, OutputTableForm], {}),  # type: ignore[valid-type]
     local_tables=(dict[str, LocalTableForm], {}),  # type: ignore[valid-type]
     datasets=(
         list[str],

@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.application.application import Application, i
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OutputStream,
+    OutputTable,
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
@@ -74,8 +75,10 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.file_streams.delta import delta_stream
 from dagster_adjunct.resources.file_streams.folder import file_stream
 from dagster_adjunct.resources.file_streams.iceberg import iceberg_stream
+from dagster_adjunct.resources.iceberg import IcebergTable
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import check_store_url, open_lake
+from dagster_adjunct.resources.output_tables.delta import DeltaLakeTable
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.streams.system import LAKE, registered_systems
@@ -98,6 +101,7 @@ _KINDS_OF_TARGETS: dict[type, str] = {
     DatasetHandle: "a dataset",
     RemoteTableHandle: "a remote table",
     OutputStream: "an output stream",
+    OutputTable: "an output table",
 }
 KindAndName = tuple[str, str]
 """What a component declares or uses, such as ("dataset", "planes")."""
@@ -636,6 +640,10 @@ class ApplicationTranslation(Translation):
                     self.declared_in["dataset", target] = where
                 else:
                     self.check_system(target, where)
+        for target, arguments in given.get("output_tables", {}).items():
+            where = (*place, "output_tables", target)
+            self.refuse_second(target, where)
+            self.targets[target] = self._declare_output_table(dict(arguments), where)
         for number, dataset in enumerate(given.get("datasets", ())):
             self.target(dataset, (*place, "datasets", number))
         for dataset in given.get("max_staleness", {}):
@@ -650,6 +658,21 @@ class ApplicationTranslation(Translation):
         before: MessageStream | None = None
         for number, step in enumerate(given["steps"]):
             before = self.step(step, before, (*place, "steps", number))
+
+    def _declare_output_table(self, given: dict[str, Any], place: Place) -> OutputTable:
+        """Return the output table of these arguments, one of which is `iceberg` or `delta`."""
+        formats = {"iceberg": IcebergTable, "delta": DeltaLakeTable}
+        named = [name for name in formats if given.get(name) is not None]
+        if len(named) != 1:
+            found = f"an output table has {' and '.join(named) or 'neither iceberg nor delta'}."
+            self.refuse(
+                found, "Give one of them: iceberg: {identifier: …}, delta: {url: …}.", place
+            )
+        (name,) = named
+        table = self.call(formats[name], given[name], (*place, name))
+        options = {key: value for key, value in given.items() if key not in formats}
+        output: OutputTable = self.call(self.app.output_table, options, place, table)
+        return output
 
     def step(
         self, step: Mapping[str, Any], before: MessageStream | None, place: Place

@@ -306,8 +306,8 @@ def check_replaced_rows(app: Application) -> None:
             continue
         problem = (
             f'{operator.id}: output table {table.name} has on_replay="replace", and its records are'
-            f" made of {' and '.join(sorted(streams))}: they have no positions in one input by which"
-            " they could be replaced."
+            f" made of {' and '.join(sorted(streams))}: they have no positions in one input, by"
+            " which they could be replaced."
         )
         step = (
             'Declare the table with on_replay="append", or send what is made of each input to a'

@@ -71,6 +71,8 @@ class SentRows:
                 " has no keys that they could delete.",
                 'Declare what becomes of them: output_table(…, tombstones="drop"), or "keep", which'
                 f" marks these rows in the column {TOMBSTONE}.",
+                table=self.output.name,
+                operator=self.operator,
             )
         if tombstones and self.output.tombstones == "drop":
             self.dropped += tombstones

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from dagster_adjunct.resources import errors
@@ -47,6 +48,8 @@ from dagster_adjunct.resources.times import to_microseconds
 
 ATTEMPTS = 8
 """How often a commit is attempted while other writers change the table."""
+MOST_COMPARED = 16
+"""How many ranges of a partition are compared; the offsets of more are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,7 @@ def same_batch(
         " deleted: give the application another name, or send to another table."
     )
     raise errors.ProducerConflictError(
-        problem, step, producer=producer, sequence=number, newest=found.number
+        problem, step, table=table, producer=producer, sequence=number, newest=found.number
     )
 
 
@@ -206,6 +209,7 @@ def misfit_error(what: str, problems: Iterable[str]) -> errors.SchemaMismatchErr
         f"the records do not fit the columns of table {what}: {'; '.join(problems)}.",
         "Cast the columns, or give output_table() renamed= and drop= for them. Types can only be"
         " widened: for others send to another table.",
+        table=what,
     )
 
 
@@ -213,7 +217,7 @@ def conflict_error(table: str, reason: str) -> errors.TableUnavailableError:
     """Return the error for a table that others change faster than a batch can be committed."""
     problem = f"table {table} was changed by others at each of {ATTEMPTS} commits: {reason}."
     step = "Nothing was written; the batch is run again. Let other writers commit less often."
-    return errors.TableUnavailableError(problem, step)
+    return errors.TableUnavailableError(problem, step, table=table)
 
 
 def readable_schema(schema: pa.Schema) -> Schema:
@@ -252,7 +256,7 @@ def fit_table(
             reason = "a value that is not shown" if hidden else str(error).rstrip(".")
             problem = f"column {column.name!r} does not fit table {what}: {reason}."
             step = f"Cast it before it is sent; the table has {column.type}."
-            raise errors.SchemaMismatchError(problem, step, column=column.name) from (
+            raise errors.SchemaMismatchError(problem, step, column=column.name, table=what) from (
                 None if hidden else error
             )
         if not column.nullable and arrays[-1].null_count:
@@ -261,7 +265,7 @@ def fit_table(
                 f" {arrays[-1].null_count} row(s) have none of its values."
             )
             step = "Fill it before it is sent, or let the table's column be optional."
-            raise errors.SchemaMismatchError(problem, step, column=column.name)
+            raise errors.SchemaMismatchError(problem, step, column=column.name, table=what)
     return pa.Table.from_arrays(arrays, schema=columns.remove_metadata())
 
 
@@ -273,25 +277,35 @@ def fitted_parts(batch: OutputBatch, columns: pa.Schema, what: str) -> Iterator[
             yield fit_table(part, columns, what, sensitive)
 
 
-def replaced_sql(ranges: Sequence[ReplacedRange]) -> str | None:
-    """Return the SQL condition for the rows of these ranges; None if they are empty."""
-    places: dict[tuple[str, str], list[ReplacedRange]] = {}
-    for span in ranges:
-        if span.start < span.end:
-            places.setdefault((span.reader, span.source), []).append(span)
+def replaced_sql(ranges: Sequence[ReplacedRange], *, exact: bool = True) -> str | None:
+    """Return the SQL condition for the rows of these ranges; None if they are empty.
+
+    One that is not `exact` also holds for rows between the ranges of a partition. Many ranges are
+    those of a restatement: their offsets are listed, as engines take minutes for many comparisons.
+    """
     conditions = []
-    for (reader, source), spans in places.items():
-        single = [str(span.start) for span in spans if span.end == span.start + 1]
-        offsets = [
-            f"({SOURCE_OFFSET} >= {span.start} and {SOURCE_OFFSET} < {span.end})"
-            for span in spans
-            if span.end != span.start + 1
-        ]
-        if single:
-            offsets.append(f"{SOURCE_OFFSET} in ({', '.join(single)})")
+    for (reader, source), found in by_source(ranges).items():
+        spans = found if exact else [(found[0][0], max(end for _, end in found))]
         place = f"{READER} = {quote_text(reader)} and {SOURCE} = {quote_text(source)}"
-        conditions.append(f"({place} and ({' or '.join(offsets)}))")
+        conditions.append(f"({place} and ({_offsets_sql(spans)}))")
     return " or ".join(conditions) or None
+
+
+def _offsets_sql(spans: Sequence[tuple[int, int]]) -> str:
+    if len(spans) > MOST_COMPARED:
+        listed = dict.fromkeys(chain.from_iterable(range(*span) for span in spans))
+        return f"{SOURCE_OFFSET} in ({', '.join(map(str, listed))})"
+    compared = [f"({SOURCE_OFFSET} >= {a} and {SOURCE_OFFSET} < {b})" for a, b in spans]
+    return " or ".join(compared)
+
+
+def by_source(ranges: Sequence[ReplacedRange]) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """Return the spans [start, end) that are not empty, in order, by reader and source."""
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for span in sorted(ranges, key=lambda span: span.start):
+        if span.start < span.end:
+            found.setdefault((span.reader, span.source), []).append((span.start, span.end))
+    return found
 
 
 def _complete(mine: Type, stored: Type) -> Any:

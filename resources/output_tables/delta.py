@@ -23,10 +23,13 @@ from dagster_adjunct.resources.objects.lake import LakeSettings, check_store_url
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.output_tables.batches import (
     ATTEMPTS,
+    MOST_COMPARED,
     CommittedBatch,
     OutputBatch,
     OutputColumns,
+    ReplacedRange,
     TableOutput,
+    by_source,
     conflict_error,
     fitted_parts,
     misfit_error,
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 
 _PAUSE = 0.2
 _HISTORY = 100
+_MOST_LISTED = 10_000
 
 
 @validated
@@ -243,6 +247,7 @@ class DeltaOutput(TableOutput):
         sent = _SentRows(batch, columns, self.name)
         removed = None
         if table is not None and batch.replaces and SOURCE_OFFSET in _arrow_schema(table).names:
+            _check_few(self.name, batch.replaces)
             removed = replaced_sql(batch.replaces)
         result = CommittedBatch(batch.number, to_microseconds(batch.clock), commit)
         if table is not None and removed is None and not sent.has_rows():
@@ -319,6 +324,22 @@ class _SentRows:
         return batches
 
 
+def _check_few(table: str, ranges: Sequence[ReplacedRange]) -> None:
+    """Raise TableError for more separate ranges than delta-rs can look for: its parser overflows
+    the stack of the process.
+    """
+    for spans in by_source(ranges).values():
+        offsets = sum(end - start for start, end in spans)
+        if len(spans) > MOST_COMPARED and offsets > _MOST_LISTED:
+            raise errors.TableError(
+                f"a batch replaces the rows of {offsets:,} scattered records in table {table};"
+                f" delta-rs takes {_MOST_LISTED:,}.",
+                'Declare the table with on_replay="append", or send to an Iceberg table. To go on,'
+                " declare a smaller max_batch_records, abandon this batch, and request it again.",
+                table=table,
+            )
+
+
 def _app_id(producer: str) -> str:
     return f"adjunct:{producer}"
 
@@ -381,6 +402,7 @@ def _translate(table: str, error: Exception) -> errors.AdjunctError:
             f"delta-rs can't write table {table}: {_first_line(error)}.",
             "Send to a table that delta-rs can write: without column mapping, generated columns and"
             " the like.",
+            table=table,
         )
     return _unavailable(table, error)
 
@@ -390,6 +412,7 @@ def _unavailable(table: str, error: Exception) -> errors.TableUnavailableError:
         f"the store of Delta table {table} does not answer, or refuses a request:"
         f" {_first_line(error)}.",
         "Check the URL, the credentials and the network; then run it again.",
+        table=table,
     )
 
 

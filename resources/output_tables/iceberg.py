@@ -258,11 +258,13 @@ class _Commit:
         return result
 
     def _find_replaced(self, transaction: Transaction) -> str | None:
-        """Return the condition for rows that the batch replaces; None if there can't be any."""
+        """Return a condition for files that may have rows which the batch replaces; None if there
+        can't be any.
+        """
         names = transaction.table_metadata.schema().column_names
         if SOURCE_OFFSET not in names:
             return None
-        return replaced_sql(self.batch.replaces)
+        return replaced_sql(self.batch.replaces, exact=False)
 
     def _look_again(self, table: Table) -> None:
         """Raise _FoundBatch if somebody has committed the batch, and raise if this run may not.
@@ -346,6 +348,7 @@ def _from_json(text: str, table: str) -> CommittedBatch:
         raise errors.MalformedDocumentError(
             f"a property {PRODUCER}… of Iceberg table {table} can't be read: {text!r:.200}.",
             "Somebody else has set it: restore it from an earlier metadata file of the table.",
+            table=table,
         ) from error
 
 

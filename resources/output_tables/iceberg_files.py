@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
-from dagster_adjunct.resources.output_tables.batches import ReplacedRange
+from dagster_adjunct.resources.output_tables.batches import ReplacedRange, by_source
 from dagster_adjunct.resources.streams.system import READER, SOURCE, SOURCE_OFFSET
+from dagster_adjunct.resources.threads import map_in_threads
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -58,10 +59,18 @@ class DataFiles:
         size = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
         size = int(self.metadata.properties.get(named, size))
         with_ids = schema_to_pyarrow(self.metadata.schema(), include_field_ids=True)
-        for key, part in split_by_partition(rows, self.metadata):
-            for batches in bin_pack_arrow_table(part, size):
+
+        def write_partition(part: tuple[PartitionKey | None, pa.Array | None]) -> list[DataFile]:
+            key, places = part
+            chosen = rows if places is None else rows.take(places)
+            files = []
+            for batches in bin_pack_arrow_table(chosen, size):
                 table = pa.Table.from_batches(batches)
-                self.files.append(self._write_file(_with_schema(table, with_ids), key))
+                files.append(self._write_file(_with_schema(table, with_ids), key))
+            return files
+
+        for written in map_in_threads(write_partition, split_by_partition(rows, self.metadata)):
+            self.files += written
 
     def _write_file(self, rows: pa.Table, key: PartitionKey | None) -> DataFile:
         from pyiceberg.io.pyarrow import ParquetFormatWriter
@@ -113,6 +122,7 @@ def rewrite_without(
                 f"table {table} has delete files for {task.file.file_path}, of which this batch"
                 " replaces rows: rewriting it would bring the deleted rows back.",
                 "Compact the table with the engine that has deleted rows, then run it again.",
+                table=table,
             )
         removed.append(task.file)
         kept = rows.filter(pc.invert(replaced))
@@ -125,14 +135,10 @@ def is_replaced(rows: pa.Table, ranges: Sequence[ReplacedRange]) -> pa.Array:
     """Return which rows are in these ranges."""
     found = np.zeros(rows.num_rows, bool)
     offsets = pc.fill_null(rows.column(SOURCE_OFFSET), -1).to_numpy()
-    places: dict[tuple[str, str], list[ReplacedRange]] = {}
-    for span in ranges:
-        places.setdefault((span.reader, span.source), []).append(span)
-    for (reader, source), spans in places.items():
+    for (reader, source), spans in by_source(ranges).items():
         here = pc.and_(pc.equal(rows.column(READER), reader), pc.equal(rows.column(SOURCE), source))
-        ordered = sorted((span.start, span.end) for span in spans)
-        starts = np.array([start for start, _ in ordered])
-        ends = np.array([end for _, end in ordered])
+        starts = np.array([start for start, _ in spans])
+        ends = np.array([end for _, end in spans])
         at = np.searchsorted(starts, offsets, side="right") - 1
         inside = (at >= 0) & (offsets < ends[np.maximum(at, 0)])
         found |= inside & pc.fill_null(here, False).to_numpy()
@@ -194,17 +200,16 @@ def _with_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def split_by_partition(
     rows: pa.Table, metadata: TableMetadata
-) -> Iterator[tuple[PartitionKey | None, pa.Table]]:
-    """Yield the rows of each partition, in their order, with its key; None for a table without
-    partitions.
+) -> list[tuple[PartitionKey | None, pa.Array | None]]:
+    """Return the key of each partition and the places of its rows, in their order: None for all
+    rows. The key is None for a table without partitions.
     """
     from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
 
     spec = metadata.spec()
     schema = metadata.schema()
     if spec.is_unpartitioned():
-        yield None, rows
-        return
+        return [(None, None)]
     values = []
     for each in spec.fields:
         source = _read_field(rows, schema, each.source_id)
@@ -214,16 +219,16 @@ def split_by_partition(
     order = np.argsort(codes, kind="stable")
     ends = np.searchsorted(codes[order], np.arange(1, len(firsts) + 1))
     start = 0
+    parts: list[tuple[PartitionKey | None, pa.Array | None]] = []
     for first, end in zip(firsts, ends.tolist(), strict=True):
         fields = [
             PartitionFieldValue(each, value[first].as_py())
             for each, value in zip(spec.fields, values, strict=True)
         ]
-        part = rows
-        if len(firsts) > 1:
-            part = rows.take(pa.array(order[start:end]))
-        yield PartitionKey(fields, spec, schema), part
+        places = pa.array(order[start:end]) if len(firsts) > 1 else None
+        parts.append((PartitionKey(fields, spec, schema), places))
         start = end
+    return parts
 
 
 def transform_values(

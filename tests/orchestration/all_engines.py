@@ -93,7 +93,9 @@ def run_by_all(
     shutil.copytree(world.folder, before)
     left = dict[str, Left]()
     for name, engine in ENGINES.items():
-        twin = app._with_tables({each.name: each for each in app.datasets}, _copy_tables(app))
+        outputs = {name: output.table for name, output in app.output_tables.items()}
+        datasets = {each.name: each for each in app.datasets}
+        twin = app._with_tables(datasets, _copy_tables(app), outputs)
         twin.engine = "auto" if engine is WithoutSpark else "spark"
         if engine is WithoutSpark and not _needs_no_spark(world, twin):
             continue

@@ -5,11 +5,12 @@ PyIceberg with a SQLite catalogue and delta-rs, compared with plain Python.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import deltalake
 import duckdb
@@ -27,19 +28,31 @@ from pyiceberg.utils.config import Config
 from dagster_adjunct import errors
 from dagster_adjunct.exchange import DeltaLakeTable, IcebergTable
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.lineage import find_outputs
+from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, asset_subject
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.output_tables.batches import (
+    OutputBatch,
+    OutputColumns,
+    ReplacedRange,
+)
 from dagster_adjunct.resources.output_tables.iceberg_files import project
 from dagster_adjunct.resources.output_tables.opening import AnyOutputTable, open_output
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.system import POSITION
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
+from dagster_adjunct.testing import TestApplication, TestStream
 from tests.faulty_store import Crash, Fault
+from tests.orchestration.dagster.test_components import component
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+
+    from tests.servers.s3 import S3Server
 
 DIED: Any = Crash
 _BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -385,8 +398,6 @@ def test_of_two_runs_that_commit_one_batch_at_once_one_does(
 
 
 def test_a_run_that_has_lost_its_lease_commits_nothing(world: StepWorld, target: Target) -> None:
-    from dagster_adjunct.resources.output_tables.batches import OutputBatch, OutputColumns
-
     columns = OutputColumns(Schema.of(id="bigint"))
     output = open_output(target.table)
     rows = pa.table({"id": pa.array([1], pa.int64())})
@@ -469,6 +480,31 @@ def test_records_without_one_source_can_not_be_replaced(world: StepWorld, target
         plan_application(app, systems=world.systems)
 
 
+def test_many_scattered_records_are_replaced_or_refused_by_name(target: Target) -> None:
+    columns = OutputColumns(Schema.of(id="bigint"), tuple(POSITION.items()))
+    output = open_output(target.table)
+
+    def made(ids: Iterable[int], epoch: int) -> list[pa.Table]:
+        rows = [("lake.o.0", number, epoch, "app@1", number) for number in ids]
+        names = [*POSITION, "id"]
+        records = [dict(zip(names, each, strict=True)) for each in rows]
+        return [pa.Table.from_pylist(records, columns.arrow_schema())]
+
+    everything = range(25_000)
+    output.commit(OutputBatch("app", 1, _BEGIN, columns, lambda: made(everything, 0)))
+    for number, count in ((2, 300), (3, 12_000)):
+        again = range(0, 2 * count, 2)
+        spans = [ReplacedRange("app@1", "lake.o.0", each, each + 1) for each in again]
+        new = [each for each in again if each % 3]
+        batch = OutputBatch("app", number, _BEGIN, columns, lambda ids=new: made(ids, 1), spans)
+        if target.kind == "delta" and count > 10_000:
+            with pytest.raises(errors.TableError, match="12,000 scattered"):
+                output.commit(batch)
+            return
+        output.commit(batch)
+        assert target.ids() == [each for each in everything if each not in again or each % 3]
+
+
 # -- tombstones
 
 
@@ -507,8 +543,8 @@ def test_columns_are_added_widened_renamed_and_dropped(world: StepWorld, target:
     changed = orders.with_columns(added="named_struct('a', id)", twice="id * 2")
     send(world, 11)
     if target.kind == "delta":
+        changed.send_to(app.output_table(target.table, drop="lines"))
         with pytest.raises(errors.ConfigurationError, match="rename or drop"):
-            changed.send_to(app.output_table(target.table, drop="lines"))
             world.run(app)
         app = Application("enrich", engine="auto")
         orders = app.input_stream("lake.orders", default_offset="oldest")
@@ -555,17 +591,85 @@ def test_the_plan_names_the_table_and_its_errors(world: StepWorld, target: Targe
     target.by = ("nothing",)
     with pytest.raises(errors.PlanningError, match="nothing"):
         plan_application(declare(target), systems=world.systems)
+    twice = Application("twice")
+    out = twice.output_table(target.table)
+    records = twice.input_stream("lake.orders")
+    records.send_to(out)
     with pytest.raises(errors.PlanningError, match="used twice"):
-        twice = Application("twice")
-        out = twice.output_table(target.table)
-        records = twice.input_stream("lake.orders")
         records.send_to(out)
-        records.send_to(out)
+
+
+def test_a_test_application_writes_no_table(world: StepWorld, target: Target) -> None:
+    app = declare(target)
+    with TestApplication(app, {"lake.orders": TestStream(Schema.of(_NESTED), "id", 3)}) as test:
+        test.input(
+            "lake.orders", [dict(zip(_NESTED, row(number), strict=True)) for number in (1, 5)]
+        )
+        (sent,) = test.run(IN_PROCESS).output(target.table.name)
+    assert (sent["id"], sent["twice"]) == (1, 2)
+    assert open_output(target.table).stored_columns() is None
+
+
+# -- S3 and YAML
+
+
+def test_tables_on_s3_are_written_with_the_settings_of_lakes(
+    moto_s3: S3Server, world: StepWorld, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moto_s3.set_in(monkeypatch)
+    url = moto_s3.url()
+    bucket = url.removeprefix("s3://").partition("/")[0]
+    table: AnyOutputTable = DeltaLakeTable(f"{url}/paid")
+    if target.kind == "iceberg":  # by the Glue catalogue
+        settings = {"TYPE": "glue", "GLUE__ENDPOINT": moto_s3.endpoint, "GLUE__REGION": "us-east-1"}
+        settings |= {"S3__ENDPOINT": moto_s3.endpoint, "WAREHOUSE": f"s3://{bucket}/warehouse"}
+        for name, value in settings.items():
+            monkeypatch.setenv(f"PYICEBERG_CATALOG__GLUE__{name}", value)
+        monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+        table = IcebergTable(f"shop{uuid4().hex}.paid", "glue", ("days(at)",))
+    app = Application("enrich", engine="auto", max_batch_records=40)
+    app.input_stream("lake.orders", default_offset="oldest").send_to(app.output_table(table))
+    send(world, *range(60))
+    world.run(app)
+    send(world, 100)
+    world.run(app)
+    if isinstance(table, IcebergTable):
+        read = table.open().load_table(table.identifier).scan().to_arrow()
+    else:
+        assert moto_s3.endpoint not in repr(table)
+        read = DeltaTable(table.place, storage_options=table.storage_options()).to_pyarrow_table()
+    assert sorted(read["id"].to_pylist()) == [*range(60), 100]
+
+
+def test_output_tables_are_declared_in_yaml_and_are_assets(target: Target) -> None:
+    format_of = "{identifier: shop.paid, partition_by: [days(at)]}"
+    if target.kind == "delta":
+        format_of = "{url: s3://tables/paid, partition_by: [day]}"
+    text = f"""
+applications:
+  one:
+    output_tables:
+      paid: {{{target.kind}: {format_of}, on_replay: replace}}
+    steps:
+      - input_stream: lake.in
+      - send_to: paid
+"""
+    (app,) = component(text).applications().values()
+    (output,) = app.output_tables.values()
+    assert output.on_replay == "replace"
+    assert len(output.table.partition_by) == 1
+    (node,) = [made.node for made in find_outputs(app)]
+    key = AdjunctTranslator().get_asset_key(asset_subject(app, node))
+    wanted = (
+        ["iceberg", "shop", "paid"] if target.kind == "iceberg" else ["delta", "tables", "paid"]
+    )
+    assert key.path == wanted
 
 
 # -- Spark
 
 
+@pytest.mark.one_engine
 @pytest.mark.spark
 def test_spark_writes_what_this_process_writes(
     step_world: StepWorld, target: Target, tmp_path: Path
