@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.bucketing.hashing import spark_hash
 from dagster_adjunct.resources.file_streams.log import AdmittedFile
 from dagster_adjunct.resources.files.formats import DeclaredFiles
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, LocalTree, S3Tree
@@ -131,6 +132,8 @@ class _Scan:
         for uri in listed:
             by_uri[uri] = by_uri[uri.replace("file:///", "file:/")] = urls[_normal_url(uri)]
         places = self._places(by_uri)
+        if places is None:
+            return None
         firsts = bigint_array(file.first if file else 0 for file in places.files)
         times = bigint_array(file.modified if file else 0 for file in places.files)
         offset = F.get(firsts, places.of_record) + F.col("_metadata.row_index")
@@ -153,13 +156,14 @@ class _Scan:
                 value = F.when(value.isNull() | check, value).otherwise(error)
             yield value.alias(field.name)
 
-    def _places(self, by_uri: Mapping[str, AdmittedFile]) -> _Places:
+    def _places(self, by_uri: Mapping[str, AdmittedFile]) -> _Places | None:
         """Return where the facts of each file are in arrays, as a search for its path among all
         would take longer than reading the record: at the hash of the path, modulo a number by which
-        the hashes of all differ.
+        the hashes of all differ. None if two hashes are equal.
         """
-        rows = self._spark.createDataFrame([(uri,) for uri in by_uri], "uri string")
-        hashes = [row[0] for row in rows.select(F.xxhash64("uri")).collect()]
+        hashes = spark_hash([pa.array(by_uri, pa.string())]).tolist()
+        if len({*hashes}) < len(hashes):
+            return None
         size = len(hashes)
         while len({each % size for each in hashes}) < len(hashes):
             size += 1
@@ -169,8 +173,8 @@ class _Scan:
             files[each % size] = file
             known[each % size] = each
         path = F.col("_metadata.file_path")
-        found = F.xxhash64(path)
-        at = F.pmod(found, F.lit(size)).cast("int")
+        found = F.hash(path)
+        at = F.pmod(found, F.lit(size))
         return _Places(files, path, at, F.get(bigint_array(known), at) == found)
 
     def _added_columns(self, places: _Places) -> Iterator[Column]:
