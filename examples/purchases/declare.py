@@ -25,8 +25,7 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.changes import OperationColumn
 from dagster_adjunct.exchange import IcebergTable
-from dagster_adjunct.resources.file_streams.table_changes import iceberg_changes
-from dagster_adjunct.sources import DeltaVersions
+from dagster_adjunct.sources import DeltaVersions, iceberg_changes
 
 ROOT = os.environ.get("PURCHASES", ".adjunct/purchases")
 ACCOUNTS = IcebergTable("shop.accounts", catalog="shop")
