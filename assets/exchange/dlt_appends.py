@@ -144,7 +144,10 @@ class LoadAppends:
         pairs = zip(state.next, state.marked_until, strict=True)
         unmarked = any(end > until for end, until in pairs)
         name = f"lake.{stream}"
-        step = "Load into streams of another prefix, or delete the stream (adjunct stream delete)."
+        step = (
+            f"Load into streams of another prefix, or delete the stream: adjunct stream"
+            f" delete {stream} --reason …."
+        )
         if disposition == "replace" and unmarked:
             problem = f"{name} has records without an end-of-dataset marker, and can't be replaced."
             raise StreamExistsError(problem, step, stream=name)

@@ -359,7 +359,10 @@ def _schema_info(load: Mapping[str, Any] | None) -> StorageSchemaInfo | None:
 def _refresh_error(tables: Iterable[str]) -> ConfigurationError:
     names = ", ".join(sorted(tables)) or "all tables"
     problem = f"dlt asks to drop or empty {names} (refresh=…), but streams keep their records."
-    step = "Delete the streams (adjunct stream delete NAME), and run the pipeline without refresh."
+    step = (
+        "Delete the streams (adjunct stream delete NAME --reason …), and run the pipeline without"
+        " refresh."
+    )
     return ConfigurationError(problem, step, argument="refresh")
 
 

@@ -324,7 +324,7 @@ class Application:
             step = "Pass an IcebergTable or a DeltaLakeTable."
             raise ConfigurationError(problem, step, application=self.name, argument="table")
         if table.name in self._output_tables:
-            problem = f"application {self.name!r} declares the output table {table.name} twice."
+            problem = f"application {self.name!r} declares the output table {table.name!r} twice."
             step = "Keep what the first output_table() returned, and use it in both places."
             raise PlanningError(problem, step, application=self.name)
         partition_columns(table)

@@ -243,7 +243,8 @@ class TableChangesFeed:
         try:
             if kind == "changes":
                 if self.table.identity() != file.etag:
-                    raise errors.DatasetError(f"The {self.table.describe()} was replaced.")
+                    problem = f"The {self.table.describe()} was replaced."
+                    raise errors.DatasetError(problem, table=self.table.describe())
                 before, number, after, later = about
                 return self._compare(_state(before, number), _state(after, later))
             state, number, path = about

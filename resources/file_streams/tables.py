@@ -203,6 +203,7 @@ def _constant(text: str | None, kind: str, path: str) -> pa.Array:
         raise errors.SchemaMismatchError(
             f"{path}: a value of its partition is declared {kind}: {misfit.reason}.",
             "Correct the declared type.",
+            file=path,
         ) from misfit
 
 
@@ -230,7 +231,7 @@ def translate_read_errors(path: str) -> Iterator[None]:
     except OSError as error:
         reason = errors.redact_passwords(str(error).splitlines()[0].rstrip("."))
         raise errors.StreamUnavailableError(
-            f"{path} can't be read now: {reason}.", "Check the store, then run it again."
+            f"{path} can't be read now: {reason}.", "Check the store, then run it again.", url=path
         ) from error
 
 

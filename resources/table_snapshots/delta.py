@@ -97,6 +97,7 @@ class DeltaVersions:
             raise errors.DatasetError(
                 f"there is no {self.describe()}: it has no commits.",
                 "Create it, or correct the URL.",
+                table=self.url,
             )
         # A version is made from a checkpoint and each commit after it.
         first = max(commits)
@@ -176,6 +177,7 @@ class DeltaVersions:
                     f"version {state.id} of the {self.describe()} has {len(fragments)} of"
                     f" {len(wanted)} files that it had before.",
                     "The table was replaced while it was read: run again.",
+                    table=self.url,
                 )
             chosen = FileSystemDataset(fragments, whole.schema, whole.format, whole.filesystem)
             yield from chosen.to_batches(columns=there)
@@ -264,7 +266,7 @@ class DeltaVersions:
             yield
         except TableNotFoundError as error:
             raise errors.DatasetError(
-                f"there is no {self.describe()}.", "Create it, or correct the URL."
+                f"there is no {self.describe()}.", "Create it, or correct the URL.", table=self.url
             ) from error
         except FileNotFoundError as error:
             raise errors.DatasetError(

@@ -75,7 +75,9 @@ class IcebergSnapshots:
                 table = catalog.load_table(self.table.identifier)
             except NoSuchTableError as error:
                 raise errors.DatasetError(
-                    f"there is no {self.describe()}.", "Create it, or correct the identifier."
+                    f"there is no {self.describe()}.",
+                    "Create it, or correct the identifier.",
+                    table=self.table.identifier,
                 ) from error
         if table.metadata.format_version < 2:
             raise errors.DatasetError(
@@ -83,6 +85,7 @@ class IcebergSnapshots:
                 " their own.",
                 "Upgrade it: in PyIceberg,"
                 " table.transaction().upgrade_table_version(2).commit_transaction().",
+                table=self.table.identifier,
             )
         return table
 

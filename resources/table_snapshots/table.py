@@ -152,7 +152,9 @@ def check_types(columns: pa.Schema, schema: Schema, what: str) -> None:
         )
         if found is not None:
             raise errors.DatasetError(
-                f"{what}: {found}.", "Declare the column with the type that the table has."
+                f"{what}: {found}.",
+                "Declare the column with the type that the table has.",
+                column=declared.name,
             )
 
 
@@ -191,4 +193,5 @@ def unknown_column_error(what: str, name: str, known: Iterable[str]) -> errors.D
         f"{what} has no column {name!r}: it has {', '.join(known)}.",
         "Declare the columns by the names that the table has now; say renamed= if one is"
         " called otherwise in earlier versions of the dataset.",
+        column=name,
     )

@@ -14,6 +14,7 @@ import pytest
 from dagster_adjunct import Application, Schema, bounded_dataset, unbounded_dataset
 from dagster_adjunct.changes import Projection, Watermark
 from dagster_adjunct.errors import AdjunctError
+from dagster_adjunct.exchange import IcebergTable
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.tables import RemoteTable, SqliteTable, TableReadFunction
@@ -94,6 +95,24 @@ planned(lambda app, visits: app.input_stream("lake.shops", broadcast="task"))
 # Outputs
 
 rejected(lambda app, visits: [app.output_stream("lake.out", partitions=4) for _ in "12"])
+rejected(lambda app, visits: [app.output_table(IcebergTable("shop.visits")) for _ in "12"])
+
+
+def replaced(app: Any, visits: Any, on_replay: Any) -> None:
+    both = visits.join_stream(
+        app.input_stream("lake.members", event_time=ARRIVAL),
+        on="visitor",
+        within=timedelta(hours=1),
+        name="both",
+        select=["level"],
+    )
+    both.select("visitor").send_to(
+        app.output_table(IcebergTable("shop.visits"), on_replay=on_replay)
+    )
+
+
+rejected(lambda app, visits: replaced(app, visits, "replace"), event_time=ARRIVAL)
+planned(lambda app, visits: replaced(app, visits, "append"), event_time=ARRIVAL)
 
 
 def twice(app, visits):
