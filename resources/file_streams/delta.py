@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from cachetools import TTLCache, cached
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.delta import delta_options, delta_place, is_on_s3
 from dagster_adjunct.resources.file_streams.feed import FilePiece, Found, KnownFiles
 from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileRetention
 from dagster_adjunct.resources.file_streams.streams import declare_file_stream
@@ -179,37 +179,10 @@ def _open_files(process: int, url: str) -> _Files:
     """Return access to a table's files, with the credentials of now."""
     from pyarrow import fs
 
-    if re.match("s3a?://", url):
+    if is_on_s3(url):
         arguments = s3_filesystem_arguments(LakeSettings().s3_options())
         return _Files(fs.S3FileSystem(**arguments), url.partition("://")[2].rstrip("/"))
-    return _Files(fs.LocalFileSystem(), _local_path(url))
-
-
-def _local_path(url: str) -> str:
-    if url.startswith("file:/"):
-        return unquote(urlsplit(url).path).rstrip("/")
-    return str(Path(url).expanduser().absolute())
-
-
-def delta_options(url: str) -> dict[str, str]:
-    """Return the options by which delta-rs reaches a table, as a lake's store is reached: with the
-    ADJUNCT_S3_… settings and boto3's credentials.
-    """
-    if not re.match("s3a?://", url):
-        return {}
-    given = s3_filesystem_arguments(LakeSettings().s3_options())
-    options = {
-        "AWS_REGION": given["region"],
-        "AWS_ACCESS_KEY_ID": given.get("access_key"),
-        "AWS_SECRET_ACCESS_KEY": given.get("secret_key"),
-        "AWS_SESSION_TOKEN": given.get("session_token"),
-    }
-    if "endpoint_override" in given:
-        options["AWS_ENDPOINT_URL"] = f"{given['scheme']}://{given['endpoint_override']}"
-        options["AWS_ALLOW_HTTP"] = "true"
-        styled = "true" if given["force_virtual_addressing"] else "false"
-        options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = styled
-    return {name: value for name, value in options.items() if value is not None}
+    return _Files(fs.LocalFileSystem(), delta_place(url))
 
 
 def open_delta(url: str, version: int | None = None) -> Any:
@@ -219,11 +192,10 @@ def open_delta(url: str, version: int | None = None) -> Any:
     AdmittedFileError for a table with features that are not read.
     """
     delta = import_package("Delta", "deltalake", "delta")
-    place = _local_path(url)
-    if re.match("s3a?://", url):
-        place = re.sub("^s3a://", "s3://", url)
     with _translate(url):
-        table = delta.DeltaTable(place, version=version, storage_options=delta_options(url))
+        table = delta.DeltaTable(
+            delta_place(url), version=version, storage_options=delta_options(url)
+        )
         features = set(table.protocol().reader_features or ())
     unreadable = sorted(features - _READABLE)
     if unreadable:

@@ -12,14 +12,12 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.aws import new_session
+from dagster_adjunct.resources.delta import delta_options, delta_place
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.objects.lake import LakeSettings, check_store_url
+from dagster_adjunct.resources.objects.lake import check_store_url
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.output_tables.batches import (
     ATTEMPTS,
@@ -71,38 +69,6 @@ class DeltaLakeTable:
         """The name in plans: "delta:s3://tables/enriched"."""
         return f"delta:{self.url}"
 
-    @property
-    def place(self) -> str:
-        """The URL or path of the table as delta-rs takes it."""
-        scheme = self.url.partition("://")[0]
-        if scheme in ("s3", "s3a"):
-            return "s3://" + self.url.partition("://")[2].rstrip("/")
-        if self.url.startswith("file:/"):
-            return unquote(urlsplit(self.url).path)
-        return str(Path(self.url).expanduser().absolute())
-
-    def storage_options(self) -> dict[str, str]:
-        """Return delta-rs' options for the table's store. They have credentials: never log them."""
-        if not self.place.startswith("s3://"):
-            return {}
-        settings = LakeSettings().s3_options()
-        session = new_session()
-        credentials = session.get_credentials()
-        options: dict[str, str | None] = {
-            "AWS_ENDPOINT_URL": settings.endpoint or session.get_config_variable("endpoint_url"),
-            "AWS_REGION": settings.region or session.get_config_variable("region") or "us-east-1",
-        }
-        if credentials is not None:
-            frozen = credentials.get_frozen_credentials()
-            options["AWS_ACCESS_KEY_ID"] = frozen.access_key
-            options["AWS_SECRET_ACCESS_KEY"] = frozen.secret_key
-            options["AWS_SESSION_TOKEN"] = frozen.token
-        if (options["AWS_ENDPOINT_URL"] or "").startswith("http://"):
-            options["AWS_ALLOW_HTTP"] = "true"
-        if options["AWS_ENDPOINT_URL"] and not settings.path_style:
-            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = "false"
-        return {name: value for name, value in options.items() if value}
-
 
 @dataclass(frozen=True, slots=True)
 class DeltaOutput(TableOutput):
@@ -139,9 +105,11 @@ class DeltaOutput(TableOutput):
         delta: Any = import_package("Delta", "deltalake", "delta")
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
-        options = self.table.storage_options()
+        options = delta_options(self.table.url)
         try:
-            table: DeltaTable = delta.DeltaTable(self.table.place, storage_options=options)
+            table: DeltaTable = delta.DeltaTable(
+                delta_place(self.table.url), storage_options=options
+            )
             return table
         except TableNotFoundError:
             return None
@@ -265,13 +233,13 @@ class DeltaOutput(TableOutput):
         options: dict[str, Any] = {"mode": "append", "commit_properties": properties}
         if table is None:
             options |= {"mode": "error", "partition_by": list(self.table.partition_by) or None}
-            options["storage_options"] = self.table.storage_options()
+            options["storage_options"] = delta_options(self.table.url)
         elif not columns.equals(_arrow_schema(table)):
             options["schema_mode"] = "merge"
         if removed is not None:
             options |= {"mode": "overwrite", "predicate": removed}
         try:
-            write_deltalake(table or self.table.place, sent.reader(), **options)
+            write_deltalake(table or delta_place(self.table.url), sent.reader(), **options)
         except Exception as error:
             if sent.failed is not None:
                 raise sent.failed from error

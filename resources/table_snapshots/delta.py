@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from cachetools import TTLCache, cached
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.files.tree import ListedFile, S3Tree, open_tree
+from dagster_adjunct.resources.delta import delta_options, delta_place
+from dagster_adjunct.resources.files.tree import ListedFile, open_tree
 from dagster_adjunct.resources.lazy_modules import pa, pc
-from dagster_adjunct.resources.objects.arrow_files import s3_filesystem_arguments
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.table_snapshots.table import (
     ChangedFiles,
@@ -69,7 +69,7 @@ class DeltaVersions:
         table = import_package("Delta", "deltalake", "delta").DeltaTable
         with self._naming(version):
             opened: DeltaTable = table(
-                delta_url(self.url), version=version, storage_options=storage_options(self.url)
+                delta_place(self.url), version=version, storage_options=delta_options(self.url)
             )
             return opened
 
@@ -347,33 +347,3 @@ def _log_files(process: int, url: str) -> Any:
 def _first_line(error: Exception) -> str:
     lines = str(error).splitlines() or [type(error).__name__]
     return errors.redact_passwords(lines[0])
-
-
-def delta_url(url: str) -> str:
-    """Return how delta-rs names the table at a URL."""
-    tree = open_tree(url)
-    if isinstance(tree, S3Tree):
-        return tree.url
-    return str(tree.url)
-
-
-def storage_options(url: str) -> dict[str, str] | None:
-    """Return the options with which delta-rs reaches a URL: the ADJUNCT_S3_… settings, and boto3's
-    credentials as they are now. None for a folder.
-    """
-    tree = open_tree(url)
-    if not isinstance(tree, S3Tree):
-        return None
-    given = s3_filesystem_arguments(tree.options)
-    options = {
-        "AWS_REGION": given.get("region"),
-        "AWS_ACCESS_KEY_ID": given.get("access_key"),
-        "AWS_SECRET_ACCESS_KEY": given.get("secret_key"),
-        "AWS_SESSION_TOKEN": given.get("session_token"),
-    }
-    if "endpoint_override" in given:
-        options["AWS_ENDPOINT_URL"] = f"{given['scheme']}://{given['endpoint_override']}"
-        options["AWS_ALLOW_HTTP"] = "true"
-        virtual = bool(given.get("force_virtual_addressing"))
-        options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = str(virtual).lower()
-    return {name: value for name, value in options.items() if value}

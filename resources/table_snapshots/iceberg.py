@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cachetools import LRUCache
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.delta import delta_options
 from dagster_adjunct.resources.iceberg import IcebergTable, translate_client_errors
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.table_snapshots.delta import storage_options
 from dagster_adjunct.resources.table_snapshots.table import (
     ChangedFiles,
     StateFile,
@@ -290,7 +290,7 @@ def file_properties(location: str) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": "s3.secret-access-key",
         "AWS_SESSION_TOKEN": "s3.session-token",
     }
-    options = storage_options(location) or {}
+    options = delta_options(location)
     return {names[name]: value for name, value in options.items() if name in names}
 
 

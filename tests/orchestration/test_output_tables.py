@@ -32,6 +32,7 @@ from dagster_adjunct.orchestration.application.lineage import find_outputs
 from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, asset_subject
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.delta import delta_options, delta_place
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.output_tables.batches import (
     OutputBatch,
@@ -637,7 +638,9 @@ def test_tables_on_s3_are_written_with_the_settings_of_lakes(
         read = table.open().load_table(table.identifier).scan().to_arrow()
     else:
         assert moto_s3.endpoint not in repr(table)
-        read = DeltaTable(table.place, storage_options=table.storage_options()).to_pyarrow_table()
+        read = DeltaTable(
+            delta_place(table.url), storage_options=delta_options(table.url)
+        ).to_pyarrow_table()
     assert sorted(read["id"].to_pylist()) == [*range(60), 100]
 
 
