@@ -29,7 +29,7 @@ from dagster_adjunct.orchestration.cli.output import (
 )
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.file_streams import overview
-from dagster_adjunct.resources.file_streams.log import FileLogState
+from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState
 from dagster_adjunct.resources.file_streams.streams import FileStreams
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
@@ -161,22 +161,29 @@ def _describe_admission(
 def set_aside(lake: Lake, name: str, file: str, yes: bool, reason: str, by: str) -> None:
     """Leave out the records of a FILE that is gone or damaged, so that readers go on.
 
-    FILE is its name below the folder, as in `adjunct stream files`. If it was admitted, its offsets
-    stay, without records; who has read them keeps what it made of them. If it was not, it will not
-    be. Delivered again with other contents, it is admitted.
+    FILE is its name below the folder, as in `adjunct stream files`. New contents, also of a file
+    that was overwritten, are not admitted, and earlier records of it stay. Otherwise its admitted
+    records are left out, and their offsets stay; who has read them keeps what it made of them.
+    Delivered again with other contents, it is admitted.
     """
     streams, stream = overview.require_file_stream(lake, name)
     streams.declaration(stream)
     confirm_at_terminal(
-        f"Leave out the records of {file} of {name} in all later reads? That can't be undone.",
-        yes=yes,
+        f"Leave out what {file} of {name} has in all later reads? That can't be undone.", yes=yes
     )
     found = streams.set_aside(stream, file, reason=reason, by=by)
     show_json({"stream": name, "file": file, "records": found.rows, "before": found.problem})
     if found.problem:
         show_line(f"{file} of {name} was set aside before: {found.problem}.")
     else:
-        show_line(f"{file} of {name} is set aside, with {found.rows:,} records.")
+        show_line(f"{file} of {name} is set aside, {_describe_extent(found)}.")
+
+
+def _describe_extent(file: AdmittedFile) -> str:
+    """Return what was set aside of a file, to follow "is set aside"."""
+    if not file.rows:
+        return "without having been admitted; records that it had before stay"
+    return f"with {file.rows:,} records"
 
 
 def iterate_records(streams: FileStreams, stream: str) -> Iterator[pa.Table]:

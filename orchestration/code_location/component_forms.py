@@ -48,6 +48,7 @@ from dagster_adjunct.orchestration.code_location.definitions import build_defini
 from dagster_adjunct.resources.file_streams.delta import delta_stream
 from dagster_adjunct.resources.file_streams.folder import file_stream
 from dagster_adjunct.resources.file_streams.iceberg import iceberg_stream
+from dagster_adjunct.resources.file_streams.table_changes import delta_changes, iceberg_changes
 from dagster_adjunct.resources.iceberg import IcebergTable
 from dagster_adjunct.resources.output_tables.delta import DeltaLakeTable
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -484,6 +485,8 @@ ApplicationForm = _model(
 FileStreamForm = _model("FileStream", file_stream, without=("name",))
 IcebergStreamForm = _model("IcebergStream", iceberg_stream, without=("name",))
 DeltaStreamForm = _model("DeltaStream", delta_stream, without=("name",))
+IcebergChangesForm = _model("IcebergChanges", iceberg_changes, without=("name",))
+DeltaChangesForm = _model("DeltaChanges", delta_changes, without=("name",))
 BoundedForm = _model("BoundedDataset", bounded_dataset, without=("name",))
 UnboundedForm = _model("UnboundedDataset", unbounded_dataset, without=("name",))
 _STORE = "Both read_function and write_function, such as {PostgresTable: {...}}."
@@ -512,6 +515,14 @@ Attributes = _model(
     delta_streams=(
         dict[str, DeltaStreamForm],  # type: ignore[valid-type]
         Field({}, description="Delta tables by name: orders is the stream delta.orders."),
+    ),
+    iceberg_changes=(
+        dict[str, IcebergChangesForm],  # type: ignore[valid-type]
+        Field({}, description="Iceberg tables by name: a is the stream table-changes.a."),
+    ),
+    delta_changes=(
+        dict[str, DeltaChangesForm],  # type: ignore[valid-type]
+        Field({}, description="Delta tables by name: a is the stream table-changes.a."),
     ),
     bounded_datasets=(dict[str, _by_shape(BoundedForm)], {}),  # type: ignore[misc]
     unbounded_datasets=(dict[str, _by_shape(UnboundedForm)], {}),  # type: ignore[misc]

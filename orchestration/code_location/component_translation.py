@@ -75,6 +75,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.file_streams.delta import delta_stream
 from dagster_adjunct.resources.file_streams.folder import file_stream
 from dagster_adjunct.resources.file_streams.iceberg import iceberg_stream
+from dagster_adjunct.resources.file_streams.table_changes import delta_changes, iceberg_changes
 from dagster_adjunct.resources.iceberg import IcebergTable
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import check_store_url, open_lake
@@ -135,6 +136,8 @@ class Translation:
             ("file_streams", file_stream),
             ("iceberg_streams", iceberg_stream),
             ("delta_streams", delta_stream),
+            ("iceberg_changes", iceberg_changes),
+            ("delta_changes", delta_changes),
         ):
             for name, arguments in given.get(section, {}).items():
                 self.call(declare, arguments, (*place, section, name), name)

@@ -347,7 +347,8 @@ def new_planned_event(app: Application) -> StepEvent:
     """Return the event of a plan without conflicts: the numbers of inputs, operators, outputs,
     tables and datasets.
     """
-    kinds = {"input": app.inputs, "operator": app.operators, "output": app.outputs}
+    kinds = {"input": app.inputs, "operator": app.operators}
+    kinds["output"] = {**app.outputs, **app.output_tables}
     kinds |= {"table": app.tables, "dataset": app.datasets}
     return StepEvent("planned", 0, {kind: len(all_of_it) for kind, all_of_it in kinds.items()})
 

@@ -37,6 +37,9 @@ class KnownFiles(Protocol):
         pages that may have one of them.
         """
 
+    def has_contents(self, path: str, etag: str) -> bool:
+        """Return whether a file was admitted with these contents, and was not set aside since."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -300,7 +300,7 @@ class FolderFeed:
             was = before.get(file.path)
             if was is None:
                 fresh.append(_NewFile(file, self._problem_of_late(file, look)))
-            elif was.etag != file.etag:
+            elif was.etag != file.etag and not known.has_contents(file.path, file.etag):
                 fresh.append(_NewFile(file, self._problem_of_changed(file, was, look)))
         if look.in_name_order:
             return sorted(fresh, key=lambda new: new.listed.path)

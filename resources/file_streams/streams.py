@@ -116,6 +116,10 @@ class _Known:
     def among(self, paths: Collection[str]) -> dict[str, AdmittedFile]:
         return self.log.among(self.state, paths)
 
+    def has_contents(self, path: str, etag: str) -> bool:
+        admitted = self.log.admissions(self.state, path)
+        return any(file.etag == etag and not file.problem for file in admitted)
+
 
 class FileStreams(NumberedOffsets):
     """The streams of one kind of source. Each has one partition, whose records are those of the
@@ -297,10 +301,12 @@ class FileStreams(NumberedOffsets):
     ) -> AdmittedFile:
         """Set a file aside, so that reads leave out its records; return it as it was.
 
-        For a file that is gone, or damaged, before all readers have read it: its offsets stay. Of a
+        Contents that have not been admitted, also of a file that was overwritten, are not admitted;
+        what was admitted before stays. Otherwise the admitted records are left out, and their
+        offsets stay: for a file that is gone, or damaged, before all readers have read it. Of a
         file that was admitted several times, those contents are set aside that are gone, else the
-        last ones. A file that was not admitted yet will not be. If it is delivered again, with
-        other contents, it is admitted. Raises ConfigurationError if there is no such file.
+        last ones. If it is delivered again, with other contents, it is admitted. Raises
+        ConfigurationError if there is no such file.
         """
         log = self.file_log(stream)
         found: AdmittedFile | None = None
@@ -333,16 +339,17 @@ class FileStreams(NumberedOffsets):
                 f"Find its name: adjunct stream files {self.name}.{stream}.",
                 stream=f"{self.name}.{stream}",
             )
-        readable = [file for file in admitted if file.rows and not file.problem]
-        chosen = [file for file, _ in self.find_lost(stream, readable)]
-        if not chosen and arrived is None:
-            chosen = readable[-1:]
-        if chosen:
-            state = log.void(state, {(file.path, file.etag): problem for file in chosen})
         if arrived is not None:
-            state = log.add(state, [arrived._replace(problem=problem)], state.cursor)
-            chosen.append(arrived)
-        return state, [*admitted, *chosen][-1]
+            aside = arrived._replace(problem=problem)
+            return log.add(state, [aside], state.cursor), arrived
+        readable = [file for file in admitted if file.rows and not file.problem]
+        lost = [file for file, _ in self.find_lost(stream, readable)]
+        chosen = lost or readable[-1:]
+        if not chosen:
+            return state, admitted[-1]
+        state = log.void(state, {(file.path, file.etag): problem for file in chosen})
+        rows = sum(file.rows for file in chosen)
+        return state, chosen[-1]._replace(rows=rows)
 
     def find_file(self, stream: str, path: str) -> AdmittedFile | None:
         """Return a file as it is now, without the number of its records; None if it is gone, or

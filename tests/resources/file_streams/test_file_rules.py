@@ -46,14 +46,33 @@ def test_a_file_that_was_overwritten_is_an_error_by_name(
     with pytest.raises(errors.AdmittedFileError) as caught:
         numbers(system)
     assert caught.value.rule == "lost"
-    # What it says helps: neither the old nor the new contents are read.
+    # What it says helps: the new contents are not admitted. The old ones are gone, and are left out
+    # by a second command only.
     system.set_aside("clicks", "a b", reason="overwritten by mistake")
     either.put("c", lines(1))
+    system.admit("clicks")
+    with pytest.raises(errors.AdmittedFileError) as caught:
+        numbers(system)
+    assert caught.value.rule == "lost"
+    assert system.set_aside("clicks", "a b", reason="its first contents are gone").rows == 1
     assert look(system) == [1]
     assert offsets(system) == {1: 1}
     # Delivered again, it is admitted.
     either.put("a b", lines(70))
     assert look(system) == [1, 70]
+
+
+def test_what_was_admitted_before_a_file_was_overwritten_stays(
+    s3_landing: Landing, lake: Lake
+) -> None:
+    system = clicks(s3_landing, lake)
+    s3_landing.put("a", lines(7, 8))
+    assert look(system) == [7, 8]
+    s3_landing.put("a", lines(9))
+    assert system.set_aside("clicks", "a", reason="overwritten by mistake").rows == 0
+    s3_landing.put("a", lines(7, 8))  # restored, with its first ETag
+    assert look(system) == [7, 8]
+    assert system.upcoming([CLICKS]) == {CLICKS: "2"}
 
 
 def test_contents_that_changed_may_be_ignored_or_appended(
