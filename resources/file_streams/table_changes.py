@@ -335,7 +335,7 @@ def begin_changes_again(lake: Lake, stream: str, *, reason: str) -> None:
         found = feed.begin_again(log.known(state), history, reason)
         return log.add(state, found.files, found.cursor).body()
 
-    log.log.transact(decide, by="begin again")
+    log.transact(decide, by="begin again")
 
 
 def _base(state: FileLogState) -> int:
