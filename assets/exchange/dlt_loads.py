@@ -77,16 +77,22 @@ class LoadLog:
         """Return the newest load with a state of the pipeline that is not newer than the data.
 
         dlt writes the state of all sources of a run with the load of the first one; `pending` are
-        the others, which have to be finished, too.
+        the others, which have to be finished, too. A load that was begun earlier may be recorded
+        later: its machine had stopped for a while, and another one went on.
         """
         finished: set[str] = set()
-        for load in self._newest_first():
+        newest = None
+        for seen, load in enumerate(self._newest_first()):
+            if newest is not None and seen >= _PART:
+                break
             if load["pipeline"] != pipeline:
                 continue
-            if load["state"] is not None and finished.issuperset(load["pending"] or ()):
-                return load
+            is_complete = finished.issuperset(load["pending"] or ())
+            is_newer = newest is None or load["loaded_at"] > newest["loaded_at"]
+            if load["state"] is not None and is_complete and is_newer:
+                newest = load
             finished.add(load["load_id"])
-        return None
+        return newest
 
     def find(self, is_wanted: Callable[[Load], bool]) -> Load | None:
         """Return the newest load that is wanted, None if there is none."""

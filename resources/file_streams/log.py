@@ -27,6 +27,7 @@ from typing import Annotated, Any, NamedTuple
 from cachetools import LRUCache, cached
 from pydantic import Field
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.objects.commit_log import (
     Commit,
@@ -164,6 +165,22 @@ class FileLog:
             "can't be read",
             "Restore the object from a backup or an older object version.",
         )
+
+    def transact(
+        self, decide: Callable[[Commit | None], dict[str, Any] | None], *, by: str
+    ) -> Commit | None:
+        """Commit what `decide` returns, as `CommitLog.transact`.
+
+        It decides again if a page is gone that it reads, because others have replaced the page for
+        longer than `GRACE`: this process had stopped.
+        """
+        while True:
+            seen = self.log.current()
+            try:
+                return self.log.transact(decide, by=by, seen=seen)
+            except errors.ObjectNotFoundError:
+                if self.log.current() == seen:
+                    raise
 
     def files(self, state: FileLogState) -> Iterator[AdmittedFile]:
         """Yield all files in the order of admission."""

@@ -34,6 +34,7 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import ObjectInfo
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import read_in_tasks
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
@@ -273,7 +274,7 @@ class FileStreams(NumberedOffsets):
                 after = after.model_copy(update={"declared": declared})
             return None if after is before else after.body()
 
-        commit = log.log.transact(decide, by="admit")
+        commit = log.transact(decide, by="admit")
         assert found is not None
         if found.settled is not None:
             found.settled()
@@ -318,7 +319,7 @@ class FileStreams(NumberedOffsets):
             after, found = self._plan_set_aside(stream, state, path, f"set aside: {reason}")
             return None if after is before else after.body()
 
-        log.log.transact(decide, by=by)
+        log.transact(decide, by=by)
         assert found is not None
         return found
 
@@ -388,9 +389,10 @@ class FileStreams(NumberedOffsets):
         at = now or self.lake.now()
         retention = self.declaration(stream).retention
         dropped: list[AdmittedFile] = []
+        unreachable: list[ObjectInfo] = []
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
-            nonlocal dropped
+            nonlocal dropped, unreachable
             before = log.parse(commit)
             if before is None:
                 return None
@@ -400,15 +402,14 @@ class FileStreams(NumberedOffsets):
             dropped = [*log.files_between(before, before.oldest, after.oldest)]
             after = log.forget(after, lambda: self.present_files(stream))
             # A writer that wrote a page before this commit, and commits after it, loses its race.
-            # So pages that this state does not refer to can be deleted.
-            if after is before and not log.list_unreachable(after, at):
+            # So pages that are listed now, and that this state does not refer to, can be deleted;
+            # not those that are listed later, which may look old where clocks differ.
+            unreachable = log.list_unreachable(after, at)
+            if after is before and not unreachable:
                 return None
             return after.body()
 
-        state = log.parse(log.log.transact(decide, by="maintain"))
-        if state is None:
-            return FileMaintenance()
-        unreachable = log.list_unreachable(state, at)
+        log.transact(decide, by="maintain")
         self.lake.store.delete_many([item.key for item in unreachable])
         return FileMaintenance(
             dropped_files=len(dropped),
@@ -503,7 +504,7 @@ class FileStreams(NumberedOffsets):
                 return None  # another reader has set them aside
             return state.body()
 
-        log.log.transact(decide, by="set aside")
+        log.transact(decide, by="set aside")
 
     def _plan_pieces(
         self, stream: str, ranges: Mapping[SystemStreamPartition, OffsetRange]

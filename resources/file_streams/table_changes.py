@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 from cachetools import LRUCache
@@ -231,9 +232,13 @@ class TableChangesFeed:
     def _cached(self, file: AdmittedFile) -> pa.Table:
         """Return the records of a file, of which several pieces may be read one after the other."""
         key = os.getpid(), self.declared.model_dump_json(), f"{file.etag} {file.path}"
-        if key not in _read:
-            _read[key] = self._rows_of(file)
-        return _read[key]
+        with _lock:
+            found = _read.get(key)
+        if found is None:
+            found = self._rows_of(file)
+            with _lock:
+                _read[key] = found
+        return found
 
     def _rows_of(self, file: AdmittedFile) -> pa.Table:
         """Return the records of a file in their order. Raises AdmittedFileError if its history is
@@ -277,6 +282,7 @@ class TableChangesFeed:
 
 
 _read: LRUCache[tuple[int, str, str], pa.Table] = LRUCache(4)
+_lock = Lock()
 
 
 def _cursor(history: TableHistory, state: TableState, base: int) -> str:
@@ -335,7 +341,7 @@ def begin_changes_again(lake: Lake, stream: str, *, reason: str) -> None:
         found = feed.begin_again(log.known(state), history, reason)
         return log.add(state, found.files, found.cursor).body()
 
-    log.log.transact(decide, by="begin again")
+    log.transact(decide, by="begin again")
 
 
 def _base(state: FileLogState) -> int:

@@ -9,10 +9,12 @@ file that was replaced.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CHUNK = 1024 * 1024
+_FIRST_TIME = datetime(1, 1, 2, tzinfo=UTC)
+_LAST_TIME = datetime(9999, 12, 30, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +146,9 @@ class LocalTree:
     def list(self, folder: str = "", after: str = "") -> list[ListedFile]:
         files = []
         for path, entry in self._scan(folder, after):
-            stat = self._stat(entry)
-            if stat is not None:
-                files.append(_require_utf8_name(self.url, _listed_local_file(path, stat)))
+            facts = self._stat(entry)
+            if facts is not None:
+                files.append(_require_utf8_name(self.url, _listed_local_file(path, facts)))
         return sorted(files, key=lambda file: file.path)
 
     def _scan(self, folder: str, after: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -156,11 +160,20 @@ class LocalTree:
             folder = folders.pop()
             for entry in self._entries(folder):
                 path = folder + entry.name
-                if entry.is_dir():
+                if self._is_folder(entry):
                     if _may_follow(f"{path}/", after) and not entry.is_symlink():
                         folders.append(f"{path}/")
                 elif path > after:
                     yield path, entry
+
+    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
+        """Return whether an entry is a folder; a link that goes round in a circle is none."""
+        try:
+            return entry.is_dir()
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return False
+            raise errors.file_error(error, entry.path, f"files in {self.url}") from error
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
         """Yield what is directly in a folder."""
@@ -171,12 +184,16 @@ class LocalTree:
             self._raise_list_error(error)
 
     def _stat(self, entry: os.DirEntry[str]) -> os.stat_result | None:
-        """Return the facts of an entry, None if it was deleted since it was listed."""
+        """Return the facts of an entry, None if it was deleted since it was listed, or is a link
+        that leads nowhere.
+        """
         try:
             return entry.stat()
         except FileNotFoundError:
             return None
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
             raise errors.file_error(error, entry.path, f"files in {self.url}") from error
 
     def listed(self, path: str) -> ListedFile:
@@ -189,8 +206,11 @@ class LocalTree:
         whole = Path(self.root) / path
         try:
             with self._translate(whole):
-                return _require_utf8_name(self.url, _listed_local_file(path, whole.stat()))
-        except FileNotFoundError:
+                facts = whole.stat()
+                if stat.S_ISDIR(facts.st_mode):
+                    return None
+                return _require_utf8_name(self.url, _listed_local_file(path, facts))
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def has_files(self) -> bool:
@@ -235,11 +255,11 @@ class LocalTree:
     @contextlib.contextmanager
     def _translate(self, path: Path) -> Iterator[None]:
         """Raise errors of the file system, except for a missing file, as errors that
-        name the tree.
+        name the tree. The file is missing, too, if there is a file in the place of its folder.
         """
         try:
             yield
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise
         except OSError as error:
             raise errors.file_error(error, path, f"files in {self.url}") from error
@@ -258,7 +278,7 @@ class LocalTree:
         try:
             with self._translate(path):
                 now = _listed_local_file(file.path, path.stat())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise source_changed_error(self, file, "is gone") from None
         if now.etag != file.etag:
             raise source_changed_error(self, file, "was overwritten")
@@ -429,10 +449,18 @@ def _may_follow(folder: str, after: str) -> bool:
     return folder > after or after.startswith(folder)
 
 
-def _listed_local_file(path: str, stat: os.stat_result) -> ListedFile:
+def _listed_local_file(path: str, facts: os.stat_result) -> ListedFile:
     """Return a local file as listed; its ETag is made of size, inode and modification time."""
-    etag = f"{stat.st_size:x}-{stat.st_ino:x}-{stat.st_mtime_ns:x}"
-    return ListedFile(path, stat.st_size, etag, datetime.fromtimestamp(stat.st_mtime, UTC))
+    etag = f"{facts.st_size:x}-{facts.st_ino:x}-{facts.st_mtime_ns:x}"
+    return ListedFile(path, facts.st_size, etag, _time_of(facts))
+
+
+def _time_of(facts: os.stat_result) -> datetime:
+    """Return when a file was modified; the nearest time that Python has for one that it has not."""
+    try:
+        return datetime.fromtimestamp(facts.st_mtime, UTC)
+    except (ValueError, OverflowError):
+        return _FIRST_TIME if facts.st_mtime < 0 else _LAST_TIME
 
 
 def _require_utf8_name(url: str, file: ListedFile) -> ListedFile:

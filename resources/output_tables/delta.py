@@ -1,8 +1,9 @@
 """Batches as commits of a Delta table, by delta-rs.
 
 The table's application transaction (`txn`) of `adjunct:PRODUCER` has the number of its newest
-batch. Of two commits at once of one producer, delta-rs refuses the second. The commit's own
-metadata has the batch, too, for people who look at the history.
+batch, and that of `adjunct-clock:PRODUCER` when it was begun. Of two commits at once of one
+producer, delta-rs refuses the second. The commit's own metadata has the batch, too, for people who
+look at the history.
 """
 
 from __future__ import annotations
@@ -228,7 +229,13 @@ class DeltaOutput(TableOutput):
         }
         properties = CommitProperties(
             custom_metadata=named,
-            app_transactions=[Transaction(_app_id(batch.producer), batch.number)],
+            # To create a table, delta-rs would otherwise repeat its commit on top of one that
+            # somebody else has created meanwhile, without looking at that one's transactions.
+            max_commit_retries=0 if table is None else None,
+            app_transactions=[
+                Transaction(_app_id(batch.producer), batch.number),
+                Transaction(_clock_id(batch.producer), result.clock),
+            ],
         )
         options: dict[str, Any] = {"mode": "append", "commit_properties": properties}
         if table is None:
@@ -312,23 +319,27 @@ def _app_id(producer: str) -> str:
     return f"adjunct:{producer}"
 
 
+def _clock_id(producer: str) -> str:
+    return f"adjunct-clock:{producer}"
+
+
 def _find_in(table: DeltaTable, producer: str, sought: int) -> CommittedBatch | None:
     """Return the newest batch of a producer by the table's transactions.
 
-    When it was begun, and by which attempt it was committed, is known as long as the table's
-    history has the commit; it is read only if the batch has the number `sought`, or a later one.
+    By which attempt it was committed is known as long as the table's history has the commit; it is
+    read only if the batch has the number `sought`, or a later one.
     """
     number = table.transaction_version(_app_id(producer))
     if number is None:
         return None
+    clock = table.transaction_version(_clock_id(producer)) or 0
     if number < sought:
-        return CommittedBatch(number, 0, "")
+        return CommittedBatch(number, clock, "")
     for entry in table.history(_HISTORY):
         if entry.get("adjunct.producer") == producer and entry.get("adjunct.batch") == str(number):
             rows = entry.get("operationMetrics", {}).get("num_added_rows")
-            clock = int(entry.get("adjunct.clock", 0))
             return CommittedBatch(number, clock, str(entry.get("adjunct.commit", "")), rows)
-    return CommittedBatch(number, 0, "")
+    return CommittedBatch(number, clock, "")
 
 
 def _arrow_schema(table: DeltaTable) -> pa.Schema:
@@ -358,8 +369,11 @@ def _is_conflict(error: Exception) -> bool:
     """Whether another commit came first, so that the next attempt may succeed."""
     from deltalake.exceptions import CommitFailedError
 
+    if isinstance(error, CommitFailedError):
+        return True
     text = str(error).lower()
-    return isinstance(error, CommitFailedError) or "already exists" in text
+    # The second: commits after the one that was read have been cleaned up meanwhile.
+    return "already exists" in text or "invalid table version" in text
 
 
 def _translate(table: str, error: Exception) -> errors.AdjunctError:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachetools import LRUCache
@@ -202,10 +203,13 @@ class IcebergSnapshots:
     def _tasks(self, state: TableState) -> dict[str, FileScanTask]:
         """Return the files of a snapshot, which never change, by path."""
         key = os.getpid(), self.table, state.id
-        if key not in _planned:
-            tasks = self._plan_files(self.load(), state)
-            _planned[key] = {task.file.file_path: task for task in tasks}
-        return _planned[key]
+        with _lock:
+            found = _planned.get(key)
+        if found is None:
+            found = {task.file.file_path: task for task in self._plan_files(self.load(), state)}
+            with _lock:
+                _planned[key] = found
+        return found
 
     def _open_part(self, part: _Part) -> Table:
         """Return the table as it was planned; on an executor without its catalogue, from its
@@ -264,6 +268,7 @@ class IcebergSnapshots:
 
 
 _planned: LRUCache[tuple[int, IcebergTable, str], dict[str, FileScanTask]] = LRUCache(8)
+_lock = Lock()
 
 
 def _state_file(task: FileScanTask) -> StateFile:

@@ -665,3 +665,30 @@ def test_spreadsheets_are_loaded_as_frames(machine: Machine, world: World, tmp_p
             (tail, int(seats) if seats else None, float(ton) if ton else None)
             for tail, seats, ton in rows
         }
+
+
+@pytest.mark.lengthy
+def test_a_load_that_was_paused_does_not_bring_back_an_older_state(tmp_path: Path) -> None:
+    known = [{"id": 1}]
+
+    since = dlt.sources.incremental[int]("id")
+
+    @dlt.resource(name="events")
+    def events(newest: Any = since) -> Any:
+        yield from [row for row in known if newest.last_value in (None, *range(row["id"]))]
+
+    lake = open_lake(tmp_path / "lake")
+    paused = Machine(lake, tmp_path / "paused")
+    paused.run([events()])
+    known.append({"id": 2})
+    pipeline = paused.pipeline()
+    pipeline.extract([events()])
+    pipeline.normalize()
+    known.append({"id": 3})
+    other = Machine(lake, tmp_path / "other")
+    other.run([events()])
+    pipeline.load()
+    assert [row["id"] for row in other.records("events")] == [1, 2, 3, 2]
+    known.append({"id": 4})
+    Machine(lake, tmp_path / "third").run([events()])
+    assert [row["id"] for row in other.records("events")] == [1, 2, 3, 2, 4]

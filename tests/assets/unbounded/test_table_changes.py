@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from cachetools import LRUCache
 
 from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.change_formats import OperationColumn
@@ -22,7 +24,7 @@ from dagster_adjunct.assets.declaration.table_versions import DeltaVersions, Ice
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.resources.errors import AdmittedFileError
-from dagster_adjunct.resources.file_streams import streams
+from dagster_adjunct.resources.file_streams import streams, table_changes
 from dagster_adjunct.resources.file_streams.feed import FilePiece
 from dagster_adjunct.resources.file_streams.table_changes import (
     SYSTEM,
@@ -35,6 +37,8 @@ from dagster_adjunct.resources.file_streams.table_changes import (
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.table_snapshots import iceberg
 from dagster_adjunct.resources.table_snapshots.iceberg import _planned
 from tests.assets.tables import PRODUCTS, Delta, Iceberg, Rows, iceberg_catalog, rows_table
 from tests.faulty_store import Crash, Fault, FaultyStore
@@ -385,3 +389,29 @@ def advance_with_deaths(draw: random.Random, lake: Lake, spec: AdjunctDataset) -
     store = FaultyStore(lake.store, faults)
     with suppress(Crash):
         advance(Lake(store, lake.id), spec)
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("table", ["iceberg"], indirect=True)
+def test_many_changes_are_read_in_threads(
+    table: Any, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More states than are kept are planned and read at once."""
+    follow(table)
+    system = TableChangeStreams(lake)
+    table.write({"a": (0, "x")})
+    system.admit("products")
+    for number in range(1, 7):
+        table.write({"a": (number, "x")})
+    system.admit("products")
+    ssp = SystemStreamPartition(SYSTEM, "products", 0)
+    span = {ssp: OffsetRange("0", system.upcoming([ssp])[ssp])}
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(6):
+            monkeypatch.setattr(table_changes, "_read", LRUCache(1))
+            monkeypatch.setattr(iceberg, "_planned", LRUCache(1))
+            assert system.read_arrow(span).num_rows == 1 + 2 * 6
+    finally:
+        sys.setswitchinterval(interval)
