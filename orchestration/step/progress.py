@@ -347,10 +347,14 @@ def new_planned_event(app: Application) -> StepEvent:
     """Return the event of a plan without conflicts: the numbers of inputs, operators, outputs,
     tables and datasets.
     """
-    kinds = {"input": app.inputs, "operator": app.operators}
-    kinds["output"] = {**app.outputs, **app.output_tables}
-    kinds |= {"table": app.tables, "dataset": app.datasets}
-    return StepEvent("planned", 0, {kind: len(all_of_it) for kind, all_of_it in kinds.items()})
+    numbers = {
+        "input": len(app.inputs),
+        "operator": len(app.operators),
+        "output": len(app.outputs) + len(app.output_tables),
+        "table": len(app.tables),
+        "dataset": len(app.datasets),
+    }
+    return StepEvent("planned", 0, numbers)
 
 
 MAX_VERSIONS = 100
