@@ -76,6 +76,9 @@ def _entry(module: str, name: str) -> str:
 
 def _signature(module: str, name: str) -> str:
     called = find(name)
+    rebuild = getattr(called, "model_rebuild", None)  # of a model of pydantic
+    if rebuild is not None:
+        rebuild()  # before that, its parameters are unknown
     signature = inspect.signature(called)
     # Of a method, `self` is left out: its class stands before it.
     given = [each for each in signature.parameters.values() if each.name not in {"self", "cls"}]

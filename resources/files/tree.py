@@ -9,7 +9,6 @@ file that was replaced.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -167,18 +166,16 @@ class LocalTree:
                     yield path, entry
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
-        """Return whether an entry is a folder; a link that goes round in a circle is none."""
+        """Return whether an entry is a folder."""
         try:
             return entry.is_dir()
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                return False
             raise errors.file_error(error, entry.path, f"files in {self.url}") from error
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
         """Yield what is directly in a folder."""
         try:
-            with os.scandir(f"{self.root}/{folder}") as entries:
+            with os.scandir(f"{self.root}/{folder}".rstrip("/")) as entries:
                 yield from entries
         except OSError as error:
             self._raise_list_error(error)
@@ -192,8 +189,6 @@ class LocalTree:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                return None
             raise errors.file_error(error, entry.path, f"files in {self.url}") from error
 
     def listed(self, path: str) -> ListedFile:

@@ -137,9 +137,13 @@ def test_files_take_the_places_of_folders_and_of_files(landing: LocalLanding) ->
 
 def test_links_that_lead_nowhere_are_left_out(landing: LocalLanding) -> None:
     landing.put("a.jsonl", lines(1))
-    for name, target in (("circle", "circle"), ("here", "."), ("nowhere.jsonl", "nothing")):
+    for name, target in (("here", "."), ("nowhere.jsonl", "nothing")):
         (landing.root / name).symlink_to(target)
-    assert look(clicks(landing, lake_in(InMemoryStore()))) == [1]
+    system = clicks(landing, lake_in(InMemoryStore()))
+    assert look(system) == [1]
+    (landing.root / "circle").symlink_to("circle")
+    with pytest.raises(errors.ConfigurationError, match="symbolic links"):
+        look(system)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, -62_135_596_810, 4_000_000_000, 2_600_000_000_000])
