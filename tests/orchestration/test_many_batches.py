@@ -163,7 +163,7 @@ def growth(world: StepWorld, engine: str, batches: int) -> dict[str, float]:
 # the 64 segments of the streams that a batch was planned over. Memory is looked at over 3,000
 # batches only, since allocators and caches take a while: 8 KiB a batch would be 1 GiB in three days
 # of batches every two seconds. Spark keeps its last 1,000 queries for its pages.
-FEW = {"objects": 16, "files": 0.05, "threads": 0.05, "leases": 0.05, "views": 0.05, "cached": 0.05}
+FEW = {"objects": 8, "files": 0.05, "threads": 0.05, "leases": 0.05, "views": 0.05, "cached": 0.05}
 ALL = {**FEW, "objects": 1, "KiB": 8, "JVM KiB": 8}
 
 
