@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -100,9 +101,9 @@ class FileStreamDeclaration(StreamDeclaration):
         """Where the files, or the table, are; "" if that has no URL."""
         return ""
 
+    @abstractmethod
     def feed(self, lake: Lake) -> Feed:
         """Return the source of the stream's files."""
-        raise NotImplementedError
 
     def check_stored(self, stream: str, state: FileLogState) -> None:
         """Raise StreamExistsError if files were admitted under a declaration that this one does not

@@ -43,7 +43,7 @@ from dagster_adjunct.resources.times import to_microseconds
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake import CommitProperties, DeltaTable
 
 _PAUSE = 0.2
 _HISTORY = 100
@@ -206,7 +206,7 @@ class DeltaOutput(TableOutput):
     def _commit_once(
         self, table: DeltaTable | None, batch: OutputBatch, commit: str
     ) -> CommittedBatch:
-        from deltalake import CommitProperties, Transaction, write_deltalake
+        from deltalake import write_deltalake
 
         if table is None:
             self._check_partitions(batch.columns)
@@ -221,22 +221,7 @@ class DeltaOutput(TableOutput):
         result = CommittedBatch(batch.number, to_microseconds(batch.clock), commit)
         if table is not None and removed is None and not sent.has_rows():
             return CommittedBatch(result.number, result.clock, commit, 0)
-        named = {
-            "adjunct.producer": batch.producer,
-            "adjunct.batch": str(batch.number),
-            "adjunct.clock": str(result.clock),
-            "adjunct.commit": commit,
-        }
-        properties = CommitProperties(
-            custom_metadata=named,
-            # To create a table, delta-rs would otherwise repeat its commit on top of one that
-            # somebody else has created meanwhile, without looking at that one's transactions.
-            max_commit_retries=0 if table is None else None,
-            app_transactions=[
-                Transaction(_app_id(batch.producer), batch.number),
-                Transaction(_clock_id(batch.producer), result.clock),
-            ],
-        )
+        properties = _commit_properties(batch, result, creates=table is None)
         options: dict[str, Any] = {"mode": "append", "commit_properties": properties}
         if table is None:
             options |= {"mode": "error", "partition_by": list(self.table.partition_by) or None}
@@ -252,6 +237,30 @@ class DeltaOutput(TableOutput):
                 raise sent.failed from error
             raise
         return CommittedBatch(result.number, result.clock, commit, sent.rows)
+
+
+def _commit_properties(
+    batch: OutputBatch, result: CommittedBatch, *, creates: bool
+) -> CommitProperties:
+    """Return what the commit of a batch says of itself."""
+    from deltalake import CommitProperties, Transaction
+
+    named = {
+        "adjunct.producer": batch.producer,
+        "adjunct.batch": str(batch.number),
+        "adjunct.clock": str(result.clock),
+        "adjunct.commit": result.commit,
+    }
+    return CommitProperties(
+        custom_metadata=named,
+        # To create a table, delta-rs would otherwise repeat its commit on top of one that somebody
+        # else has created meanwhile, without looking at that one's transactions.
+        max_commit_retries=0 if creates else None,
+        app_transactions=[
+            Transaction(_app_id(batch.producer), batch.number),
+            Transaction(_clock_id(batch.producer), result.clock),
+        ],
+    )
 
 
 @dataclass(slots=True)
