@@ -88,7 +88,10 @@ def deliver(world: StepWorld, app: Application, number: int) -> None:
 
 def count_held(world: StepWorld, spark: SparkSession | None) -> dict[str, int]:
     """Return how much of each kind this process, its session and the lake hold now."""
-    gc.collect()  # frames that Python forgets are forgotten by the JVM, too
+    # Frames that Python forgets are forgotten by the JVM, too, and what their finalizers let go is
+    # collected only by the next collection.
+    while gc.collect():
+        pass
     with suppress(AttributeError):  # of the GNU library: what it keeps for later is not in use
         ctypes.CDLL(None).malloc_trim(0)
     found = {
