@@ -66,6 +66,14 @@ def redact_passwords(text: str) -> str:
     return _LOGIN.sub(r"\1***@", text)
 
 
+def first_line(error: BaseException) -> str:
+    """Return what another library's error says first, without passwords and without a full stop;
+    the name of its class if it says nothing.
+    """
+    lines = str(error).splitlines() or [type(error).__name__]
+    return redact_passwords(lines[0].rstrip("."))
+
+
 @dataclass_transform(eq_default=False, kw_only_default=True)
 class _ErrorFields:
     """Turns the annotated attributes of each error class into keyword-only fields, as a

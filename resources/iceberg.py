@@ -80,8 +80,7 @@ def translate_client_errors(catalog: str) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _CLIENTS:
             raise
-        lines = str(error).splitlines() or [type(error).__name__]
-        reason = errors.redact_passwords(lines[0].rstrip("."))
+        reason = errors.first_line(error)
         raise errors.TransientError(
             f"the Iceberg catalogue {catalog!r} does not answer, or refuses a request: {reason}.",
             "See that its server runs, and that its URI and credentials are right; then run it"

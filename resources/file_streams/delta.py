@@ -215,20 +215,15 @@ def _translate(url: str) -> Iterator[None]:
             f"there is no Delta table at {url}.", "Create it, or correct the URL.", table=url
         ) from error
     except (exceptions.DeltaProtocolError, exceptions.SchemaMismatchError) as error:
-        raise _unreadable(url, _first_line(error)) from error
+        raise _unreadable(url, errors.first_line(error)) from error
     except (exceptions.DeltaError, OSError) as error:
-        reason = _first_line(error)
+        reason = errors.first_line(error)
         if re.search("(?i)unsupported|not supported|feature", reason):
             raise _unreadable(url, reason) from error
         raise errors.TransientError(
             f"the Delta table at {url} can't be read: {reason}.",
             "Check its store and credentials, then run it again.",
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return errors.redact_passwords(lines[0].rstrip("."))
 
 
 def _unreadable(url: str, reason: str) -> errors.AdmittedFileError:

@@ -352,7 +352,7 @@ class FolderFeed:
         where = f"{self.tree.url}/{file.path}"
         return errors.AdmittedFileError(
             f"{where} can't be admitted: {problem}.",
-            "Restore or remove it, go on without it (adjunct stream set-aside STREAM"
+            "Remove it, go on without it (adjunct stream set-aside STREAM"
             f" {shlex.quote(file.path)} --reason …), or declare FileRules({instead}).",
             file=where,
             rule=rule,

@@ -600,8 +600,8 @@ def _restore_step(path: str) -> str:
     """Return what to do about an admitted file that is not as it was."""
     name = shlex.quote(path)
     return (
-        "Restore the file as it was when it was admitted, or go on without its records: adjunct"
-        f" stream set-aside STREAM {name} --reason …."
+        "Move the file back that was admitted (in a folder, a copy counts as another file), or go"
+        f" on without its records: adjunct stream set-aside STREAM {name} --reason …."
     )
 
 

@@ -221,7 +221,7 @@ def translate_read_errors(path: str) -> Iterator[None]:
             rule="expired",
         ) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = errors.first_line(error)
         raise errors.AdmittedFileError(
             f"{path} can't be read as declared: {reason}.",
             f"Restore the file, or correct the declared types. {_SET_ASIDE}",
@@ -229,7 +229,7 @@ def translate_read_errors(path: str) -> Iterator[None]:
             rule="damaged",
         ) from error
     except OSError as error:
-        reason = errors.redact_passwords(str(error).splitlines()[0].rstrip("."))
+        reason = errors.first_line(error)
         raise errors.StreamUnavailableError(
             f"{path} can't be read now: {reason}.", "Check the store, then run it again.", url=path
         ) from error

@@ -186,7 +186,7 @@ class DeltaOutput(TableOutput):
                     return landed
                 if not _is_conflict(error):
                     raise _translate(self.name, error) from error
-                reason = _first_line(error)
+                reason = errors.first_line(error)
                 time.sleep(_PAUSE * attempt)
         raise conflict_error(self.name, reason)
 
@@ -390,7 +390,7 @@ def _translate(table: str, error: Exception) -> errors.AdjunctError:
 
     if isinstance(error, SchemaMismatchError | DeltaProtocolError):
         return errors.SchemaMismatchError(
-            f"delta-rs can't write table {table}: {_first_line(error)}.",
+            f"delta-rs can't write table {table}: {errors.first_line(error)}.",
             "Send to a table that delta-rs can write: without column mapping, generated columns and"
             " the like.",
             table=table,
@@ -401,12 +401,7 @@ def _translate(table: str, error: Exception) -> errors.AdjunctError:
 def _unavailable(table: str, error: Exception) -> errors.TableUnavailableError:
     return errors.TableUnavailableError(
         f"the store of Delta table {table} does not answer, or refuses a request:"
-        f" {_first_line(error)}.",
+        f" {errors.first_line(error)}.",
         "Check the URL, the credentials and the network; then run it again.",
         table=table,
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return errors.redact_passwords(lines[0].rstrip("."))

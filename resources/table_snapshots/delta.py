@@ -271,19 +271,20 @@ class DeltaVersions:
         except FileNotFoundError as error:
             raise errors.DatasetError(
                 f"{what} can't be read: a file of it is gone, as after a vacuum:"
-                f" {_first_line(error)}",
+                f" {errors.first_line(error)}.",
                 "Go on with a later version: declare on_expired='skip'; or abandon this version.",
                 version=None if version is None else str(version),
             ) from error
         except (DeltaError, OSError) as error:
             if "not found" in str(error).lower() or "No such file" in str(error):
                 raise errors.DatasetError(
-                    f"{what} can't be read, because files of it are gone: {_first_line(error)}",
+                    f"{what} can't be read, because files of it are gone:"
+                    f" {errors.first_line(error)}.",
                     "Go on with a later version: declare on_expired='skip'; or abandon this one.",
                     version=None if version is None else str(version),
                 ) from error
             raise errors.TransientError(
-                f"{what} can't be read: {_first_line(error)}",
+                f"{what} can't be read: {errors.first_line(error)}.",
                 "See that its store answers, and that the credentials are right; then run again.",
             ) from error
 
@@ -342,8 +343,3 @@ def _list_changing(actions: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str
 def _log_files(process: int, url: str) -> Any:
     """Return access to a table's files, with the credentials of now."""
     return _file_system(DeltaVersions(url).open())
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return errors.redact_passwords(lines[0])

@@ -255,13 +255,13 @@ class IcebergSnapshots:
                 yield
         except FileNotFoundError as error:
             raise errors.DatasetError(
-                f"{what} can't be read: a file of it is gone: {_first_line(error)}",
+                f"{what} can't be read: a file of it is gone: {errors.first_line(error)}.",
                 "Abandon this version, or restore the file.",
                 version=state.id,
             ) from error
         except (ValueError, NotImplementedError) as error:
             raise errors.DatasetError(
-                f"{what} can't be read by PyIceberg: {_first_line(error)}",
+                f"{what} can't be read by PyIceberg: {errors.first_line(error)}.",
                 "Rewrite its data files, without equality deletes, or abandon this version.",
                 version=state.id,
             ) from error
@@ -297,11 +297,6 @@ def file_properties(location: str) -> dict[str, str]:
     }
     options = delta_options(location)
     return {names[name]: value for name, value in options.items() if name in names}
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return errors.redact_passwords(lines[0])
 
 
 def _state(snapshot: Snapshot) -> TableState:

@@ -75,6 +75,20 @@ def test_what_was_admitted_before_a_file_was_overwritten_stays(
     assert system.upcoming([CLICKS]) == {CLICKS: "2"}
 
 
+def test_a_file_that_is_moved_back_is_the_admitted_one(landing: LocalLanding, lake: Lake) -> None:
+    system = clicks(landing, lake)
+    landing.put("a", lines(7))
+    assert look(system) == [7]
+    (landing.root / "a").rename(landing.root / "_kept")
+    landing.put("a", lines(8, 9))
+    with pytest.raises(errors.AdmittedFileError):
+        system.admit("clicks")
+    with pytest.raises(errors.AdmittedFileError, match="Move the file back"):
+        numbers(system)
+    (landing.root / "_kept").rename(landing.root / "a")
+    assert look(system) == [7]
+
+
 def test_contents_that_changed_may_be_ignored_or_appended(
     landing: LocalLanding, lake: Lake
 ) -> None:
