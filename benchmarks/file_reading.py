@@ -13,7 +13,6 @@ from benchmarks.lake_read import RECORDS, consume, records
 from benchmarks.timing import alternate
 from dagster_adjunct import open_lake, session_scope
 from dagster_adjunct.resources.file_streams.folder import FolderStreams, file_stream
-from dagster_adjunct.resources.file_streams.streams import _frame_of_tasks
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 
 GOAL = 1.1
@@ -39,14 +38,10 @@ def _run_files(spark: Any, folder: Path, files: int, count: int, rounds: int) ->
     whole = {ssp: OffsetRange("0", str(state.next))}
     paths = [str(path) for path in sorted((folder / "landing").iterdir())]
     names = list(RECORDS.names)
-    declared = streams.declaration(name)
-    feed = declared.feed(streams.lake)
-    pieces = streams._pieces(whole)
     reads: dict[str, Callable[[], Any]] = {
         "path": lambda: spark.read.schema(RECORDS.ddl()).parquet(*paths),
         "stream": lambda: streams.read(spark, whole).select(names),
         "stream_with_meta": lambda: streams.read(spark, whole),
-        "tasks": lambda: _frame_of_tasks(spark, declared, feed, pieces),
     }
     for read in reads.values():
         assert read().count() == count
@@ -57,7 +52,7 @@ def _run_files(spark: Any, folder: Path, files: int, count: int, rounds: int) ->
     print(f"stream of {files} Parquet files: {count:,} records of {len(names)} columns")
     for item in measured.values():
         print(f"  {item}, least {min(item.seconds):.2f}")
-    for each in ("stream", "stream_with_meta", "tasks"):
+    for each in ("stream", "stream_with_meta"):
         ratio = measured[each].median / measured["path"].median
         least = min(measured[each].seconds) / min(measured["path"].seconds)
         print(f"  {each} / path = {ratio:.2f}, of the least {least:.2f} (goal: at most {GOAL})")

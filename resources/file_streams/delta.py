@@ -42,6 +42,7 @@ from dagster_adjunct.resources.file_streams.tables import (
     table_error,
     translate_read_errors,
 )
+from dagster_adjunct.resources.files.formats import row_group_starts
 from dagster_adjunct.resources.files.tree import check_folder_url
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.arrow_files import s3_filesystem_arguments
@@ -54,7 +55,6 @@ from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
-    from pyspark.sql import DataFrame, SparkSession
 
 SYSTEM = "delta"
 _THREADS = 16
@@ -136,8 +136,11 @@ class DeltaFeed:
             in_file = [_file_column(field) for field in opened.schema_arrow]
             yield from TableFile(opened, in_file).records(piece, self.declared, columns)
 
-    def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
-        return None
+    def cuts(self, file: AdmittedFile) -> Sequence[int]:
+        files = _open_files(os.getpid(), self.declared.source)
+        path = f"{self.declared.source}/{file.path}"
+        with translate_read_errors(path), files.open(file.path) as source:
+            return row_group_starts(open_parquet(source))
 
     def has_file(self, path: str) -> bool:
         return _open_files(os.getpid(), self.declared.source).exists(path)

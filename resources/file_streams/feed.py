@@ -5,15 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState, FileRetention
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamDeclaration
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 MOST_AT_ONCE = 10_000
 """How many files are admitted in one commit at most; the next commit admits others."""
@@ -85,9 +82,9 @@ class Feed(Protocol):
         Raises SourceChangedError for a file that is not as it was when it was admitted.
         """
 
-    def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
-        """Return the records of whole files as Spark's own reader reads them, with OFFSET and
-        TIMESTAMP; None if only `tables` reads them right.
+    def cuts(self, file: AdmittedFile) -> Sequence[int]:
+        """Return the numbers of the records, from 0 and ascending, before which a large file can be
+        cut, so that tasks read its parts at once: of Parquet the first of each row group.
         """
 
 

@@ -69,7 +69,7 @@ from dagster_adjunct.resources.times import to_microseconds, utc_now
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    pass
 
 SYSTEM = "files"
 _THREADS = 16
@@ -369,9 +369,7 @@ class FolderFeed:
         rules = self.declared.rules
         try:
             values = path_values(file.path, self.declared)
-            rows, form = 0, ""
-            if file.size:
-                rows, form = self._reader.examine(file)
+            rows = self._reader.count(file) if file.size else 0
         except errors.SourceChangedError:
             return None
         except errors.SchemaMismatchError as error:
@@ -383,7 +381,7 @@ class FolderFeed:
             if rules.empty == "fail":
                 raise self._admission_error(file, "empty", problem, 'empty="admit"')
             return admitted._replace(problem=f"empty: {problem}")
-        return admitted._replace(rows=rows, values=values, form=form)
+        return admitted._replace(rows=rows, values=values)
 
     def _damage_error(
         self, file: ListedFile, error: errors.SchemaMismatchError
@@ -405,8 +403,10 @@ class FolderFeed:
         if piece.end < piece.file.rows:
             check_unchanged(self.tree, listed_file(piece.file))
 
-    def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
-        return self._reader.frame(spark, pieces)
+    def cuts(self, file: AdmittedFile) -> Sequence[int]:
+        if self.declared.file_format != "parquet":
+            return ()
+        return self._reader.files.row_group_starts(listed_file(file))
 
 
 # Parts such as "_day=2026-11-28" are columns.

@@ -40,6 +40,7 @@ from dagster_adjunct.resources.file_streams.tables import (
     table_error,
     translate_read_errors,
 )
+from dagster_adjunct.resources.files.formats import row_group_starts
 from dagster_adjunct.resources.iceberg import IcebergTable, translate_client_errors
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.types import IcebergType, NestedField
-    from pyspark.sql import DataFrame, SparkSession
 
 SYSTEM = "iceberg"
 _THREADS = 16
@@ -150,8 +150,10 @@ class IcebergFeed:
             in_file = list(_file_columns(opened.schema_arrow, reader.names, path))
             yield from TableFile(opened, in_file).records(piece, self.declared, columns)
 
-    def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
-        return None
+    def cuts(self, file: AdmittedFile) -> Sequence[int]:
+        reader = _open_reader(os.getpid(), self.declared.table, self.declared.source)
+        with translate_read_errors(file.path), reader.io.new_input(file.path).open() as source:
+            return row_group_starts(open_parquet(source))
 
     def has_file(self, path: str) -> bool:
         reader = _open_reader(os.getpid(), self.declared.table, self.declared.source)

@@ -63,8 +63,7 @@ class AdmittedFile(NamedTuple):
     of its records. `values` are columns that the file does not contain, as texts: parts of its
     path, values of its partition. `origin` is what added it: a table's snapshot or version. A file
     with a `problem` was set aside: its records are not read. If that happened before it was
-    admitted, it has no offsets. `admitted` is the time of its admission, as `modified`. Files of
-    one `form` are read alike, if their source knows some.
+    admitted, it has no offsets. `admitted` is the time of its admission, as `modified`.
     """
 
     path: str
@@ -77,7 +76,6 @@ class AdmittedFile(NamedTuple):
     origin: str = ""
     problem: str = ""
     admitted: int = 0
-    form: str = ""
 
     @property
     def next(self) -> int:

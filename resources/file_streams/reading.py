@@ -9,23 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cachetools import LRUCache
 
 from dagster_adjunct.resources.file_streams.feed import FilePiece
 from dagster_adjunct.resources.file_streams.log import AdmittedFile
-from dagster_adjunct.resources.file_streams.parquet_frame import read_whole_files
 from dagster_adjunct.resources.files.formats import DeclaredFiles
-from dagster_adjunct.resources.files.spark_forms import spark_form
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, source_changed_error
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.texts import convert_texts
 from dagster_adjunct.resources.schemas.types import arrow_type
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _MOST_KEPT = 128 * 1024 * 1024
 _MOST_OF_A_FILE = 32 * 1024 * 1024
@@ -78,14 +72,12 @@ class FileReader:
     added: AddedColumns
     parts_of: Callable[[str], dict[str, str | None]]
 
-    def examine(self, file: ListedFile) -> tuple[int, str]:
-        """Return the number of records in a file, and the form of a file that Spark's own reader
-        reads like this one, else "". Raises SchemaMismatchError and SourceChangedError.
+    def count(self, file: ListedFile) -> int:
+        """Return the number of records in a file. Raises SchemaMismatchError and
+        SourceChangedError.
         """
-        if self.files.format == "parquet":
-            return self.files.examine_parquet(file)
-        if self.files.format == "avro":
-            return self.files.count(file), ""
+        if self.files.format in ("parquet", "avro"):
+            return self.files.count(file)
         rows = size = 0
         kept = []
         for number, table in self.files.tables(file):
@@ -97,7 +89,7 @@ class FileReader:
         if size <= _MOST_OF_A_FILE:
             with _lock:
                 _counted[self._key(file)] = tuple(kept)
-        return rows, ""
+        return rows
 
     def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
         """Yield the records of a piece as `Feed.tables` does."""
@@ -109,14 +101,6 @@ class FileReader:
                     values = pa.repeat(added[name][0], table.num_rows)
                     table = table.append_column(name, values)  # noqa: PLW2901 - one more column
             yield number, table.select(columns)
-
-    def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
-        """Return the records of whole files as `Feed.frame` does."""
-        form = spark_form(self.files.schema)
-        files = [piece.file for piece in pieces]
-        if self.files.format != "parquet" or any(file.form != form for file in files):
-            return None
-        return read_whole_files(spark, self.files, files, list(map(self._added, files)))
 
     def _own_tables(self, piece: FilePiece, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
         file = listed_file(piece.file)

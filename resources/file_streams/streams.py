@@ -30,13 +30,14 @@ from dagster_adjunct.resources.file_streams.log import (
     FileMaintenance,
     list_logged,
 )
-from dagster_adjunct.resources.lazy_modules import F, np, pa
+from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session
-from dagster_adjunct.resources.spark.tasks import read_in_tasks
+from dagster_adjunct.resources.spark.tasks import TASK_BYTES, read_in_tasks, share_among_tasks
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _declared: dict[str, dict[str, FileStreamDeclaration]] = {}
-_TASK_BYTES = 64 * 1024 * 1024
-_TASK_FILES = 256
 _THREADS = 16
 _LOOK_SECONDS = 20.0
 
@@ -448,26 +447,15 @@ class FileStreams(NumberedOffsets):
         declaration = self.declaration(stream)
         feed = declaration.feed(self.lake)
         pieces = self._pieces(ranges)
-        session = resolve_session(spark)
-        whole = [piece for piece in pieces if piece.end - piece.start == piece.file.rows]
-        others = [piece for piece in pieces if piece.end - piece.start < piece.file.rows]
-        frame = None
-        if whole:
-            with _as_admitted():
-                frame = feed.frame(session, whole)
-        if frame is None:
-            return _frame_of_tasks(session, declaration, feed, pieces)
-        frame = frame.select(
-            *[F.col(f"`{name}`") for name in declaration.columns.names],
-            F.lit(0).cast("int").alias(PARTITION),
-            OFFSET,
-            TIMESTAMP,
-            F.lit(False).alias(TOMBSTONE),
-            F.lit(0).cast("int").alias(EPOCH),
-        )
-        if not others:
-            return frame
-        return frame.unionByName(_frame_of_tasks(session, declaration, feed, others))
+        columns = [(one.name, one.type) for one in declaration.columns.fields]
+        columns += RECORD_META_COLUMNS
+        read = partial(_read_task, feed, declaration.columns.names)
+        parts = []
+        with _naming_stream(f"{self.name}.{stream}"):
+            for cut in map_in_threads(partial(_cut, feed), pieces, _THREADS):
+                parts += cut
+        tasks = share_among_tasks(parts, _size)
+        return read_in_tasks(resolve_session(spark), tasks, read, columns)
 
     def task_reads(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
@@ -544,7 +532,7 @@ def _naming_stream(stream: str) -> Iterator[None]:
         raise error.reworded(error.problem, step, stream=stream) from error.__cause__
 
 
-def _empty_table(schema: Any, names: Sequence[str]) -> pa.Table:
+def _empty_table(schema: Schema, names: Sequence[str]) -> pa.Table:
     columns = schema.to_arrow()
     empty = pa.schema([columns.field(name) for name in names]).empty_table()
     return _with_meta(empty, AdmittedFile("", 0, "", 0, 0), 0)
@@ -571,8 +559,8 @@ def _with_meta(table: pa.Table, file: AdmittedFile, number: int) -> pa.Table:
 
 
 def _read_piece(feed: Feed, names: Sequence[str], piece: FilePiece) -> list[pa.Table]:
-    """Return the records of a piece, with the columns of RECORD_META. Raises StreamReadError if
-    there are not as many as were admitted.
+    """Return the records of a piece, with the columns of RECORD_META. Raises the errors of
+    `_piece_tables`.
     """
     return list(_piece_tables(feed, names, piece))
 
@@ -606,7 +594,7 @@ def _restore_step(path: str) -> str:
 
 
 @contextmanager
-def _as_admitted(path: str = "FILE") -> Iterator[None]:
+def _as_admitted(path: str) -> Iterator[None]:
     """Raise AdmittedFileError for a file, of this path, that is not as it was admitted, and say
     what to do about one with values that do not fit.
     """
@@ -640,16 +628,6 @@ def _read_partition(
             yield from _piece_tables(feed, names, piece)
 
 
-def _frame_of_tasks(
-    spark: SparkSession, declaration: FileStreamDeclaration, feed: Feed, pieces: Sequence[FilePiece]
-) -> DataFrame:
-    """Return the records of pieces as a frame that Python tasks read."""
-    columns = [(one.name, one.type) for one in declaration.columns.fields]
-    columns += RECORD_META_COLUMNS
-    read = partial(_read_task, feed, declaration.columns.names)
-    return read_in_tasks(spark, plan_tasks(pieces), read, columns)
-
-
 def _read_task(
     feed: Feed, names: Sequence[str], pieces: Sequence[FilePiece]
 ) -> Iterator[pa.RecordBatch]:
@@ -658,16 +636,23 @@ def _read_task(
             yield from table.combine_chunks().to_batches()
 
 
-def plan_tasks(pieces: Sequence[FilePiece]) -> list[list[FilePiece]]:
-    """Return the pieces that each task reads, about 64 MiB of files."""
-    tasks: list[list[FilePiece]] = []
-    room = 0
-    for piece in pieces:
-        share = (piece.end - piece.start) / max(1, piece.file.rows)
-        size = int(piece.file.size * share)
-        if not tasks or size > room or len(tasks[-1]) >= _TASK_FILES:
-            tasks.append([])
-            room = _TASK_BYTES
-        tasks[-1].append(piece)
-        room -= size
-    return tasks
+def _cut(feed: Feed, piece: FilePiece) -> list[FilePiece]:
+    """Return the parts of a large piece that tasks read at once; a small piece as it is."""
+    if _size(piece) < 2 * TASK_BYTES:
+        return [piece]
+    parts = []
+    rest = piece
+    with _as_admitted(piece.file.path):
+        cuts = feed.cuts(piece.file)
+    for number in cuts:
+        before = FilePiece(piece.file, rest.start, min(number, piece.end))
+        if _size(before) >= TASK_BYTES and number < piece.end:
+            parts.append(before)
+            rest = FilePiece(piece.file, number, piece.end)
+    return [*parts, rest]
+
+
+def _size(piece: FilePiece) -> int:
+    """Return about how many bytes of its file a piece has."""
+    rows = piece.end - piece.start
+    return piece.file.size * rows // max(1, piece.file.rows)

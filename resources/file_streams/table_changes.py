@@ -60,7 +60,7 @@ from dagster_adjunct.resources.table_snapshots.table import (
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    pass
 
 SYSTEM = "table-changes"
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -226,8 +226,8 @@ class TableChangesFeed:
         if rows.num_rows:
             yield piece.start, rows.select(list(columns))
 
-    def frame(self, spark: SparkSession, pieces: Sequence[FilePiece]) -> DataFrame | None:
-        return None
+    def cuts(self, file: AdmittedFile) -> Sequence[int]:
+        return ()
 
     def _cached(self, file: AdmittedFile) -> pa.Table:
         """Return the records of a file, of which several pieces may be read one after the other."""

@@ -48,7 +48,6 @@ from dagster_adjunct.resources.files.json_values import (
     parsed_type,
 )
 from dagster_adjunct.resources.files.opened import open_decompressed, unreadable_file_error
-from dagster_adjunct.resources.files.spark_forms import find_spark_form
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import (
@@ -69,7 +68,7 @@ from dagster_adjunct.resources.schemas.types import (
     tree_from_arrow,
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.tasks import read_in_tasks
+from dagster_adjunct.resources.spark.tasks import TASK_BYTES, read_in_tasks, share_among_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 from dagster_adjunct.resources.threads import map_in_threads
 
@@ -475,12 +474,14 @@ class DeclaredFiles:
     def _row(self, first: int, row: int) -> RowPlace:
         return record_place(self.format, first, row)
 
-    def examine_parquet(self, file: ListedFile) -> tuple[int, str]:
-        """Return the number of records in a Parquet file, and its form (`find_spark_form`)."""
+    def row_group_starts(self, file: ListedFile) -> list[int]:
+        """Return the numbers of the records, from 0, with which row groups of a Parquet file begin.
+        Raises SchemaMismatchError and SourceChangedError.
+        """
         with self.locating_errors(file):
-            opened = open_parquet(self.tree, file, self.columns, self.place(file))
-            form = find_spark_form(opened.file, opened.columns, self.schema)
-            return int(opened.file.metadata.num_rows), form
+            return row_group_starts(
+                open_parquet(self.tree, file, self.columns, self.place(file)).file
+            )
 
     def count(self, file: ListedFile) -> int:
         """Return the number of records in a file: from the footer of Parquet, or the heads of
@@ -865,6 +866,14 @@ def _read_group(
         raise unreadable_file_error(where, error) from error
 
 
+def row_group_starts(parquet: pq.ParquetFile) -> list[int]:
+    """Return the numbers of the records, from 0, with which the row groups of a file begin."""
+    starts = [0]
+    for group in range(parquet.metadata.num_row_groups):
+        starts.append(starts[-1] + parquet.metadata.row_group(group).num_rows)
+    return starts[:-1]
+
+
 def _first_byte(group: Any) -> int:
     """Return the position in its file at which a row group of Parquet begins."""
     column = group.column(0)
@@ -945,7 +954,6 @@ def _in_utc(kind: pa.DataType, leaves: Iterator[bool]) -> pa.DataType:
     return kind
 
 
-_TASK_BYTES = 64 * 1024 * 1024
 _MAX_THREADS = 16
 
 
@@ -1008,26 +1016,17 @@ def count_file_records(declared: DeclaredFiles, files: Sequence[ListedFile]) -> 
 
 
 def plan_tasks(files: Sequence[ListedFile], format: FileFormat) -> list[list[FilePart]]:
-    """Return the parts that each task reads: about 64 MiB of one large Parquet file, or several
-    small files.
+    """Return the parts that each task reads: some of one large Parquet file, or several small
+    files.
     """
     pieces = []
     for number, file in enumerate(files):
         parts = 1
         if format == "parquet":
-            parts = max(1, round(file.size / _TASK_BYTES))
+            parts = max(1, round(file.size / TASK_BYTES))
         edges = [file.size * part // parts for part in range(parts + 1)]
         pieces += [FilePart(number, file, start, end) for start, end in pairwise(edges)]
-    tasks: list[list[FilePart]] = []
-    room = 0
-    for piece in pieces:
-        size = piece.end - piece.start
-        if not tasks or size > room:
-            tasks.append([])
-            room = _TASK_BYTES
-        tasks[-1].append(piece)
-        room -= size
-    return tasks
+    return share_among_tasks(pieces, lambda piece: piece.end - piece.start)
 
 
 def _batches(declared: DeclaredFiles, pieces: Sequence[FilePart]) -> Iterator[pa.RecordBatch]:

@@ -388,6 +388,31 @@ def apply_in_arrow(
     )
 
 
+TASK_BYTES = 64 * 1024 * 1024
+"""How many bytes of files a task reads at most, but for a part that can't be cut."""
+_LEAST_BYTES = 16 * 1024 * 1024
+_TASKS = 32
+_MOST_PARTS = 256
+
+
+def share_among_tasks(parts: Sequence[T], size_of: Callable[[T], int]) -> list[list[T]]:
+    """Return which parts of files each task reads, in order: some 32 tasks, so that the cores of a
+    machine end together, but of 16 to 64 MiB, and at most 256 parts.
+    """
+    total = sum(map(size_of, parts))
+    most = min(max(total // _TASKS, _LEAST_BYTES), TASK_BYTES)
+    tasks: list[list[T]] = []
+    room = 0
+    for part in parts:
+        size = size_of(part)
+        if not tasks or size > room or len(tasks[-1]) >= _MOST_PARTS:
+            tasks.append([])
+            room = most
+        tasks[-1].append(part)
+        room -= size
+    return tasks
+
+
 def read_in_tasks(
     spark: SparkSession,
     parts: Sequence[T],

@@ -13,13 +13,14 @@ from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 from dagster_adjunct.resources.errors import AdmittedFileError, SchemaMismatchError
 from dagster_adjunct.resources.file_streams import reading
-from dagster_adjunct.resources.file_streams.streams import FileStreams, _frame_of_tasks
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from tests.nested import PLAIN_NAMES, SIMPLE, Limits, draw_rows, draw_schema
 from tests.resources.file_streams.written_files import (
     AT,
@@ -161,20 +162,6 @@ def test_spark_reads_the_same_records(
         assert frame.count() == end - start
 
 
-def by_tasks(streams: FileStreams, spark: SparkSession) -> pa.Table:
-    """Return all records as Spark's tasks in Python read them."""
-    name = streams.tested  # type: ignore[attr-defined]
-    declared = streams.declaration(name)
-    pieces = streams._pieces(ranges(streams))
-    return _frame_of_tasks(spark, declared, declared.feed(streams.lake), pieces).toArrow()
-
-
-def uses_sparks_reader(streams: FileStreams, spark: SparkSession) -> bool:
-    declared = streams.declaration(streams.tested)  # type: ignore[attr-defined]
-    pieces = streams._pieces(ranges(streams))
-    return declared.feed(streams.lake).frame(spark, pieces) is not None
-
-
 OLD = dt.datetime(1, 1, 1, 12, 30, 0, 1, tzinfo=dt.UTC)
 TIMES = [
     OLD,
@@ -195,7 +182,7 @@ TIMES = [
         {"use_dictionary": False, "store_schema": False, "version": "2.4"},
     ],
 )
-def test_sparks_own_reader_reads_what_tasks_read(
+def test_spark_reads_what_other_writers_have_written(
     lake: Lake, tmp_path: Path, spark: SparkSession, options: dict[str, Any]
 ) -> None:
     schema = Schema.of(
@@ -213,22 +200,18 @@ def test_sparks_own_reader_reads_what_tasks_read(
     put(tmp_path, "a.parquet", parquet_bytes(schema, rows, **options))
     put(tmp_path, "b.parquet", parquet_bytes(schema, rows[:3], **options))
     streams = stream_of(lake, tmp_path, schema, "parquet")
-    assert uses_sparks_reader(streams, spark)
-    tasks = by_tasks(streams, spark)
-    assert records(streams.read(spark, ranges(streams)).toArrow()) == records(tasks)
+    found = streams.read(spark, ranges(streams)).toArrow()
     meta = {"__timestamp": dt.datetime.fromtimestamp(AT, dt.UTC), "__partition": 0,
             "__tombstone": False, "__epoch": 0}  # fmt: skip
-    assert records(tasks) == expected([(row, meta) for row in [*rows, *rows[:3]]], 0, 33)
+    assert records(found) == expected([(row, meta) for row in [*rows, *rows[:3]]], 0, 33)
 
 
-def test_sparks_own_reader_is_used_for_names_of_any_kind(
-    lake: Lake, tmp_path: Path, spark: SparkSession
-) -> None:
+def test_spark_reads_files_of_any_name(lake: Lake, tmp_path: Path, spark: SparkSession) -> None:
     names = ["a b", "%41", "ü", "a+b&c=d#e", "o'k", 'q"t', "_p=1/x", "b,c", "$x~!;@", "(1)"]
+    names += ["at 12:30", "x*y", "[z]", "what?", "{q}", "o\\k", "a\nb", " x/y"]
     for number, name in enumerate(names):
         put(tmp_path, f"{name}.parquet", parquet_bytes(Schema.of(k="int"), [{"k": number}]))
     streams = stream_of(lake, tmp_path, Schema.of(k="int", p="string"), "parquet", path_column="p")
-    assert uses_sparks_reader(streams, spark)
     found = streams.read(spark, ranges(streams)).toArrow()
     assert {row["p"]: row["k"] for row in found.to_pylist()} == {
         f"{name}.parquet": number for number, name in enumerate(names)
@@ -236,37 +219,25 @@ def test_sparks_own_reader_is_used_for_names_of_any_kind(
     assert records(found) == records(streams.read_arrow(ranges(streams)))
 
 
-@pytest.mark.parametrize("name", ["at 12:30", "x*y", "[z]", "what?", "{q}", "o\\k", "a\nb", " x/y"])
-def test_names_that_mean_something_to_spark_are_read_by_tasks(
-    lake: Lake, tmp_path: Path, spark: SparkSession, name: str
-) -> None:
-    put(tmp_path, "a.parquet", parquet_bytes(Schema.of(k="int"), [{"k": 1}]))
-    put(tmp_path, f"{name}.parquet", parquet_bytes(Schema.of(k="int"), [{"k": 2}]))
-    streams = stream_of(lake, tmp_path, Schema.of(k="int"), "parquet")
-    assert not uses_sparks_reader(streams, spark)
-    found = streams.read(spark, ranges(streams)).toArrow()
-    assert sorted(found.column("k").to_pylist()) == [1, 2]
-
-
-def many(folder: Path, count: int, rows: int = 2) -> Rows:
-    made = []
-    for number in range(count):
-        some = [{"k": number * rows + row} for row in range(rows)]
-        put(folder, f"{number:04}.parquet", parquet_bytes(Schema.of(k="bigint"), some))
-        made += some
-    return made
-
-
-def test_many_files_are_read_in_several_scans(
+def test_tasks_share_a_large_parquet_file_by_its_row_groups(
     lake: Lake, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_adjunct.resources.file_streams.parquet_frame._SMALL", 0)
-    rows = many(tmp_path, 70)
-    streams = stream_of(lake, tmp_path, Schema.of(k="bigint"), "parquet")
-    assert uses_sparks_reader(streams, spark)
-    found = streams.read(spark, ranges(streams)).toArrow().sort_by("__offset")
-    assert found.column("k").to_pylist() == [row["k"] for row in rows]
-    assert found.column("__offset").to_pylist() == list(range(len(rows)))
+    rows = [{"k": k} for k in range(1_000)]
+    schema = Schema.of(k="bigint")
+    put(tmp_path, "a.parquet", parquet_bytes(schema, rows, row_group_size=70, compression="none"))
+    put(tmp_path, "b.parquet", parquet_bytes(schema, rows[:10]))
+    size = (tmp_path / "a.parquet").stat().st_size // 1_000 * 130
+    monkeypatch.setattr("dagster_adjunct.resources.file_streams.streams.TASK_BYTES", size)
+    monkeypatch.setattr("dagster_adjunct.resources.spark.tasks.TASK_BYTES", size)
+    monkeypatch.setattr("dagster_adjunct.resources.spark.tasks._LEAST_BYTES", size)
+    streams = stream_of(lake, tmp_path, schema, "parquet")
+    for start, end in [(0, 1_010), (75, 990), (139, 141), (500, 1_005)]:
+        frame = streams.read(spark, ranges(streams, start, end))
+        tasks = {*frame.select(F.spark_partition_id()).toArrow().column(0).to_pylist()}
+        assert len(tasks) >= (end - start) // 280
+        found = frame.toArrow().sort_by("__offset")
+        assert found.column("__offset").to_pylist() == list(range(start, end))
+        assert found.column("k").to_pylist() == [*range(1_000), *range(10)][start:end]
 
 
 @pytest.mark.parametrize("longer", [True, False])
@@ -274,7 +245,9 @@ def test_many_files_are_read_in_several_scans(
 def test_a_file_that_is_replaced_is_never_read_by_spark(
     lake: Lake, tmp_path: Path, spark: SparkSession, when: str, longer: bool
 ) -> None:
-    many(tmp_path, 3)
+    for number in range(3):
+        some = [{"k": number * 2}, {"k": number * 2 + 1}]
+        put(tmp_path, f"{number:04}.parquet", parquet_bytes(Schema.of(k="bigint"), some))
     streams = stream_of(lake, tmp_path, Schema.of(k="bigint"), "parquet")
     value = [{"k": 7}, {"k": 8}]
     other = parquet_bytes(Schema.of(k="bigint"), value * 40 if longer else value)
@@ -282,15 +255,15 @@ def test_a_file_that_is_replaced_is_never_read_by_spark(
     assert (len(other) == path.stat().st_size) is not longer
     if when == "before":
         put(tmp_path, "0001.parquet", other, AT + 60)
-        with pytest.raises(AdmittedFileError, match=r"0001\.parquet"):
-            streams.read(spark, ranges(streams))
-        return
     frame = streams.read(spark, ranges(streams))
-    put(tmp_path, "0001.parquet", other, AT + 60)
-    with pytest.raises(Exception, match=r"0001\.parquet") as caught:
+    if when == "after":
+        put(tmp_path, "0001.parquet", other, AT + 60)
+    with (
+        pytest.raises(AdmittedFileError, match=r"0001\.parquet") as caught,
+        translate_spark_errors(),
+    ):
         frame.select("k").toArrow()
-    if not longer:
-        assert "has changed since it was admitted" in str(caught.value)
+    assert caught.value.rule == "lost"
 
 
 def test_values_that_python_can_not_hold_fail_with_the_file_by_every_engine(
@@ -307,11 +280,8 @@ def test_values_that_python_can_not_hold_fail_with_the_file_by_every_engine(
         streams.read_arrow(ranges(streams))
     assert caught.value.column == "t"
     frame = streams.read(spark, ranges(streams))
-    from dagster_adjunct.resources.spark.tasks import translate_spark_errors
-
     with pytest.raises(SchemaMismatchError, match=r"bad\.parquet"), translate_spark_errors():
         frame.toArrow()
-    assert sorted(frame.select("k").toArrow().column("k").to_pylist()) == [1, 1]
 
 
 # -- how much is read

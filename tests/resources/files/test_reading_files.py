@@ -482,7 +482,7 @@ def test_large_parquet_files_are_cut_small_files_share_a_task_and_texts_stay_who
     mib = 1024 * 1024
     files = [
         ListedFile(name, size * mib, "", NOON)
-        for name, size in (("a", 200), ("b", 10), ("c", 20), ("d", 50))
+        for name, size in (("a", 200), ("b", 3), ("c", 7), ("d", 50))
     ]
     parquet = [
         [(part.file.path, part.start // mib, part.end // mib) for part in task]
@@ -492,7 +492,7 @@ def test_large_parquet_files_are_cut_small_files_share_a_task_and_texts_stay_who
         [("a", 0, 66)],
         [("a", 66, 133)],
         [("a", 133, 200)],
-        [("b", 0, 10), ("c", 0, 20)],
+        [("b", 0, 3), ("c", 0, 7)],
         [("d", 0, 50)],
     ]
     csv = [[part.file.path for part in task] for task in plan_tasks(files, "csv")]
