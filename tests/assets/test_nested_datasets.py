@@ -427,6 +427,7 @@ def test_an_unknown_path_of_a_sensitive_part_is_refused(either: World) -> None:
         assert "'v.mail'" in failure.value.problem
 
 
+@pytest.mark.lengthy
 def test_tables_are_repartitioned_rewound_and_rebuilt(either: World) -> None:
     drawn = random.Random(8)
     schema = draw_schema(drawn)

@@ -271,6 +271,7 @@ def test_a_run_that_stays_reports_as_it_goes(
     assert seen == [3], "both datasets and the output were reported before the end"
 
 
+@pytest.mark.lengthy
 def test_without_a_home_one_line_says_so_and_dagster_is_not_imported(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
