@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlparse
 
-import dlt
 import pandas as pd
 import pyarrow as pa
 import pytest
-from dlt.pipeline.exceptions import PipelineStepFailed
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.resources.errors import (
@@ -33,14 +31,12 @@ from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.loads import Machine, resource
+from tests.assets.loads import Machine, dlt, dlt_errors, resource
 from tests.faulty_store import Crash, Fault, FaultyStore
 
 pytestmark = pytest.mark.lengthy  # dlt writes and moves many files
 
 UTC = dt.UTC
-BY_AT: Any = dlt.sources.incremental("at", initial_value=-1)
-BY_ID: Any = dlt.sources.incremental("id", initial_value=-1)
 
 
 @pytest.fixture
@@ -50,7 +46,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def refused(machine: Machine, data: Any, kind: type[AdjunctError], **options: Any) -> AdjunctError:
     """Return the error of a run that has to fail with one."""
-    with pytest.raises(PipelineStepFailed) as failed:
+    with pytest.raises(dlt_errors.PipelineStepFailed) as failed:
         machine.run(data, **options)
     error: BaseException | None = failed.value
     while error is not None and not isinstance(error, AdjunctError):
@@ -417,8 +413,10 @@ def test_a_refresh_is_refused_and_deletes_nothing(machine: Machine) -> None:
 def test_incremental_cursors_go_on_on_another_machine(machine: Machine, tmp_path: Path) -> None:
     source = [{"id": i, "at": i} for i in range(5)]
 
+    by_at = dlt.sources.incremental("at", initial_value=-1)
+
     @dlt.resource(name="orders")
-    def orders(at: Any = BY_AT) -> Iterator[Any]:
+    def orders(at: Any = by_at) -> Iterator[Any]:
         yield from (row for row in source if row["at"] >= at.last_value)
 
     machine.run(orders())
@@ -441,10 +439,12 @@ def test_cursors_of_a_source_do_not_go_on_before_its_load_is_finished(
     """
 
     def source(name: str, rows: list[Any]) -> Any:
+        by_id = dlt.sources.incremental("id", initial_value=-1)
+
         @dlt.source(name=name)
         def made() -> Any:
             @dlt.resource(name=f"from_{name}")
-            def table(at: Any = BY_ID) -> Iterator[Any]:
+            def table(at: Any = by_id) -> Iterator[Any]:
                 yield rows
 
             return table
@@ -458,7 +458,7 @@ def test_cursors_of_a_source_do_not_go_on_before_its_load_is_finished(
     store = FaultyStore(
         machine.lake.store, [Fault("*", 1, "crash-before", below="streams/raw-from_b")]
     )
-    with pytest.raises((Crash, PipelineStepFailed)):
+    with pytest.raises((Crash, dlt_errors.PipelineStepFailed)):
         machine.run(sources(2), lake=Lake(store, machine.lake.id))
     loads = machine.records("_dlt_loads")
     assert loads[-1]["state"] is not None
@@ -471,8 +471,10 @@ def test_cursors_of_a_source_do_not_go_on_before_its_load_is_finished(
 def test_a_pipeline_that_finds_another_lake_loads_all_again(
     machine: Machine, tmp_path: Path
 ) -> None:
+    by_id = dlt.sources.incremental("id", initial_value=-1)
+
     @dlt.resource(name="orders")
-    def orders(at: Any = BY_ID) -> Iterator[Any]:
+    def orders(at: Any = by_id) -> Iterator[Any]:
         yield [{"id": 1}, {"id": 2}]
 
     machine.run(orders())
