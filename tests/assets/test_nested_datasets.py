@@ -145,6 +145,7 @@ def test_a_markers_checksum_of_nested_records_is_validated(either: World) -> Non
         append(either, rows)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", SEEDS)
 def test_tables_follow_changes(either: World, seed: int) -> None:
     drawn = random.Random(seed)

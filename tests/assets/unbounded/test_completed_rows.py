@@ -752,6 +752,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "key",
     [

@@ -422,6 +422,7 @@ def fleets(world: World, chance: random.Random) -> Model:
     return model
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("seed", range(rounds(2, 20)))
 def test_history_columns_make_the_intervals_of_versions(tmp_path: Path, seed: int) -> None:

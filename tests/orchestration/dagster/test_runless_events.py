@@ -342,6 +342,7 @@ def test_a_storage_that_fails_in_between_is_reported_once_and_fails_no_command(
     assert str(home) in reported
 
 
+@pytest.mark.lengthy
 def test_a_process_of_a_run_in_dagster_reports_nothing_itself(
     lake: Lake, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
