@@ -12,7 +12,7 @@ DISTRIBUTED := --dist loadfile --no-loadscope-reorder --timings
 PYTEST_ARGS ?= -n 6 $(DISTRIBUTED)
 # Fast tests wait for nothing, and each process spends seconds on collecting all tests first.
 FAST_ARGS ?= -n 2 $(DISTRIBUTED)
-# Processes that start together would each compile thousands of modules: one process does it before them, once.
+# Six processes that start together would each compile thousands of modules: one process does it before them, once.
 COMPILED := $(VENV)/.compiled
 
 # Where an image keeps Python from writing bytecode, each process would compile all that it imports anew.
@@ -33,7 +33,7 @@ test: java $(READY)  ## Everything that must hold
 	@$(MAKE) --no-print-directory -j2 lint types layers servers classes $(COMPILED)
 	@$(MAKE) --no-print-directory unit
 
-test-fast: $(COMPILED)  ## What needs neither Java nor a server, without what takes over half a second
+test-fast: $(READY)  ## What needs neither Java nor a server, without what takes over half a second
 	@$(BIN)/python -m pytest $(FAST_ARGS) -m "not spark and not server and not slow and not long and not lengthy"
 
 unit: java $(COMPILED) classes  ## All tests but the long ones, with seconds by suite
