@@ -13,7 +13,8 @@ from dagster_adjunct.resources.lazy_modules import LazyModule
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
-# Each process that collects tests would import all of dlt.
+# Each process that collects tests would import all of dlt. No name of a test module may be one of
+# these, since pytest asks each for its attributes.
 dlt: Any = LazyModule("dlt")
 dlt_errors: Any = LazyModule("dlt.pipeline.exceptions")
 
