@@ -8,7 +8,12 @@ DOCS_VENV := .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
 # Tests wait for servers, pauses and what they start: six processes share two cores. PYTEST_ARGS="-n 0"
 # runs them in one.
-PYTEST_ARGS ?= -n 6 --dist loadfile --no-loadscope-reorder --timings
+DISTRIBUTED := --dist loadfile --no-loadscope-reorder --timings
+PYTEST_ARGS ?= -n 6 $(DISTRIBUTED)
+# Fast tests wait for nothing, and each process spends seconds on collecting all tests first.
+FAST_ARGS ?= -n 2 $(DISTRIBUTED)
+# Six processes that start together would each compile thousands of modules: one process does it before them, once.
+COMPILED := $(VENV)/.compiled
 
 # Where an image keeps Python from writing bytecode, each process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,13 +30,13 @@ demo-kafka: java $(READY) servers  ## Run the example with Kafka, Debezium's cha
 
 # Two at a time: what is fetched waits for the network, and types are checked by one core.
 test: java $(READY)  ## Everything that must hold
-	@$(MAKE) --no-print-directory -j2 lint types layers servers classes
+	@$(MAKE) --no-print-directory -j2 lint types layers servers classes $(COMPILED)
 	@$(MAKE) --no-print-directory unit
 
 test-fast: $(READY)  ## What needs neither Java nor a server, without what takes over half a second
-	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not server and not slow and not long and not lengthy"
+	@$(BIN)/python -m pytest $(FAST_ARGS) -m "not spark and not server and not slow and not long and not lengthy"
 
-unit: java $(READY) classes  ## All tests but the long ones, with seconds by suite
+unit: java $(COMPILED) classes  ## All tests but the long ones, with seconds by suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-long: java $(READY) classes servers  ## What `make test` leaves out: variants of what another test shows, and further rounds
@@ -84,6 +89,11 @@ $(READY): requirements.txt pyproject.toml
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -r requirements.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
+
+# What cannot be collected is reported by the tests.
+$(COMPILED): $(READY)
+	@$(BIN)/python -m pytest -n 0 --collect-only -qq > /dev/null || true
+	@touch $(COMPILED)
 
 $(DOCS_READY): requirements-docs.txt
 	@echo "Setting up $(DOCS_VENV) (once) ..."

@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dlt
-
 from dagster_adjunct.dlt import lake_destination
+from dagster_adjunct.resources.lazy_modules import LazyModule
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+
+# Each process that collects tests would import all of dlt. No name of a test module may be one of
+# these, since pytest asks each for its attributes.
+dlt: Any = LazyModule("dlt")
+dlt_errors: Any = LazyModule("dlt.pipeline.exceptions")
 
 os.environ.setdefault("RUNTIME__DLTHUB_TELEMETRY", "false")
 
@@ -28,7 +32,7 @@ class Machine:
     prefix: str = "raw"
     options: dict[str, Any] = field(default_factory=dict)
 
-    def pipeline(self, name: str = "shop", lake: Lake | None = None) -> dlt.Pipeline:
+    def pipeline(self, name: str = "shop", lake: Lake | None = None) -> Any:
         """Return the pipeline of this name, with what earlier runs on this machine left."""
         return dlt.pipeline(
             name,

@@ -421,6 +421,7 @@ def test_any_history_serves_one_whole_version(without_spark) -> None:
     )
 
 
+@pytest.mark.lengthy
 def test_revocations_after_rollbacks_and_forced_versions_are_as_in_the_model(without_spark) -> None:
     """What a short random history seldom comes to, step by step."""
     machine = ToTheEnd()

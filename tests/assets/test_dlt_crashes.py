@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dlt.pipeline.exceptions import PipelineStepFailed
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from tests.assets import loads
 from tests.assets.loads import Machine, resource
 from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.rounds import rounds
@@ -129,7 +129,7 @@ def test_a_damaged_file_of_a_load_is_named_and_nothing_is_added(tmp_path: Path) 
     pipeline.normalize()
     (file,) = (machine.folder / "shop/load/normalized").rglob("plans.*.gz")
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(PipelineStepFailed) as failed:
+    with pytest.raises(loads.dlt_errors.PipelineStepFailed) as failed:
         pipeline.load()
     assert isinstance(failed.value.__cause__, SchemaMismatchError)
     assert "plans." in failed.value.__cause__.problem

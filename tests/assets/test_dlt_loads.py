@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlparse
 
-import dlt
 import pandas as pd
 import pyarrow as pa
 import pytest
-from dlt.pipeline.exceptions import PipelineStepFailed
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.resources.errors import (
@@ -32,6 +30,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from tests.assets import loads
 from tests.assets.conftest import World
 from tests.assets.loads import Machine, resource
 from tests.faulty_store import Crash, Fault, FaultyStore
@@ -39,8 +38,6 @@ from tests.faulty_store import Crash, Fault, FaultyStore
 pytestmark = pytest.mark.lengthy  # dlt writes and moves many files
 
 UTC = dt.UTC
-BY_AT: Any = dlt.sources.incremental("at", initial_value=-1)
-BY_ID: Any = dlt.sources.incremental("id", initial_value=-1)
 
 
 @pytest.fixture
@@ -50,7 +47,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def refused(machine: Machine, data: Any, kind: type[AdjunctError], **options: Any) -> AdjunctError:
     """Return the error of a run that has to fail with one."""
-    with pytest.raises(PipelineStepFailed) as failed:
+    with pytest.raises(loads.dlt_errors.PipelineStepFailed) as failed:
         machine.run(data, **options)
     error: BaseException | None = failed.value
     while error is not None and not isinstance(error, AdjunctError):
@@ -315,12 +312,12 @@ def test_what_is_merged_is_applied_by_an_unbounded_dataset(machine: Machine, wor
         "columns": {"gone": {"hard_delete": True, "data_type": "bool"}},
     }
     expected: dict[int, Any] = {}
-    loads = [
+    changes = [
         [(1, "a", None), (2, "b", False), (3, "c", None)],
         [(2, "B", None), (3, None, True), (4, "d", None)],
         [(4, "D", None), (4, "DD", None), (3, "again", None), (1, None, True)],
     ]
-    for load in loads:
+    for load in changes:
         machine.run(resource([{"id": i, "v": v, "gone": gone} for i, v, gone in load], **hints))
         for i, v, gone in load:
             if gone:
@@ -399,7 +396,7 @@ def test_a_merge_that_no_changes_express_is_refused(
 
 
 def test_a_refresh_is_refused_and_deletes_nothing(machine: Machine) -> None:
-    @dlt.source(name="shop")
+    @loads.dlt.source(name="shop")
     def shop() -> Any:
         return resource([{"id": 1}])
 
@@ -417,8 +414,10 @@ def test_a_refresh_is_refused_and_deletes_nothing(machine: Machine) -> None:
 def test_incremental_cursors_go_on_on_another_machine(machine: Machine, tmp_path: Path) -> None:
     source = [{"id": i, "at": i} for i in range(5)]
 
-    @dlt.resource(name="orders")
-    def orders(at: Any = BY_AT) -> Iterator[Any]:
+    by_at = loads.dlt.sources.incremental("at", initial_value=-1)
+
+    @loads.dlt.resource(name="orders")
+    def orders(at: Any = by_at) -> Iterator[Any]:
         yield from (row for row in source if row["at"] >= at.last_value)
 
     machine.run(orders())
@@ -441,10 +440,12 @@ def test_cursors_of_a_source_do_not_go_on_before_its_load_is_finished(
     """
 
     def source(name: str, rows: list[Any]) -> Any:
-        @dlt.source(name=name)
+        by_id = loads.dlt.sources.incremental("id", initial_value=-1)
+
+        @loads.dlt.source(name=name)
         def made() -> Any:
-            @dlt.resource(name=f"from_{name}")
-            def table(at: Any = BY_ID) -> Iterator[Any]:
+            @loads.dlt.resource(name=f"from_{name}")
+            def table(at: Any = by_id) -> Iterator[Any]:
                 yield rows
 
             return table
@@ -458,10 +459,10 @@ def test_cursors_of_a_source_do_not_go_on_before_its_load_is_finished(
     store = FaultyStore(
         machine.lake.store, [Fault("*", 1, "crash-before", below="streams/raw-from_b")]
     )
-    with pytest.raises((Crash, PipelineStepFailed)):
+    with pytest.raises((Crash, loads.dlt_errors.PipelineStepFailed)):
         machine.run(sources(2), lake=Lake(store, machine.lake.id))
-    loads = machine.records("_dlt_loads")
-    assert loads[-1]["state"] is not None
+    recorded = machine.records("_dlt_loads")
+    assert recorded[-1]["state"] is not None
     another = Machine(machine.lake, tmp_path / "another")
     another.run(sources(3))
     for name in ("a", "b"):
@@ -471,8 +472,10 @@ def test_cursors_of_a_source_do_not_go_on_before_its_load_is_finished(
 def test_a_pipeline_that_finds_another_lake_loads_all_again(
     machine: Machine, tmp_path: Path
 ) -> None:
-    @dlt.resource(name="orders")
-    def orders(at: Any = BY_ID) -> Iterator[Any]:
+    by_id = loads.dlt.sources.incremental("id", initial_value=-1)
+
+    @loads.dlt.resource(name="orders")
+    def orders(at: Any = by_id) -> Iterator[Any]:
         yield [{"id": 1}, {"id": 2}]
 
     machine.run(orders())
@@ -671,9 +674,9 @@ def test_spreadsheets_are_loaded_as_frames(machine: Machine, world: World, tmp_p
 def test_a_load_that_was_paused_does_not_bring_back_an_older_state(tmp_path: Path) -> None:
     known = [{"id": 1}]
 
-    since = dlt.sources.incremental[int]("id")
+    since = loads.dlt.sources.incremental[int]("id")
 
-    @dlt.resource(name="events")
+    @loads.dlt.resource(name="events")
     def events(newest: Any = since) -> Any:
         yield from [row for row in known if newest.last_value in (None, *range(row["id"]))]
 

@@ -252,6 +252,7 @@ def test_of_a_version_set_the_name_is_free_in_all_members(plain: World) -> None:
     assert (served(plain, "fares"), served(plain, "routes")) == (3, 3)
 
 
+@pytest.mark.lengthy
 def test_a_revoked_name_of_a_version_set_can_be_delivered_again(plain: World) -> None:
     def advance() -> list[str]:
         reports = advance_version_set(

@@ -189,11 +189,15 @@ def world_in(folder: Path) -> World:
     return World(open_lake(folder / "lake"), IN_PROCESS)
 
 
-@pytest.mark.parametrize("seed", range(rounds(6, 60)))
+@pytest.mark.lengthy
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", range(rounds(3, 60)))
 def test_records_get_what_a_table_served_at_their_time(tmp_path: Path, seed: int) -> None:
     check(follow(world_in(tmp_path), random.Random(seed)))
 
 
+@pytest.mark.lengthy
+@pytest.mark.rounds
 @pytest.mark.parametrize("seed", range(rounds(3, 30)))
 def test_records_get_the_version_that_was_served_at_their_time(tmp_path: Path, seed: int) -> None:
     check(deliver(world_in(tmp_path), random.Random(seed)))
@@ -205,6 +209,7 @@ def test_spark_finds_the_same(tmp_path: Path, spark: SparkSession) -> None:
     check(deliver(world_in(tmp_path / "fleet"), random.Random(2)), spark)
 
 
+@pytest.mark.lengthy
 def test_what_was_discarded_is_null_or_an_error(tmp_path: Path) -> None:
     world = world_in(tmp_path)
     served = deliver(world, random.Random(4))
@@ -228,6 +233,7 @@ def test_what_was_discarded_is_null_or_an_error(tmp_path: Path) -> None:
             opened.point_in_time(records, **OPTIONS, before_history="error")
 
 
+@pytest.mark.lengthy
 def test_upkeep_and_new_columns_do_not_change_what_was_served(tmp_path: Path) -> None:
     world = world_in(tmp_path)
     world.stream("changes", COLUMNS, ["k"], 2)

@@ -207,6 +207,7 @@ def test_an_older_batch_comes_too_late(lake: Lake) -> None:
     assert held(lake) == {"a": 2}
 
 
+@pytest.mark.lengthy
 def test_two_runs_of_one_batch_at_once_leave_it_once_whoever_comes_between() -> None:
     for nth in range(1, 60):
         lake = lake_in(InMemoryStore())
@@ -458,8 +459,9 @@ def test_on_a_real_s3_server_batches_that_die_are_in_once(
 # -- a history
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
 )
 def test_any_history_with_crashes_is_what_a_dictionary_says(seed: int) -> None:
     chance, lake = random.Random(seed), lake_in(InMemoryStore())

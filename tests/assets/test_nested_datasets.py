@@ -145,6 +145,7 @@ def test_a_markers_checksum_of_nested_records_is_validated(either: World) -> Non
         append(either, rows)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", SEEDS)
 def test_tables_follow_changes(either: World, seed: int) -> None:
     drawn = random.Random(seed)
@@ -427,6 +428,7 @@ def test_an_unknown_path_of_a_sensitive_part_is_refused(either: World) -> None:
         assert "'v.mail'" in failure.value.problem
 
 
+@pytest.mark.lengthy
 def test_tables_are_repartitioned_rewound_and_rebuilt(either: World) -> None:
     drawn = random.Random(8)
     schema = draw_schema(drawn)

@@ -309,6 +309,7 @@ def eventually(matched: Callable[[], Any]) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.lengthy
 def test_a_watch_moves_the_reader_and_shows_its_errors_until_it_is_stopped(planes: Planes) -> None:
     planes.publish(1)
     with planes.open() as served:

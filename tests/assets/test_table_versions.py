@@ -69,6 +69,7 @@ def names(lake: Lake) -> list[str]:
     return [str(ref.name) for ref in manifest.versions if ref.state == "sealed"]
 
 
+@pytest.mark.lengthy
 def test_each_snapshot_is_a_version_once_also_after_it_expired(
     iceberg: Iceberg, lake: Lake
 ) -> None:
@@ -107,6 +108,7 @@ def test_each_version_of_a_delta_table_is_one_once_also_after_a_vacuum(
         assert served(lake, spec, version) == delta.history[version]
 
 
+@pytest.mark.lengthy
 def test_compactions_are_no_versions(
     iceberg: Iceberg, delta: Delta, lake: Lake, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_compactions_are_no_versions(
         assert served(mine, spec) == table.rows
 
 
+@pytest.mark.lengthy
 def test_states_that_expired_before_they_were_versions(
     iceberg: Iceberg, delta: Delta, tmp_path: Path
 ) -> None:
@@ -163,6 +166,7 @@ def all_snapshots(table: Iceberg) -> list[str]:
     return [str(snapshot.snapshot_id) for snapshot in table.table.snapshots()]
 
 
+@pytest.mark.lengthy
 def test_the_newest_state_alone(iceberg: Iceberg, delta: Delta, tmp_path: Path) -> None:
     for table, source in (
         (iceberg, IcebergVersions(PRODUCTS, SCHEMA, take="newest")),

@@ -276,8 +276,9 @@ def test_a_version_of_the_same_content_stays_where_the_one_before_is_revoked(pla
     assert _seats(place) == [(day(1), 10), (day(5), 20)]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
 )
 @pytest.mark.parametrize("valid_from", ["name", "marker", "%Y-%m-%d"])
 def test_any_order_of_deliveries_and_revocations_is_what_plain_python_says(

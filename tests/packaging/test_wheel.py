@@ -157,6 +157,7 @@ def run(python: Path, folder: Path, *arguments: str) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.lengthy
 def test_a_wheel_holds_one_package_with_all_that_it_needs(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as content:
         names = content.namelist()
@@ -192,6 +193,7 @@ def test_a_wheel_holds_one_package_with_all_that_it_needs(wheel: Path) -> None:
     } <= set(names)
 
 
+@pytest.mark.lengthy
 def test_the_package_is_found_where_it_was_installed_next_to_names_of_the_project(
     python: Path, project: Path
 ) -> None:

@@ -24,11 +24,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import botocore.session
-import kubernetes.client.models as kubernetes_models
 from botocore.model import Shape
 
+from dagster_adjunct.resources.lazy_modules import LazyModule
 from dagster_adjunct.resources.spark.session import session_config
 from tests.servers.s3 import ROOT, S3Server
+
+# Some 700 modules: each process that collects tests would import them.
+kubernetes_models: Any = LazyModule("kubernetes.client.models")
 
 SPARK_SUBMIT = str(Path(sys.executable).with_name("spark-submit"))
 JOB = "orders-spark"

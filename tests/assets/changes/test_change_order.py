@@ -334,6 +334,7 @@ def test_a_sequence_of_35_digits_orders_as_text_and_as_decimal(quick: World, ord
     assert held(quick) == {2: "back"}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("order", [["file", "pos"], ["pos", "day"], ["day", "pos", "seq"]])
 def test_several_columns_order_by_the_first_that_differs(quick: World, order: list[str]) -> None:
     chance = random.Random(str(order))
@@ -681,6 +682,7 @@ def test_a_null_order_in_an_unwrapped_snapshots_row_says_how_to_repair(
 SNAPS = Schema.of(id="bigint", v="string", deleted="string", op="string")
 
 
+@pytest.mark.lengthy
 def test_snapshots_and_changes_in_any_order_and_cut_give_what_a_dict_gives(quick: World) -> None:
     chance, spec = (
         random.Random(5),

@@ -389,6 +389,7 @@ class History:
         return StoredVersions(self.world.lake, NAME).require_manifest()
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("of_debezium", [False, True], ids=["operations", "unwrapped"])
 @pytest.mark.parametrize(
@@ -480,6 +481,7 @@ def test_values_of_erased_keys_do_not_come_back_with_changes_that_keep_them(worl
     assert content(world, spec) == {"l": WHOLE}
 
 
+@pytest.mark.lengthy
 def test_a_version_that_is_compacted_and_discarded_meanwhile_is_read_to_the_end(
     world: World,
 ) -> None:
@@ -750,6 +752,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "key",
     [

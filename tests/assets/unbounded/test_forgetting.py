@@ -458,6 +458,7 @@ def test_a_compaction_that_meets_an_erasure_leaves_nothing_behind(quick: World) 
     assert traces(quick.lake.store, SECRET) == []
 
 
+@pytest.mark.lengthy
 def test_an_erasure_gives_up_where_commits_never_end(
     quick: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.lengthy
 @given(
     rows=ROWS,
     cuts=st.lists(st.integers(1, 5), max_size=20),

@@ -146,6 +146,7 @@ def by_polars(view: Any) -> list[tuple[Any, ...]]:
     return polars_frame(view).collect().rows()
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", range(3))
 def test_other_engines_and_the_entries_of_each_key_say_the_same_once_compacted(
     prices_world: World, seed: int

@@ -178,7 +178,9 @@ def world_in(lake: Any, session: Any = IN_PROCESS) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(rounds(8, 60)))
+@pytest.mark.lengthy
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", range(rounds(4, 60)))
 def test_intervals_keep_begin_and_id_while_the_edge_moves_over_them(
     tmp_path: Path, seed: int
 ) -> None:
@@ -420,6 +422,8 @@ def fleets(world: World, chance: random.Random) -> Model:
     return model
 
 
+@pytest.mark.lengthy
+@pytest.mark.rounds
 @pytest.mark.parametrize("seed", range(rounds(2, 20)))
 def test_history_columns_make_the_intervals_of_versions(tmp_path: Path, seed: int) -> None:
     world = World(open_lake(tmp_path / "lake"), IN_PROCESS)

@@ -315,6 +315,7 @@ def test_a_first_snapshot_with_deletes_is_no_append(published: Published) -> Non
     assert operation(published) == "overwrite"
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("mask", ["whole", "torn", "missing"])
 def test_the_delete_file_is_the_same_whatever_became_of_the_mask(
     published: Published, monkeypatch: pytest.MonkeyPatch, mask: str
@@ -352,6 +353,7 @@ def test_a_damaged_data_file_is_named_and_nothing_is_registered(published: Publi
 # -- kinds of versions
 
 
+@pytest.mark.lengthy
 def test_a_column_that_a_delta_adds_is_null_in_older_rows(published: Published) -> None:
     world = published.world
     narrow = table(world, NAME, columns=["k"])

@@ -14,7 +14,6 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._daemon.types import DaemonHeartbeat
 
 from dagster_adjunct import (
     IN_PROCESS,
@@ -286,6 +285,13 @@ def test_packages_that_do_not_fit_are_named(
     assert "not-there-either" not in found["found"]
 
 
+def beat(instance: dg.DagsterInstance) -> None:
+    """Store that a daemon runs now."""
+    from dagster._daemon.types import DaemonHeartbeat  # the whole daemon is imported for it
+
+    instance.add_daemon_heartbeat(DaemonHeartbeat(doctor.time.time(), "SENSOR", "id"))
+
+
 def test_dagsters_instance_and_daemon_are_looked_at(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +301,7 @@ def test_dagsters_instance_and_daemon_are_looked_at(
     found = project.findings()["Dagster"]
     assert (found["state"], "daemon does not run" in found["found"]) == ("warning", True)
     with dg.DagsterInstance.get() as instance:
-        instance.add_daemon_heartbeat(DaemonHeartbeat(doctor.time.time(), "SENSOR", "id"))
+        beat(instance)
     assert project.findings()["Dagster"]["state"] == "ok"
     monkeypatch.setenv("DAGSTER_HOME", str(home / "nowhere"))
     assert project.findings(code=1)["Dagster"]["state"] == "failed"
@@ -326,7 +332,7 @@ def test_pools_whose_slots_stay_with_killed_runs_are_reported(
     (tmp_path / "dagster.yaml").write_text(settings)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     with dg.DagsterInstance.get() as instance:
-        instance.add_daemon_heartbeat(DaemonHeartbeat(doctor.time.time(), "SENSOR", "id"))
+        beat(instance)
     found = doctor.run_check("Dagster", doctor.check_dagster)
     assert found.state == state
     advised = (
@@ -343,7 +349,7 @@ def test_a_limit_of_one_pool_is_enough_for_the_warning(
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     with dg.DagsterInstance.get() as instance:
         instance.event_log_storage.set_concurrency_slots(f"{named}/application/shop", 1)
-        instance.add_daemon_heartbeat(DaemonHeartbeat(doctor.time.time(), "SENSOR", "id"))
+        beat(instance)
     assert doctor.run_check("Dagster", doctor.check_dagster).state == "warning"
 
 

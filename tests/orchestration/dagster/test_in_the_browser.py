@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from playwright.sync_api import expect
 
 from dagster_adjunct import LakeStreams, open_lake
 from tests.kept_processes import program
@@ -118,6 +117,8 @@ def run(page: Page, servers: DagsterServers) -> str:
 def test_the_asset_graph_shows_streams_datasets_outputs_and_the_table(
     page: Page, servers: DagsterServers, backfill: None
 ) -> None:
+    from playwright.sync_api import expect
+
     page.goto(f"{servers.url}/asset-groups{GROUPS}")
     for name in (
         "orders",

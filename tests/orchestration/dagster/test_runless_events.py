@@ -271,6 +271,7 @@ def test_a_run_that_stays_reports_as_it_goes(
     assert seen == [3], "both datasets and the output were reported before the end"
 
 
+@pytest.mark.lengthy
 def test_without_a_home_one_line_says_so_and_dagster_is_not_imported(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +342,7 @@ def test_a_storage_that_fails_in_between_is_reported_once_and_fails_no_command(
     assert str(home) in reported
 
 
+@pytest.mark.lengthy
 def test_a_process_of_a_run_in_dagster_reports_nothing_itself(
     lake: Lake, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def add_run(instance: dg.DagsterInstance, status: dg.DagsterRunStatus) -> str:
     return instance.add_run(run).run_id
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("instance", "advice"),
     [

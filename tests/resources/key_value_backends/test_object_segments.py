@@ -445,6 +445,7 @@ def test_merges_come_in_while_others_are_always_first(inner, table, rival, run):
     assert len(rival.stored()) == 5
 
 
+@pytest.mark.lengthy
 def test_a_table_is_sealed_though_others_were_first_and_not_if_they_always_are(inner, table, rival):
     """What they wrote is kept: the state is made anew of what they put there."""
 

@@ -69,6 +69,7 @@ def states(outcomes):
     return {place: problem.state for place, problem in outcomes.problems.items()}
 
 
+@pytest.mark.lengthy
 def test_records_are_resources_that_are_put_got_changed_and_deleted(service):
     table = new_table(service)
     put, updated, got, deleted, again, gone = send(
