@@ -64,8 +64,8 @@ from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engin
 from dagster_adjunct.orchestration.step.late_changes import late_counters
 from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.plan_batch import (
+    NextBatch,
     NothingToRead,
-    PlannedBatch,
     find_lost_ranges,
     lease_versions,
     maintain_local_tables,
@@ -227,7 +227,7 @@ class _RunningStep:
         except (errors.StreamNotFoundError, errors.OffsetOutOfRangeError) as gone:
             raise gone from missing
 
-    def _prepare_batch(self) -> PlannedBatch | NothingToRead:
+    def _prepare_batch(self) -> NextBatch | NothingToRead:
         """Return the open batch, or plan and lease the next one; nothing of a new batch is
         committed yet.
 
@@ -246,7 +246,7 @@ class _RunningStep:
                 return self._plan_batch()
         return self._plan_batch()
 
-    def _plan_batch(self) -> PlannedBatch | NothingToRead:
+    def _plan_batch(self) -> NextBatch | NothingToRead:
         seen = snapshot_inputs(self.context, self.state)
         self.state = store_first_positions(self.context, self.state, seen)
         planned = plan_batch(self.context, self.state, seen)
@@ -254,7 +254,7 @@ class _RunningStep:
             return planned
         return lease_versions(self.context, self.logged, planned, seen)
 
-    def _run_batch(self, batch: PlannedBatch, began: float) -> bool:
+    def _run_batch(self, batch: NextBatch, began: float) -> bool:
         """Run a batch whose planning `began` at this time; return False if retention was faster,
         so that it is to be resumed as a batch that was left open.
         """
@@ -273,7 +273,7 @@ class _RunningStep:
         self.context.hooks.on_report(replace(self.state.report, state=self.logged))
         return True
 
-    def _commit_intent(self, batch: PlannedBatch) -> BatchInputs:
+    def _commit_intent(self, batch: NextBatch) -> BatchInputs:
         """Commit the intent of the batch, after a dry run has shown that its outputs accept it;
         return what it reads.
 
