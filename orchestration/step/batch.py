@@ -276,15 +276,20 @@ def add_branches(
     """
     if len(frames) < 2:
         return list(frames)
-    one_stream = len(planned.origins[operator.id].streams) == 1
+    is_of_one_stream = len(planned.origins[operator.id].streams) == 1
     branched: list[Frame] = []
     for number, (source, frame) in enumerate(zip(operator.inputs, frames, strict=True)):
-        origin = None if one_stream else planned.stream_of(source) or ""
+        origin = None
+        if not is_of_one_stream:
+            origin = planned.stream_of(source) or ""
         branched.append(add(frame, str(number), origin))
     return branched
 
 
 def _add_branch(frame: DataFrame, branch: str, origin: str | None) -> DataFrame:
+    """Return the records with BRANCH; with ORIGIN and without POSITION if there is an `origin`. A
+    branch goes before those that the records have already.
+    """
     if origin is not None:
         frame = frame.drop(*POSITION)
         if ORIGIN not in frame.columns:
@@ -333,9 +338,11 @@ def read_whole(app: Application, inputs: BatchInputs) -> dict[str, View]:
 
 def _count_rows(view: View) -> int:
     """Return the rows of a version, by its manifest."""
+    if view is None:
+        return 0
     if isinstance(view, VersionReader):
         return count_stored_rows(view)
-    return 0 if view is None else view.rows
+    return view.rows
 
 
 def _count_bytes(view: View) -> int:
@@ -366,9 +373,12 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
     for stream, system in systems.items():
         if room <= 0:
             return None
-        arrived[stream] = read_table(system, ranges_to_read(system, stream, inputs.intent)[0])
+        asked = ranges_to_read(system, stream, inputs.intent)
+        arrived[stream] = read_table(system, asked.ranges)
         room -= arrived[stream].nbytes
-    return replace(inputs, arrived=arrived) if room > 0 else None
+    if room <= 0:
+        return None
+    return replace(inputs, arrived=arrived)
 
 
 def _room_for_records(inputs: BatchInputs) -> int:
@@ -382,8 +392,9 @@ def _room_for_records(inputs: BatchInputs) -> int:
         all_rows += rows
         if rows:
             room -= inputs.records * _count_bytes(view) // rows
-    # The first batch of a run over more rows would take longer than by tasks.
-    return room if all_rows <= SMALL_ROWS else 0
+    if all_rows > SMALL_ROWS:  # the first batch of a run would take longer than by tasks
+        return 0
+    return room
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,17 +416,23 @@ class FetchedWrites:
     def _fetch(self, frame: DataFrame) -> pa.Table | None:
         """Return the records of an output; None if they may be too large for this process."""
         arrived = self.frames.planned.inputs.arrived.values()
-        return fetch_small(frame, SMALL_BYTES // max(1, sum(rows.num_rows for rows in arrived)))
+        records = sum(rows.num_rows for rows in arrived)
+        largest = SMALL_BYTES // max(1, records)
+        return fetch_small(frame, largest)
 
     def append(self, operator: str, frame: DataFrame, append: Append) -> AppendResult:
-        # Tasks write to other systems, with marks of their own.
-        rows = self._fetch(frame) if split_stream_name(append.stream)[0] == LAKE else None
+        """Append records to a stream: of the lake from this process, if they are few enough."""
+        rows = None
+        system, _ = split_stream_name(append.stream)
+        if system == LAKE:  # tasks write to other systems, with marks of their own
+            rows = self._fetch(frame)
         if rows is None:
             self._not_fetched.add(append.stream)
             return self.by_tasks.append(operator, frame, append)
         return append.send_rows(rows)
 
     def read(self, append: Append, **ranges: Any) -> DataFrame:
+        """Return records that were appended, read by whoever has written them."""
         if append.stream in self._not_fetched:
             return self.by_tasks.read(append, **ranges)
         return small_frame(self.frames.session, read_table(append.system, **ranges))
@@ -424,6 +441,7 @@ class FetchedWrites:
         return self.by_tasks.fetch(operator, frame, sources)
 
     def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
+        """Write records to a remote table, from this process if they are few enough."""
         rows = self._fetch(frame)
         if rows is None:
             return self.by_tasks.write(operator, frame, write)

@@ -170,6 +170,7 @@ class Append:
 
     @property
     def name(self) -> str:
+        """The name of the stream in its system: "name" of "system.name"."""
         return split_stream_name(self.stream)[1]
 
     def send(self, records: DataFrame | pa.Table, options: AppendOptions) -> AppendResult:
@@ -242,6 +243,11 @@ class WrittenOutputs(Generic[Frame]):
     def send(
         self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
+        """Append records to a stream, which is created, or gets the columns of the records, if
+        needed.
+
+        A batch that was cut by retention is not appended again: its first append has more records.
+        """
         append = self._begin_append(operator, stream)
         system = append.system
         is_cut = self.planned.inputs.intent.cut
@@ -272,6 +278,7 @@ class WrittenOutputs(Generic[Frame]):
         self.counts.count(stream, counters)
 
     def _begin_append(self, operator: str, stream: str) -> Append:
+        """Return the append of an operator's records to a stream, in this batch."""
         context = self.planned.context
         system = require_writer(self.planned.system_of(stream))
         # one snapshot for all requests: appending fails, and is retried, if the stream has changed
@@ -288,6 +295,7 @@ class WrittenOutputs(Generic[Frame]):
         return Append(system, stream, producer, self.planned.number, options)
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
+        """Return the records that the operator has sent, read back from the stream."""
         append, result = self._sent[operator]
         options: dict[str, Any] = {}
         if append.system.capabilities.keeps_positions:
@@ -297,6 +305,9 @@ class WrittenOutputs(Generic[Frame]):
     def send_dead_letters(
         self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
+        """Append rejected records to a stream, once per batch; if they were sent before, check that
+        none is missing.
+        """
         system = require_writer(self.planned.system_of(stream))
         writer = self.planned.context.writer
         append = Append(system, stream, writer, self.planned.number, AppendOptions())
@@ -310,6 +321,7 @@ class WrittenOutputs(Generic[Frame]):
     # -- output tables
 
     def commit(self, operator: str, frame: Frame, table: str) -> None:
+        """Append records to an output table in one commit, unless it has this batch already."""
         planned = self.planned
         sent = SentRows.of(planned, operator, table)
         output = open_output(planned.app.output_tables[table].table)
@@ -341,6 +353,9 @@ class WrittenOutputs(Generic[Frame]):
     # -- remote tables
 
     def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
+        """Write records to a remote table; in a replay none to a table that has, or will get, the
+        same records otherwise.
+        """
         self.before_output(send.table)
         planned = self.planned
         context = planned.context
@@ -381,6 +396,7 @@ class WrittenOutputs(Generic[Frame]):
         return limited.with_fence(context.fence, may_create=not has_begun)
 
     def refused_records(self, operator: str) -> Frame:
+        """Return the records that the table of the operator before this one rejected."""
         before = self.planned.operator_before(operator)
         table, letters = self._letters.get(before, ("", ()))
         return self.frames.of_table(table_of_letters(table, letters))
@@ -424,6 +440,9 @@ class TableLookups(Generic[Frame]):
     frames: Frames[Frame]
 
     def look_up(self, operator: str, frame: Frame, lookup: TableLookup) -> Frame:
+        """Return the records with the columns looked up in a table, and MATCHED. Answers are
+        recorded, so a repeated batch gets the same.
+        """
         context = self.planned.context
         frames = self.frames
         frame = frames.materialize(operator, frame)
@@ -563,6 +582,7 @@ def check_letters_sent(append: Append, sent: AppendResult, letters: Letters, wha
 
 
 def _identify(letter: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the values by which a dead letter is told from others."""
     return tuple(letter[name] for name in _LETTER_IDENTITY)
 
 

@@ -120,6 +120,7 @@ class StoredColumns:
 
 
 async def _read_stored_types(function: TableFunction) -> dict[str, str] | None:
+    """Return the types of a table's columns as its store reports them; None if it does not."""
     try:
         return await function.stored_types()
     finally:
@@ -137,6 +138,9 @@ class CheckedLookups(Generic[Frame]):
     stored: StoredColumns
 
     def look_up(self, operator: str, frame: Frame, lookup: TableLookup) -> Frame:
+        """Return the records with the columns of the lookup, unknown; raises PlanningError for
+        columns that the table's store has not.
+        """
         table = self.planned.app.tables[lookup.table]
         stored = self.stored.read(lookup.table, table.read_function)
         check_stored_columns(operator, table, lookup, stored)
@@ -157,6 +161,7 @@ class CheckedOutputs(Generic[Frame]):
     def send(
         self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
+        """Check that a stream, and the datasets made from it, accept the columns of the records."""
         app = self.planned.app
         system = require_writer(self.planned.system_of(stream))
         name = split_stream_name(stream)[1]
@@ -179,6 +184,7 @@ class CheckedOutputs(Generic[Frame]):
         return frame
 
     def commit(self, operator: str, frame: Frame, table: str) -> None:
+        """Check that an output table accepts the columns of the records; log how it will change."""
         sent = SentRows.of(self.planned, operator, table)
         output = open_output(self.planned.app.output_tables[table].table)
         columns = sent.columns(self.frames.schema(frame))
@@ -187,6 +193,7 @@ class CheckedOutputs(Generic[Frame]):
         self.inspect(operator, frame, placed=False)
 
     def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
+        """Check that a remote table accepts the columns of the records."""
         table = self.planned.app.tables[send.table]
         updates = send.contract is not None
         names = self.frames.names(frame)
@@ -202,6 +209,7 @@ class CheckedOutputs(Generic[Frame]):
     def send_dead_letters(
         self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
+        """Check that a stream accepts dead letters."""
         system = require_writer(self.planned.system_of(stream))
         name = split_stream_name(stream)[1]
         schema = self.frames.schema(frame)
@@ -216,6 +224,7 @@ class CheckedLocalTables:
     inspect: Inspect[DataFrame]
 
     def write(self, operator: str, frame: DataFrame, send: LocalSend) -> None:
+        """Compile what would be written to a local table."""
         self.inspect(operator, frame, placed=True)
         key = self.planned.app.dataset(send.table).key_sources
         prepare_table_rows(frame, key, send.deleted, send.on_null_key)
@@ -230,12 +239,16 @@ class CheckedSinks:
     inspect: Inspect[DataFrame]
 
     def call(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        """Pickle a function, and inspect the records that it would get."""
         sink_call(self.planned, operator, function, None, frame.columns)
         self.inspect(operator, frame, placed=False)
 
     def call_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
     ) -> DataFrame:
+        """Return a function's results as they would be partitioned; the function is called only if
+        they are computed.
+        """
         self.inspect(operator, frame, placed=False)
         call = sink_call(self.planned, operator, function, returns, frame.columns)
         made = plan_results(frame, call)

@@ -169,10 +169,12 @@ def _quotes(spec: Any, text: str | None) -> bool:
 
 
 def _functions(spec: Any) -> list[Callable[..., Any]]:
+    """Return the functions that an operator was given."""
     return [part for part in _iter_parts(spec) if callable(part) and not isinstance(part, type)]
 
 
 def _iter_parts(value: Any) -> Iterator[Any]:
+    """Yield the values in a dataclass or sequence, those of nested ones in place of them."""
     if is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from _iter_parts(getattr(value, field.name))
@@ -258,6 +260,7 @@ def _bisect_records(
 
 
 def _filter_range(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
+    """Return the records from the first to the last of these places, which are sorted."""
     (first, low) = places[0]
     (last, high) = places[-1]
     partition = F.col(PARTITION)
@@ -408,6 +411,9 @@ def _fails_alone(batch: FailedBatch, operator: Operator, failure: Failure, secon
 
 
 def _is_alike(other: Failure | None, failure: Failure) -> bool:
+    """Whether another failure is of the same kind, and of the same part of an expression if both
+    name it.
+    """
     if other is None or other.kind != failure.kind:
         return False
     return None in (other.part, failure.part) or other.part == failure.part
@@ -561,6 +567,9 @@ def call_frame_function(operator: str, function: DataFrameFunction, frame: DataF
 
 
 def analysis_error(operator: Operator, error: AnalysisException) -> errors.PlanningError:
+    """Return the error for an expression or function that Spark's analyzer rejects, without Spark's
+    plan.
+    """
     problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
     place = failing_line(error) or operator.declared_at
     if place is not None:

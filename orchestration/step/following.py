@@ -245,6 +245,7 @@ class Following:
         return holds
 
     def _is_over(self) -> bool:
+        """Whether the run is to end, because of its time or its memory; `ended` says why."""
         if not self.ended and self._clock() >= self._end:
             self.ended = f"it has stayed for {self._lasts}"
         used = self._machine.memory()
@@ -256,6 +257,9 @@ class Following:
         return bool(self.ended)
 
     def _has_changed(self, name: str) -> bool:
+        """Look at a stream or the startpoints; return whether it differs from what was seen
+        last.
+        """
         before = self._seen.get(name)
         self._seen[name] = self._look(name)
         return self._seen[name] != before

@@ -66,6 +66,7 @@ class OpenTables:
             self._readers.pop(table).close()
 
     def close(self) -> None:
+        """Close all tables."""
         for name in list(self._readers):
             self.forget(name)
 
@@ -204,6 +205,9 @@ def _as_keys(part: pa.Table, lookup: TableLookup) -> Sequence[Any]:
 def _build_answers(
     keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any], lookup: TableLookup
 ) -> pa.Table:
+    """Return the answers of a table for these keys; None among `records` is a key without a record.
+    Raises TableError for a record that is no mapping.
+    """
     what = f"table {lookup.table}"
     found = []
     for record in records:
@@ -225,6 +229,9 @@ def _build_answers(
 
 
 def _answers_schema(keys: pa.Table, lookup: TableLookup) -> pa.Schema:
+    """Return the columns of answers: those of the key, FOUND, and one for each value that is looked
+    up.
+    """
     fields = [(name, keys.schema.field(name).type) for name in key_columns(lookup)]
     fields.append((FOUND, pa.bool_()))
     for place, one in enumerate(lookup.answers):

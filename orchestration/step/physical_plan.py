@@ -162,6 +162,7 @@ class SparkJoin:
     broadcast: bool = False
 
     def describe_scan(self) -> str:
+        """Return in words how the dataset's side is read."""
         if self.broadcast:
             return "all of it in every task"
         return "not by buckets" if self.buckets is None else f"a bucketed scan of {self.buckets}"
@@ -244,6 +245,7 @@ class _PlanReader:
         return owner, (side,)
 
     def _note_broadcast(self, name: str, node: Any, owner: str, side: Side | None) -> None:
+        """Record that the dataset's side of the owner's join is broadcast, if this node does so."""
         join = self.found.get(owner)
         if join is None or side != "dataset":
             return
@@ -251,6 +253,9 @@ class _PlanReader:
             join.broadcast = True
 
     def _note_buckets(self, name: str, node: Any, owner: str, side: Side | None) -> None:
+        """Record the buckets of the first bucketed scan on the dataset's side of the
+        owner's join.
+        """
         join = self.found.get(owner)
         if join is None or side != "dataset" or join.buckets is not None:
             return
@@ -259,12 +264,14 @@ class _PlanReader:
 
 
 def _is_bucketed(name: str, node: Any) -> bool:
+    """Whether a node scans files by buckets."""
     if not name.startswith("Scan ") or node.getClass().getSimpleName() != "FileSourceScanExec":
         return False
     return bool(node.bucketedScan())
 
 
 def _partitioning_text(partitioning: Any) -> str:
+    """Return a partitioning as text, with plain names of columns."""
     return _ATTRIBUTE.sub("", partitioning.toString()).replace(COPY, "")
 
 

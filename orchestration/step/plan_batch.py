@@ -191,7 +191,7 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
 
 def _read_handed(context: StepContext, run: StepState) -> FanOut | None:
     """Return the part of this run's fan-out that is still stored; None after the run's start."""
-    if run.held is not None:
+    if run.unreadable is not None:
         return None
     return context.fan_out.without_taken_back(context.startpoints.get_fan_outs())
 
@@ -309,7 +309,8 @@ def store_first_positions(context: StepContext, run: StepState, seen: BatchSnaps
         logged = context.log.commit(logged, start.state, by=context.run, note=note)
     if start.done:
         context.startpoints.remove_fan_outs(start.done)
-    return replace(run, logged=logged, held=start.held).with_messages(context, start.messages)
+    run = replace(run, logged=logged, unreadable=start.held)
+    return run.with_messages(context, start.messages)
 
 
 def plan_batch(
@@ -323,7 +324,8 @@ def plan_batch(
     """
     state = run.logged.state
     streams = {**seen.streams, **seen.changes}
-    positions = input_positions(context.app, streams, state, run.held or ())
+    unreadable = run.unreadable or frozenset()
+    positions = input_positions(context.app, streams, state, unreadable)
     losses = check_positions(context.app, streams, state.offsets, positions)
     is_turn_of_main = state.has_just_read_again
     too_much = None

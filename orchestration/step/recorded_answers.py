@@ -120,6 +120,9 @@ def plan_results(frame: DataFrame, call: SinkCall) -> DataFrame:
 
 
 def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
+    """Return a DataFrame of the function's results, with hidden columns, PLACE and the number of
+    the call.
+    """
     from pyspark.sql.types import IntegerType, StructField, StructType
 
     assert call.returns is not None
@@ -146,10 +149,12 @@ _CALL = "__call"
 
 
 def _sort_records(frame: DataFrame) -> DataFrame:
+    """Return the records of each partition in the order of their positions."""
     return frame.sortWithinPartitions("__partition", "__offset", *tie_breakers(frame.columns))
 
 
 def _call_in_task(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield what `_call_on_batches` does, and encode errors for the driver."""
     yield from encode_task_errors(_call_on_batches(call, kept, batches))
 
 
@@ -256,6 +261,9 @@ def _describe_misshapen(result: Any, rows: int, returns: Schema) -> str | None:
 
 
 def _cast_result_column(column: pa.Array, kind: str) -> pa.Array:
+    """Return a result's column as the declared type. Raises ArrowException for values that do not
+    fit.
+    """
     if kind == "timestamp" and not is_same_family(column.type, arrow_type(kind)):
         raise pa.ArrowInvalid("expected a timestamp with a time zone")
     if is_nested(kind):
@@ -264,6 +272,7 @@ def _cast_result_column(column: pa.Array, kind: str) -> pa.Array:
 
 
 def _result_error(operator: str, name: str, what: str) -> errors.OperatorFailedError:
+    """Return the error for a function that returned `what`."""
     return errors.OperatorFailedError(
         f"{operator}: {name} returned {what}.",
         "Change the function or the declared returns=.",
@@ -339,11 +348,13 @@ class RecordedAnswers:
         return answers
 
     def _key(self, turn: int) -> str:
+        """Return the key of the object with the answers of this turn."""
         prefix = answers_prefix(self.lake, self.application)
         return f"{prefix}{self.batch}/{self.operator}/{turn}.arrow"
 
 
 def _describe_asked(about: Mapping[str, Any]) -> str:
+    """Return as text what answers are about."""
     return ", ".join(f"{name} {value}" for name, value in about.items())
 
 

@@ -348,6 +348,7 @@ class _LeasedRun:
 
     @property
     def plan(self) -> ExecutionPlan:
+        """The plan of the current step."""
         assert self.planned is not None
         return self.planned[0]
 
@@ -403,6 +404,9 @@ class _LeasedRun:
         return build_plan(self.app, catalog, writes_as=self.writes_as), identities
 
     def _register_tables(self) -> RegisteredTables:
+        """Report the plan and its warnings, and register the application's remote tables until the
+        run's end.
+        """
         calls = self.calls
         for note in note_table_order(self.plan.tables):
             calls.warn(note)
@@ -412,6 +416,7 @@ class _LeasedRun:
         return self.opened.enter_context(tables)
 
     def _follow_datasets(self) -> None:
+        """Advance the datasets that are followed while batches run."""
         on_report = self.calls.on_advance
         on_stage = self.calls.on_stage
         advance_followed_datasets(self.runtime, self.app, on_report=on_report, on_stage=on_stage)

@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.operators.lookups import (
 )
 from dagster_adjunct.orchestration.step.planned_batch import (
     PlannedBatch,
-    reader_over_time,
+    find_history,
     schema_of_dataset,
 )
 from dagster_adjunct.orchestration.step.spark_state import WrittenLocalTables
@@ -97,6 +97,9 @@ class SparkDatasets:
         return schema_of_dataset(self.planned, dataset, over_time=over_time)
 
     def match(self, operator: str, frame: DataFrame, lookup: EntryLookup) -> DataFrame:
+        """Return all records with what the lookup takes of their entries, and MATCHED; as of a time
+        also with BEFORE_HISTORY and NO_TIME.
+        """
         dataset = self.planned.app.dataset(lookup.dataset)
         hint: Callable[[DataFrame], DataFrame] = _hint_merge
         if self.planned.gathered or dataset.broadcast:
@@ -131,11 +134,13 @@ class SparkDatasets:
         return self._frame_of(view), schema
 
     def _frame_of(self, view: VersionReader | TransientVersion) -> DataFrame:
+        """Return the entries of a version, cached for later batches if the batch is gathered."""
         if not self.planned.gathered or not isinstance(view, VersionReader):
             return view.frame(self._session)
         return self._persisted(view.dataset, view.version, lambda: view.frame(self._session))
 
     def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
+        """Return no entries, in the buckets of a dataset that has no version yet."""
         if dataset.partitions is None or not set(dataset.partition_by) <= set(schema.names):
             return self._session.createDataFrame([], schema.ddl())
         layout = BucketLayout(schema, dataset.partition_by, dataset.partitions, dataset.key)
@@ -149,13 +154,18 @@ class SparkDatasets:
         """Return the rows over time of a dataset, of the versions that the batch started with;
         `with_ids` as `frame_over_time` does.
         """
-        reader, known_from = reader_over_time(self.planned, dataset)
-        if reader is not None:
-            known = None if known_from is None else datetime_from_micros(known_from)
-            history = self._history_of(reader, with_ids=with_ids)
-            return TimedRows(history, reader.schema, known, choose_time_bins(reader))
-        schema = schema_of_dataset(self.planned, dataset, over_time=True)
-        return self._no_rows(dataset, add_interval_id(schema) if with_ids else schema)
+        history = find_history(self.planned, dataset)
+        reader = history.reader
+        if reader is None:
+            schema = schema_of_dataset(self.planned, dataset, over_time=True)
+            if with_ids:
+                schema = add_interval_id(schema)
+            return self._no_rows(dataset, schema)
+        known_from = None
+        if history.known_from is not None:
+            known_from = datetime_from_micros(history.known_from)
+        rows = self._history_of(reader, with_ids=with_ids)
+        return TimedRows(rows, reader.schema, known_from, choose_time_bins(reader))
 
     def served(self, dataset: str) -> TimedRows:
         """Return the rows that a dataset has served, up to the commit that the batch started with,
@@ -164,12 +174,14 @@ class SparkDatasets:
         reader = self.planned.inputs.served.get(dataset)
         if reader is None:
             return self._no_rows(dataset, schema_of_dataset(self.planned, dataset))
-        known = None if reader.known_from is None else datetime_from_micros(reader.known_from)
+        known_from = None
+        if reader.known_from is not None:
+            known_from = datetime_from_micros(reader.known_from)
         frame = reader.frame(self._session)
         if self.planned.gathered:
-            kept = f"{dataset} as served"
-            frame = self._persisted(kept, reader.commits, lambda: reader.frame(self._session))
-        return TimedRows(frame, reader.schema, known)
+            name = f"{dataset} as served"
+            frame = self._persisted(name, reader.commits, lambda: reader.frame(self._session))
+        return TimedRows(frame, reader.schema, known_from)
 
     def _no_rows(self, dataset: str, schema: Schema) -> TimedRows:
         """Return no rows over time, in the buckets of a dataset that has no version yet."""
@@ -186,6 +198,10 @@ class SparkDatasets:
         return TimedRows(bucketed_frame(self._session, store, dataset, layout, []), schema, None)
 
     def _history_of(self, reader: Reader, *, with_ids: bool) -> DataFrame:
+        """Return the rows over time of one or several versions, cached for later batches if the
+        batch is gathered.
+        """
+
         def frame() -> DataFrame:
             return frame_over_time(reader, self._session, with_ids=with_ids)
 
@@ -202,6 +218,7 @@ class SparkDatasets:
 
 
 def _hint_merge(side: DataFrame) -> DataFrame:
+    """Let Spark join this side by a sort-merge join."""
     return side.hint("merge")
 
 
@@ -231,6 +248,7 @@ def _added_columns(entries: DataFrame, lookup: EntryLookup) -> list[Column]:
 
 
 def _key_names(on: Pairs) -> list[str]:
+    """Return the names of the key's columns on a dataset's side."""
     return [f"__key_{index}" for index in range(len(on))]
 
 
@@ -241,6 +259,7 @@ def _key_columns(on: Pairs) -> list[Column]:
 
 
 def _same_key(frame: DataFrame, side: DataFrame, on: Pairs) -> Column:
+    """Return the condition that a record and a row of the dataset's side have the same key."""
     is_same = F.lit(True)
     for (stream, _), key in zip(on, _key_names(on), strict=True):
         is_same = is_same & (value_column(frame.columns, stream) == side[key])

@@ -104,10 +104,14 @@ class SparkFrames:
         return types_from_spark(frame.schema)
 
     def schema(self, frame: DataFrame) -> Schema:
+        """Return the columns of records as an output stream gets them."""
         own = [named_column(name) for name in frame.columns if not name.startswith("__")]
         return Schema.from_spark(frame.select(*own).schema)
 
     def sent_types(self, frame: DataFrame) -> dict[str, str | None]:
+        """Return the types of the columns that a table gets, also of those in UPDATE and DEFAULT by
+        "struct.column".
+        """
         types: dict[str, str | None] = {}
         for column in frame.schema.fields:
             if column.name.startswith("__"):
@@ -127,6 +131,9 @@ class SparkFrames:
         return frame.selectExpr(*expressions)
 
     def select_update(self, frame: DataFrame, names: Sequence[str], update: Update) -> DataFrame:
+        """Return the records with these columns, and with UPDATE and DEFAULT of a partial
+        update.
+        """
         return frame.selectExpr(*names, *_with_lists(frame, update).expressions())
 
     def with_columns(self, frame: DataFrame, columns: Sequence[tuple[str, str]]) -> DataFrame:
@@ -135,6 +142,9 @@ class SparkFrames:
     def explode(
         self, operator: str, frame: DataFrame, expression: str, name: str, *, keep_empty: bool
     ) -> DataFrame:
+        """Return a record for each element of the array or map that an expression gives, with the
+        element as column `name` and its number in ORDINAL.
+        """
         from pyspark.sql.types import ArrayType, MapType
 
         values = F.expr(expression)
@@ -152,6 +162,7 @@ class SparkFrames:
         return made.select(*columns.values(), ordinal_column(frame, number).alias(ORDINAL))
 
     def merge(self, operator: str, frames: Sequence[DataFrame]) -> DataFrame:
+        """Return the records of all inputs, partitioned as the plan requires after the operator."""
         by = self.planned.required_partitioning(operator)
         copied = set.intersection(*(set(list_copies(frame.columns)) for frame in frames))
         first, *others = (frame.drop(*set(list_copies(frame.columns)) - copied) for frame in frames)
@@ -175,6 +186,9 @@ class SparkFrames:
         return merged.repartition(partitions, *[value_column(merged.columns, name) for name in by])
 
     def repartition(self, frame: DataFrame, partitions: int, by: Sequence[str]) -> DataFrame:
+        """Return the records in partitions by these columns; unmoved if all are in one
+        partition.
+        """
         if self.planned.gathered:
             return frame
         # From here on Spark knows the values themselves, also in functions of users.
@@ -192,6 +206,9 @@ class SparkFrames:
         return _add_barrier(frame.coalesce(1))
 
     def call_frame(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+        """Return the result of a user's DataFrame function, which must keep the hidden columns and
+        the values that it promises to keep.
+        """
         # Without the barrier Spark pushes later filters below the function, and calls its UDFs
         # twice for a record.
         made = _add_barrier(call_frame_function(operator, function, frame))
@@ -206,11 +223,15 @@ class SparkFrames:
     # -- computed records
 
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
+        """Return the same records, cached for the batch."""
         kept = self.kept.keep(frame)
         self.on_kept(operator, kept)
         return kept
 
     def first(self, frame: DataFrame, flags: Sequence[str]) -> Mapping[str, Any] | None:
+        """Return the first record, by position, in which one of these boolean columns is true; None
+        if there is none, and in a dry run.
+        """
         if self.planned.is_dry_run:
             return None
         flagged = frame.where(reduce(or_, [F.col(name) for name in flags]))
@@ -218,16 +239,22 @@ class SparkFrames:
         return None if row is None else row.asDict(recursive=True)
 
     def divert(self, operator: str, frame: DataFrame) -> None:
+        """Add records to those that the operator has diverted."""
         before = self._diverted.get(operator)
         self._diverted[operator] = frame if before is None else before.unionByName(frame)
 
     def diverted(self, operator: str) -> DataFrame:
+        """Return the records that the operator before this one has diverted."""
         return self._diverted[self.planned.operator_before(operator)]
 
     def count(self, frame: DataFrame) -> int:
         return frame.count()
 
     def count_failed(self, operator: str, frame: DataFrame, checked: Checked) -> DataFrame:
+        """Return all records; once they are computed, `observed` has the number that fail the
+        check, and `sampled` describes some: the first one of those whose offsets have the same
+        remainder.
+        """
         from pyspark.sql import Observation
 
         failed = F.col(checked.flag)
@@ -250,6 +277,9 @@ class SparkFrames:
     def count_records(
         self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]
     ) -> DataFrame:
+        """Return the records; once they are computed, `observed` has how many match each
+        condition.
+        """
         from pyspark.sql import Observation
 
         observation = Observation(f"{operator}-{uuid4().hex}")
@@ -259,6 +289,9 @@ class SparkFrames:
         )
 
     def keep_matches(self, operator: str, frame: DataFrame, how: How) -> DataFrame:
+        """Return joined records without the columns that mark matches, and count them; an inner
+        join drops those without an entry.
+        """
         # An inner join is a left join whose unmatched records are counted and then dropped.
         conditions = {"rows": F.lit(True), "unmatched": F.col(MATCHED).isNull()}
         for flag, name in TIME_COUNTS.items():
@@ -303,6 +336,9 @@ class SparkFrames:
     def distinct_keys(
         self, operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool
     ) -> pa.Table:
+        """Return the distinct keys of the records, collected to this process; keys with a null are
+        left out.
+        """
         # Under names that need no quotes, which dropna() would not accept.
         keys = []
         for name, key in zip(lookup.keys, lookups.key_columns(lookup), strict=True):
@@ -314,6 +350,7 @@ class SparkFrames:
     def add_answers(
         self, operator: str, frame: DataFrame, lookup: TableLookup, answers: pa.Table
     ) -> DataFrame:
+        """Return all records with the answers for their keys, and MATCHED."""
         names = [answer.name for answer in lookup.answers]
         named = answers.rename_columns([*lookups.key_columns(lookup), lookups.FOUND, *names])
         answered = frame_from_arrow(self.session, named)
@@ -420,6 +457,7 @@ class TaskWrites:
         return self.frames.planned
 
     def append(self, operator: str, frame: DataFrame, append: Append) -> AppendResult:
+        """Append records to a stream, in tasks."""
         options = replace(
             append.options,
             order_by=(PARTITION, OFFSET, *tie_breakers(frame.columns)),
@@ -434,11 +472,13 @@ class TaskWrites:
         return read_frame(append.system, self.frames.session, **options, **ranges)
 
     def fetch(self, operator: str, frame: DataFrame, sources: Sources | None) -> pa.Table:
+        """Return the records as an output table gets them, collected to this process."""
         rows = fetch_small(frame, sys.maxsize)
         assert rows is not None, "no row is too large"
         return with_positions(rows, sources)
 
     def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
+        """Write records to a remote table, in tasks."""
         moves = operator in self._planned.exchanges and not self._planned.inputs.few
         gathered = self.frames.gather_small(frame)
         return write_table(gathered, write, exchange=moves, what=operator)

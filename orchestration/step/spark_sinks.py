@@ -28,6 +28,7 @@ class CalledSinks:
     before_output: Callable[[str], Any]
 
     def call(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        """Call a function with the records, and count records and calls."""
         self.before_output(function_label(function))
         call = sink_call(self.planned, operator, function, None, frame.columns)
         given = frame.drop(*list_copies(frame.columns))
@@ -36,6 +37,9 @@ class CalledSinks:
     def call_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
     ) -> DataFrame:
+        """Return the results of a function for the records, partitioned like these; a repeated
+        batch reuses the recorded results.
+        """
         planned = self.planned
         label = function_label(function)
         asked = {"function": label, "returns": {field.name: field.type for field in returns.fields}}

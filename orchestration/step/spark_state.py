@@ -123,6 +123,7 @@ class StateTable:
         return self._keep_unexpired(rows.select(*map(named_column, self.spec.schema.names), new))
 
     def _keep_unexpired(self, rows: DataFrame) -> DataFrame:
+        """Return the rows that had not expired before the batch."""
         before = self.watermarks.before
         if before is None:
             return rows
@@ -165,11 +166,17 @@ class SparkState:
         return self.times.watermarks(name)
 
     def table(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateTable:
+        """Return the state table of this name, opened once; its rows expire by the watermark of the
+        operator `of`, by default the one of that name.
+        """
         if name not in self.tables:
             self.tables[name] = self._open(name, spec, self.watermarks(of or name))
         return self.tables[name]
 
     def _open(self, name: str, spec: StateSpec, watermarks: Watermarks) -> StateTable:
+        """Return a state table as the batch reads and writes it; in a dry run, check its
+        declaration.
+        """
         context = self.planned.context
         inputs = self.planned.inputs
         dataset = declare_state_dataset(context.writer, name, spec)
@@ -201,6 +208,9 @@ class SparkState:
 
 
 def _check_zone_rules(context: StepContext, state: StateTable, zone: str, outdated: Column) -> None:
+    """Raise ZoneRulesError for stored rows that were computed by other rules of the zone and are
+    `outdated` by the present ones.
+    """
     manifest = DatasetLog(context.lake, state.writes.name).read()[1]
     if manifest is None or manifest.version is None:
         return
@@ -245,6 +255,9 @@ class WrittenLocalTables:
         return self._opened[dataset.name]
 
     def write(self, operator: str, frame: DataFrame, send: LocalSend) -> None:
+        """Write the last record of each key to a local table, and count; a replay writes only what
+        its own joins read.
+        """
         counted = self.counters.setdefault(
             send.table, {"rows": 0, "deleted": 0, "duplicate_batches": 0}
         )
@@ -258,10 +271,14 @@ class WrittenLocalTables:
             self.counters[send.table] = sum_counters(counted, done)
 
     def _is_read_in_replays(self, table: str) -> bool:
+        """Whether a replay of recorded versions joins what the batch sends to a table."""
         joined = self.planned.context.plan.tables_joined_after_sends()
         return self.planned.reading == RECORDED and table in joined
 
     def _send(self, operator: str, frame: DataFrame, send: LocalSend) -> dict[str, int]:
+        """Send records to a local table and return what was counted. Raises NullKeyError, with the
+        first record that has no key.
+        """
         dataset = self.planned.app.dataset(send.table)
         assert isinstance(dataset, LocalTable), "the planner checks what operators send to"
         key = dataset.key_sources
@@ -318,6 +335,7 @@ def prepare_table_rows(
 
 
 def _lacks_key(names: Collection[str], key: tuple[str, ...]) -> Column:
+    """Return the condition that a part of a record's key is null."""
     return reduce(or_, [value_column(names, name).isNull() for name in key])
 
 

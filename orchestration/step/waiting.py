@@ -128,6 +128,9 @@ class _StreamTimes:
         return span == OffsetRange(str(held.offset), self.stream.system.advance(ssp, span.start, 1))
 
     def _read_stream(self, ranges: Ranges) -> pa.Table:
+        """Return the times, read by this process if it can, else by Spark. Raises
+        ConfigurationError if offsets are no numbers.
+        """
         system = self.stream.system
         if not isinstance(system, NumberedOffsets):
             raise ConfigurationError(
@@ -156,6 +159,7 @@ class _StreamTimes:
         return _times(records, compiled.evaluate(records))
 
     def _read_by_spark(self, ranges: Ranges) -> pa.Table:
+        """Return the times, computed by Spark."""
         records = read_frame(self.stream.system, self.spark(), ranges)
         time = self.declared.column(f"input {self.stream.name}", records)
         columns = [F.unix_micros(time).alias(TIME), F.unix_micros(TIMESTAMP).alias(ARRIVED)]
@@ -174,6 +178,9 @@ def _stand_in(ssp: SystemStreamPartition, held: HeldTime, time: datetime) -> pa.
 
 
 def _times(records: pa.Table, time: pa.Array) -> pa.Table:
+    """Return the columns of `_columns` of these records, whose event times are `time`; null for
+    times that are out of range.
+    """
     micros = time.cast(arrow_type("timestamp")).cast(pa.int64())
     is_time = pc.and_(pc.greater_equal(micros, MIN_MICROS), pc.less_equal(micros, MAX_MICROS))
     return pa.table(
@@ -311,6 +318,7 @@ class Waiting:
 
 
 def _without_empty(system: StreamSystem, ranges: Ranges) -> Ranges:
+    """Return the ranges that are not empty."""
     return {ssp: span for ssp, span in ranges.items() if system.compare(span.start, span.end) < 0}
 
 
@@ -420,6 +428,7 @@ def _has_unread(
 
 
 def _no_session() -> SparkSession:
+    """Raise NeedsSpark, in place of returning a session."""
     raise NeedsSpark("the event time of an input")
 
 
