@@ -258,13 +258,18 @@ class ArrowFrames:
         """Return the first record, by position, in which one of these boolean columns is true; None
         if there is none.
         """
-        flagged = frame.filter(reduce(pc.or_, map(frame.column, flags)))
-        return next(iter(python_rows(_sort_by_position(flagged).slice(0, 1))), None)
+        is_flagged = reduce(pc.or_, [frame.column(name) for name in flags])
+        flagged = _sort_by_position(frame.filter(is_flagged))
+        if not flagged.num_rows:
+            return None
+        (first,) = python_rows(flagged.slice(0, 1))
+        return first
 
     def divert(self, operator: str, frame: pa.Table) -> None:
         """Add records to those that the operator has diverted."""
-        before = self._diverted.get(operator)
-        self._diverted[operator] = frame if before is None else pa.concat_tables([before, frame])
+        if operator in self._diverted:
+            frame = pa.concat_tables([self._diverted[operator], frame])
+        self._diverted[operator] = frame
 
     def diverted(self, operator: str) -> pa.Table:
         """Return the records that the operator before this one has diverted."""
@@ -277,12 +282,12 @@ class ArrowFrames:
         failed = _sort_by_position(frame.filter(frame.column(checked.flag)))
         self.counts.count(operator, {"rows": frame.num_rows, "failed": failed.num_rows})
         groups = failed.column(OFFSET).to_numpy() % SAMPLE_SIZE
-        sample = failed.take(np.sort(np.unique(groups, return_index=True)[1]))
-        shown = {name: read_values(sample, name) for name in checked.shown}
-        places = sample.select(keep_present((PARTITION, OFFSET, ORIGIN), sample.column_names))
-        for name, values in shown.items():
-            places = set_column(places, name, values)
-        self.counts.sample(operator, [checked.describe(row) for row in python_rows(places)])
+        _, first_places = np.unique(groups, return_index=True)
+        sample = failed.take(np.sort(first_places))
+        described = sample.select(keep_present((PARTITION, OFFSET, ORIGIN), sample.column_names))
+        for name in checked.shown:
+            described = set_column(described, name, read_values(sample, name))
+        self.counts.sample(operator, [checked.describe(row) for row in python_rows(described)])
         return frame
 
     def count(self, frame: pa.Table) -> int:
@@ -301,8 +306,9 @@ class ArrowFrames:
                 counts[name] = pc.sum(frame.column(flag)).as_py() or 0
                 hidden.append(flag)
         self.counts.count(operator, counts)
-        kept = frame.filter(matched) if how == "inner" else frame
-        return kept.drop_columns(hidden)
+        if how == "inner":
+            frame = frame.filter(matched)
+        return frame.drop_columns(hidden)
 
     # -- lookups in remote tables
 
@@ -351,7 +357,7 @@ def _sort_by_position(frame: pa.Table) -> pa.Table:
 
 def _own_names(frame: pa.Table) -> list[str]:
     """Return the names of the columns that are not hidden."""
-    return [name for name in frame.column_names if name[:2] != "__"]
+    return [name for name in frame.column_names if not name.startswith("__")]
 
 
 def _struct_types(kind: pa.DataType, *, is_update: bool) -> dict[str, str]:
@@ -390,7 +396,9 @@ def set_column(records: pa.Table, name: str, values: Any, replaced: str | None =
     """Return the records with a column, instead of the one called `replaced` (default: `name`) if
     there is one.
     """
-    place = records.schema.get_field_index(replaced or name)
+    if replaced is None:
+        replaced = name
+    place = records.schema.get_field_index(replaced)
     if place < 0:
         return records.append_column(name, values)
     return records.set_column(place, name, values)

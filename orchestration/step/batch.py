@@ -155,13 +155,13 @@ def run_batch(
         local_tables = WrittenLocalTables(planned, spark.writers)
         parts = SparkParts(
             planned,
-            frames,
-            SparkDatasets(planned, local_tables),
-            TableLookups(planned, counts, frames),
-            WrittenOutputs(planned, counts, frames, writes(frames), before_output),
-            local_tables,
-            CalledSinks(planned, counts, before_output),
-            SparkState(planned, spark.times, spark.writers),
+            records=frames,
+            datasets=SparkDatasets(planned, local_tables),
+            tables=TableLookups(planned, counts, frames),
+            outputs=WrittenOutputs(planned, counts, frames, writes(frames), before_output),
+            local_tables=local_tables,
+            sinks=CalledSinks(planned, counts, before_output),
+            state=SparkState(planned, spark.times, spark.writers),
         )
         compiler = SparkCompiler(parts, spark.times)
         run_operators(planned, compiler.hand_on)
@@ -201,9 +201,9 @@ class SparkCompiler:
 
         planned = self.batch.planned
         # Records that are repartitioned only to be written continue unmoved.
-        aside = operator.spec.is_side_output and bool(planned.moves(operator.id))
+        is_moved_aside = operator.spec.is_side_output and bool(planned.moves(operator.id))
         try:
-            if aside and planned.has_consumers(operator.id):
+            if is_moved_aside and planned.has_consumers(operator.id):
                 # They are read twice: to be written, and to continue.
                 keep = self.batch.records.materialize
                 sources = [keep(operator.id, frame) for frame in sources]
@@ -211,15 +211,19 @@ class SparkCompiler:
             leaving = self._rename_copies(operator, self._compile(operator))
         except AnalysisException as error:
             raise analysis_error(operator, error) from error
-        return sources[0] if aside else leaving
+        if is_moved_aside:
+            return sources[0]
+        return leaving
 
     def _rename_copies(self, operator: Operator, leaving: DataFrame) -> DataFrame:
-        """Return the records that leave an operator with the copied values that they still have."""
+        """Return the records that leave an operator, with the copies of the values that they are
+        partitioned by (`copy_name`) under the names that these values have after it.
+        """
         if not list_copies(leaving.columns):
             return leaving
         planned = self.batch.planned
         after = planned.required_partitioning(operator.id)
-        before = after  # of records that begin a stream
+        before = after  # where a stream begins, records are partitioned by these names already
         if operator.spec.role is None:
             before = planned.required_partitioning(operator.inputs[0])
             for exchange in planned.moves(operator.id):
@@ -315,7 +319,8 @@ def classify_batch(app: Application, inputs: BatchInputs) -> BatchInputs:
     rows = sum(map(_count_rows, partitioned.values()))
     size = sum(map(_count_bytes, partitioned.values()))
     records = inputs.records * (inputs.intent.tasks or 1)
-    if records > app.few_records or rows > SMALL_DATASETS or size > SMALL_BYTES:
+    has_small_datasets = rows <= SMALL_DATASETS and size <= SMALL_BYTES
+    if records > app.few_records or not has_small_datasets:
         return inputs
     all_rows = sum(map(_count_rows, whole.values()))
     interpreted = all_rows <= SMALL_ROWS and not inputs.looked_back_at

@@ -221,6 +221,22 @@ class Writes(Protocol[Frame]):
 
 
 @dataclass(frozen=True, slots=True)
+class _SentRecords:
+    """What an operator has appended to a stream."""
+
+    append: Append
+    result: AppendResult
+
+
+@dataclass(frozen=True, slots=True)
+class _RefusedRecords:
+    """The dead letters of what an operator has written to a table."""
+
+    table: str = ""
+    letters: Letters = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenOutputs(Generic[Frame]):
     """Writes the output streams and remote tables of a batch: `Outputs` of operators.
 
@@ -235,8 +251,8 @@ class WrittenOutputs(Generic[Frame]):
     frames: Frames[Frame]
     writes: Writes[Frame]
     before_output: Callable[..., Any]
-    _sent: dict[str, tuple[Append, AppendResult]] = field(default_factory=dict)
-    _letters: dict[str, tuple[str, Letters]] = field(default_factory=dict)
+    _sent: dict[str, _SentRecords] = field(default_factory=dict)
+    _refused: dict[str, _RefusedRecords] = field(default_factory=dict)
 
     # -- streams
 
@@ -252,8 +268,11 @@ class WrittenOutputs(Generic[Frame]):
         system = append.system
         is_cut = self.planned.inputs.intent.cut
         evolves = system.capabilities.evolves
-        look = append.find_previous if is_cut or evolves else lambda: None
-        sent: AppendResult | None = self.before_output(stream, look)
+        sent: AppendResult | None = None
+        if is_cut or evolves:
+            sent = self.before_output(stream, append.find_previous)
+        else:
+            self.before_output(stream)
         schema = self.frames.schema(frame)
         changes = declared_changes(self.planned.app, stream)
         create = partial(system.create, append.name, schema=schema, key=key, partitions=partitions)
@@ -273,7 +292,7 @@ class WrittenOutputs(Generic[Frame]):
                 create()
             result = self.writes.append(operator, frame, append)
             create()
-        self._sent[operator] = append, result
+        self._sent[operator] = _SentRecords(append, result)
         counters = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
         self.counts.count(stream, counters)
 
@@ -296,11 +315,12 @@ class WrittenOutputs(Generic[Frame]):
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
         """Return the records that the operator has sent, read back from the stream."""
-        append, result = self._sent[operator]
+        sent = self._sent[operator]
         options: dict[str, Any] = {}
-        if append.system.capabilities.keeps_positions:
+        if sent.append.system.capabilities.keeps_positions:
             options["positions"] = True
-        return self.writes.read(append, ranges=append.ranges(result), **options)
+        ranges = sent.append.ranges(sent.result)
+        return self.writes.read(sent.append, ranges=ranges, **options)
 
     def send_dead_letters(
         self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
@@ -326,8 +346,8 @@ class WrittenOutputs(Generic[Frame]):
         sent = SentRows.of(planned, operator, table)
         output = open_output(planned.app.output_tables[table].table)
         producer = planned.context.writer
-        look = partial(output.find_batch, producer, planned.number, planned.clock)
-        found: CommittedBatch | None = self.before_output(table, look)
+        find = partial(output.find_batch, producer, planned.number, planned.clock)
+        found: CommittedBatch | None = self.before_output(table, find)
         if found is not None:
             self.frames.count(frame)  # counts upstream complete once their records are consumed
             counters = {"rows": found.rows or 0, "duplicate_batches": 1}
@@ -360,11 +380,12 @@ class WrittenOutputs(Generic[Frame]):
         planned = self.planned
         context = planned.context
         table = context.app.tables[send.table]
-        has_records = planned.inputs.consumed is None and table.on_replay == "skip"
-        if has_records or operator in planned.unsent:
+        is_replay = planned.inputs.consumed is None
+        skips = is_replay and table.on_replay == "skip"
+        if skips or operator in planned.unsent:
             # The table has these records, or will get them from the main position. If the replay
             # left marks, what the main position writes could look old.
-            self._letters[operator] = (send.table, ())
+            self._refused[operator] = _RefusedRecords(send.table)
             self.counts.count(send.table, {"skipped": self.frames.count(frame)})
             return
         update = send.update
@@ -372,17 +393,17 @@ class WrittenOutputs(Generic[Frame]):
             self._table_of_run(table),
             send.contract,
             send.on_null_key,
-            planned.partitions_at(operator),
-            " and ".join(planned.origins[operator].streams.values()),
-            build_marking(planned, operator, table, self.frames.names(frame)),
-            update is not None,
-            update.remove if update is not None else (),
-            send.args,
-            send.dead_letters,
+            tasks=planned.partitions_at(operator),
+            source=" and ".join(planned.origins[operator].streams.values()),
+            marking=build_marking(planned, operator, table, self.frames.names(frame)),
+            typed=update is not None,
+            remove=() if update is None else update.remove,
+            args=send.args,
+            dead_letters=send.dead_letters,
             sensitive=sensitive,
         )
         written = self.writes.write(operator, frame, write)
-        self._letters[operator] = (send.table, written.letters)
+        self._refused[operator] = _RefusedRecords(send.table, written.letters)
         context.open_tables.forget(send.table)
         self.counts.measure(send.table, written.metrics, written.counters)
 
@@ -398,8 +419,8 @@ class WrittenOutputs(Generic[Frame]):
     def refused_records(self, operator: str) -> Frame:
         """Return the records that the table of the operator before this one rejected."""
         before = self.planned.operator_before(operator)
-        table, letters = self._letters.get(before, ("", ()))
-        return self.frames.of_table(table_of_letters(table, letters))
+        refused = self._refused.get(before, _RefusedRecords())
+        return self.frames.of_table(table_of_letters(refused.table, refused.letters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,7 +515,7 @@ def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table
     order = (PARTITION, OFFSET, *tie_breakers(records.column_names))
     unsent = {*order, *list_batch_columns(records.column_names)}
     if sources is None:
-        unsent |= {*POSITION}
+        unsent.update(POSITION)
     rows = with_positions(records, sources)
     return rows.select([name for name in rows.column_names if name not in unsent])
 
@@ -536,9 +557,11 @@ def epochs_of_partitions(epochs: Mapping[int, int], partitions: pa.ChunkedArray)
     """Return the epoch of each of these partitions as int, 0 for those that `epochs` does not
     list.
     """
-    known = np.zeros(max([*epochs, *pc.unique(partitions).to_pylist(), 0]) + 1, np.int32)
-    known[list(epochs)] = list(epochs.values())
-    return pa.array(known[partitions.to_numpy()])
+    numbers = [*epochs, *pc.unique(partitions).to_pylist()]
+    by_partition = np.zeros(max(numbers, default=0) + 1, np.int32)
+    for partition, epoch in epochs.items():
+        by_partition[partition] = epoch
+    return pa.array(by_partition[partitions.to_numpy()])
 
 
 def table_of_letters(table: str, letters: Letters) -> pa.Table:
@@ -569,15 +592,17 @@ def check_letters_sent(append: Append, sent: AppendResult, letters: Letters, wha
     ranges = append.ranges(sent)
     present = set()
     if ranges:
-        present = set(map(_identify, read_table(append.system, ranges).to_pylist()))
+        for letter in read_table(append.system, ranges).to_pylist():
+            present.add(_identify(letter))
     lost = [letter for letter in letters if _identify(letter) not in present]
     if lost:
+        first = lost[0]
         raise errors.TableError(
-            f"{what}: this batch was retried, and table {lost[0]['table']} rejects"
+            f"{what}: this batch was retried, and table {first['table']} rejects"
             f" {len(lost)} record(s) that are not among the dead letters of its first run; the"
-            f" first has the key {lost[0]['key']}.",
+            f" first has the key {first['key']}.",
             "Correct the records or the table, then run the batch again.",
-            table=lost[0]["table"],
+            table=first["table"],
         )
 
 
@@ -609,7 +634,9 @@ def build_marking(
         identity = inputs.identities.get(ssp.qualified_stream)
         if identity:
             name += f"@{identity[:8]}"
-        epoch = inputs.intent.epochs.get(ssp, 0) if per_epoch else 0
+        epoch = 0
+        if per_epoch:
+            epoch = inputs.intent.epochs.get(ssp, 0)
         if epoch and inputs.consumed is None:
             name += f"~{epoch}"
             epoch = 0
@@ -619,4 +646,5 @@ def build_marking(
         return Marking((SOURCE,), SOURCE_OFFSET, sources, prefix=prefix)
     if ORIGIN in columns:
         return Marking((ORIGIN, PARTITION), OFFSET, sources, prefix=prefix)
-    return Marking((PARTITION,), OFFSET, sources, planned.stream_of(operator) or "", prefix)
+    stream = planned.stream_of(operator) or ""
+    return Marking((PARTITION,), OFFSET, sources, stream=stream, prefix=prefix)

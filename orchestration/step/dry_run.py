@@ -171,9 +171,8 @@ class CheckedOutputs(Generic[Frame]):
         if changes and system.capabilities.evolves:
             check = partial(check, changes=changes)
         check()
-        if system.capabilities.evolves and any(
-            dataset.stream == stream for dataset in app.datasets
-        ):
+        feeds_dataset = any(dataset.stream == stream for dataset in app.datasets)
+        if feeds_dataset and system.capabilities.evolves:
             stored = system.info(name).schema
             if stored is not None:
                 changed = evolve(stored, AS_NAMED, sent, changes)
@@ -283,15 +282,16 @@ def compare_plans(context: StepContext, inputs: BatchInputs) -> PhysicalProof:
         spark = SparkOpened.of(planned, opened)
         frames = SparkFrames(planned, spark.times, spark.kept, inspector.inspect_kept)
         stored = StoredColumns()
+        local_tables = WrittenLocalTables(planned, spark.writers)
         parts = SparkParts(
             planned,
-            frames,
-            SparkDatasets(planned, WrittenLocalTables(planned, spark.writers)),
-            CheckedLookups(planned, frames, stored),
-            CheckedOutputs(planned, frames, stored, inspector.inspect),
-            CheckedLocalTables(planned, inspector.inspect),
-            CheckedSinks(planned, frames, inspector.inspect),
-            SparkState(planned, spark.times, spark.writers),
+            records=frames,
+            datasets=SparkDatasets(planned, local_tables),
+            tables=CheckedLookups(planned, frames, stored),
+            outputs=CheckedOutputs(planned, frames, stored, inspector.inspect),
+            local_tables=CheckedLocalTables(planned, inspector.inspect),
+            sinks=CheckedSinks(planned, frames, inspector.inspect),
+            state=SparkState(planned, spark.times, spark.writers),
         )
         compiler = DryCompiler(SparkCompiler(parts, spark.times))
         run_operators(planned, compiler.hand_on)
@@ -317,18 +317,20 @@ class DryCompiler:
             return frame
         if operator.spec.reads is not None:
             system = planned.system_of(operator.spec.reads)
-            return frames.kept.keep(frame) if system.capabilities.exchanges_reads else frame
+            if system.capabilities.exchanges_reads:
+                return frames.kept.keep(frame)
+            return frame
         if _is_read_back(planned, operator):
             # The next operators read them from the output, partitioned as it is.
             unstored = (*tie_breakers(frame.columns), *list_batch_columns(frame.columns))
             stored = frame.drop(*unstored)
-            by = [
-                value_column(stored.columns, name)
-                for name in planned.required_partitioning(operator.id)
-            ]
+            required = planned.required_partitioning(operator.id)
+            by = [value_column(stored.columns, name) for name in required]
             return frames.kept.keep(stored.repartition(planned.partitions_at(operator.id), *by))
         marked = mark_operator(operator.id, frame)
-        return frames.materialize(operator.id, marked) if planned.is_shared(operator) else marked
+        if planned.is_shared(operator):
+            return frames.materialize(operator.id, marked)
+        return marked
 
     def _compile(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
         """Return the records that leave an operator; errors name it."""
@@ -398,7 +400,10 @@ def _analyze_projections(runtime: Runtime, app: Application) -> None:
 def _hidden_columns(dataset: AdjunctDataset) -> set[str]:
     """Return the hidden columns that the expressions of a dataset read."""
     hidden = set()
-    for _, text, is_select in iterate_dataset_sql(dataset):
-        if not is_select:
-            hidden |= {column.name for column in parse_expression(text).columns}
-    return {name for name in hidden if name.startswith("__")}
+    for sql in iterate_dataset_sql(dataset):
+        if sql.is_query:
+            continue
+        for column in parse_expression(sql.text).columns:
+            if column.name.startswith("__"):
+                hidden.add(column.name)
+    return hidden

@@ -151,9 +151,11 @@ class TimeBlockMapper:
                 offset = timed.offset[span]
                 time = timed.time[span]
                 before = self.prior.get(number, PriorTimes())
-                earlier = reached.get(number)
-                if earlier is not None and earlier.last < offset[0] and earlier.newest > NEVER:
+                earlier = reached.get(number, _Reached(-1, NEVER))
+                is_in_order = earlier.last < offset[0]
+                if is_in_order and earlier.newest > NEVER:
                     before = PriorTimes(earlier.newest, before.watermark)
+                # The newest time before the first record, then up to each record.
                 newest = np.maximum.accumulate(np.r_[before.newest, time])
                 reached[number] = _Reached(int(offset[-1]), int(newest[-1]))
                 mark = running_watermarks(before, newest[:-1], self.delay)

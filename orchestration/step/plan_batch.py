@@ -296,12 +296,12 @@ def store_first_positions(context: StepContext, run: StepState, seen: BatchSnaps
     plans = load_plans(context.lake, context.app.name, seen.handed)
     start = start_run(
         context.app,
-        {**seen.streams, **seen.changes},
-        context.tasks,
-        seen.handed,
-        logged.state,
-        context.lake.now(),
-        plans,
+        streams={**seen.streams, **seen.changes},
+        tasks=context.tasks,
+        fan_out=seen.handed,
+        state=logged.state,
+        now=context.lake.now(),
+        plans=plans,
         is_first=context.earlier is None,
     )
     if start.state != logged.state:
@@ -368,8 +368,14 @@ def _find_readable(
     """
     unread = dict(sorted(positions.unread.items()))
     now = context.lake.now()
-    known = seen.served.known
-    waiting = Waiting(context.app, seen.streams, known, now, context.spark, stored)
+    waiting = Waiting(
+        context.app,
+        seen.streams,
+        known=seen.served.known,
+        now=now,
+        spark=context.spark,
+        stored=stored,
+    )
     ends = unread
     held: dict[SystemStreamPartition, HeldRecord] = {}
     limited = _limit_ranges(context, ends)

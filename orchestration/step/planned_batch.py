@@ -152,8 +152,9 @@ class PlannedBatch:
         unsent: frozenset[str] = frozenset()
         restating = inputs.intent.restating
         if restating is not None:
-            needed, unsent = context.plan.operators_that_restate(restating.datasets)
-            operators = tuple(operator for operator in operators if operator.id in needed)
+            needed = context.plan.operators_that_restate(restating.datasets)
+            unsent = needed.unsent
+            operators = tuple(each for each in operators if each.id in needed.operators)
         return PlannedBatch(
             context,
             inputs,

@@ -237,7 +237,7 @@ def describe_waiting_datasets(
                 waiting.append(_describe_waiting(lake, systems, dataset))
             except StreamNotFoundError as error:
                 waiting.append(error.problem)
-    return tuple(filter(None, waiting))
+    return tuple(text for text in waiting if text)
 
 
 def _describe_waiting(
@@ -700,7 +700,7 @@ def measure_state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize
     """Return the sizes of those datasets that are state tables."""
     sizes = {}
     for name in names:
-        manifest = DatasetLog(lake, name).read()[1]
+        _, manifest = DatasetLog(lake, name).read()
         if manifest is None or manifest.declaration.expires is None:
             continue
         rows = 0

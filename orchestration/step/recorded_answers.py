@@ -68,8 +68,10 @@ def call_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
     "calls".
     """
     done = map_in_arrow(_sort_records(frame), partial(_call_in_task, call, []), "rows bigint")
-    rows, calls = done.agg(F.sum("rows"), F.count("*")).collect()[0]
-    return {"rows": rows or 0, "calls": calls}
+    ((rows, calls),) = done.agg(F.sum("rows"), F.count("*")).collect()
+    if rows is None:  # there are no records
+        rows = 0
+    return {"rows": rows, "calls": calls}
 
 
 def call_unless_recorded(
@@ -100,7 +102,9 @@ def call_unless_recorded(
     answered = _call_on_frame(frame, call).toArrow()
     calls = answered.group_by([PLACE, _CALL]).aggregate([]).num_rows
     kept = record.keep(1, answered.drop_columns([_CALL]))
-    first = kept if kept is not None else record.read(1)
+    first = kept
+    if first is None:  # another run of the batch was faster
+        first = record.read(1)
     if first is None:
         raise errors.CommitConflictError(
             f"batch {record.batch} of application {record.application!r} was closed by another run,"
@@ -174,7 +178,8 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
     if task is not None:
         partition = task.partitionId()
         attempt = task.attemptNumber()
-    for number, records in enumerate(part for part in batches if part.num_rows):
+    filled = (records for records in batches if records.num_rows)
+    for number, records in enumerate(filled):
         check_readable_records(records, operator, name, call.stream, call.sensitive)
         context = SinkContext(
             call.application, call.batch, partition, number, attempt, fence=call.fence
@@ -188,10 +193,11 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
             yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
             continue
         made = cast_result(operator, name, result, count, returns, show_values=not call.sensitive)
-        own = [pa.array([value] * count, pa.int32()) for value in (partition, number)]
         columns = [records.column(column) for column in kept]
+        place = pa.array([partition] * count, pa.int32())
+        numbers = pa.array([number] * count, pa.int32())
         yield pa.RecordBatch.from_arrays(
-            [*columns, *made, *own], [*kept, *returns.names, PLACE, _CALL]
+            [*columns, *made, place, numbers], [*kept, *returns.names, PLACE, _CALL]
         )
 
 
@@ -311,7 +317,8 @@ class RecordedAnswers:
         abandon = f"adjunct checkpoint abandon {self.application} --reason …"
         try:
             table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-            about = json.loads((table.schema.metadata or {})[_ABOUT])
+            metadata = table.schema.metadata or {}
+            about = json.loads(metadata[_ABOUT])
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise errors.MalformedDocumentError(
                 f"the answers of {self.operator} in batch {self.batch} of application"
@@ -337,9 +344,8 @@ class RecordedAnswers:
         """
         answers = answers.replace_schema_metadata({_ABOUT: json.dumps(self.about)})
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(
-            sink, answers.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
-        ) as writer:
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(sink, answers.schema, options=options) as writer:
             writer.write_table(answers)
         try:
             self.lake.store.put_if_absent(self._key(turn), sink.getvalue().to_pybytes())

@@ -79,6 +79,14 @@ class TimedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetEntries:
+    """The entries of a dataset, with the columns of `schema` and maybe others."""
+
+    frame: DataFrame
+    schema: Schema
+
+
+@dataclass(frozen=True, slots=True)
 class SparkDatasets:
     """The datasets that Spark joins: `Datasets` of operators.
 
@@ -105,7 +113,7 @@ class SparkDatasets:
         if self.planned.gathered or dataset.broadcast:
             hint = F.broadcast
         if lookup.as_of is None:
-            return join_entries(frame, *self.entries(lookup.dataset), lookup, hint)
+            return join_entries(frame, self.entries(lookup.dataset), lookup, hint)
         if lookup.as_of.known_then:
             rows = self.served(lookup.dataset)
         else:
@@ -115,9 +123,8 @@ class SparkDatasets:
 
     # -- entries
 
-    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
-        """Return the entries of a dataset and their columns; a local table includes what the batch
-        has sent to it.
+    def entries(self, dataset: str) -> DatasetEntries:
+        """Return the entries of a dataset; a local table includes what the batch has sent to it.
 
         A dataset without `bootstrap` that is not built yet has the columns that it will have. A dry
         run takes local tables for empty.
@@ -125,13 +132,14 @@ class SparkDatasets:
         declared = self.planned.app.dataset(dataset)
         schema = schema_of_dataset(self.planned, dataset)
         if isinstance(declared, LocalTable) and self.planned.is_dry_run:
-            return self._no_entries(declared, schema), schema
+            return DatasetEntries(self._no_entries(declared, schema), schema)
         if isinstance(declared, LocalTable) and declared.is_owned_by(self.planned.app.name):
-            return self.local_tables.open(declared).reader().frame(self._session), schema
+            frame = self.local_tables.open(declared).reader().frame(self._session)
+            return DatasetEntries(frame, schema)
         view = self.planned.inputs.views[dataset]
         if view is None:
-            return self._no_entries(declared, schema), schema
-        return self._frame_of(view), schema
+            return DatasetEntries(self._no_entries(declared, schema), schema)
+        return DatasetEntries(self._frame_of(view), schema)
 
     def _frame_of(self, view: VersionReader | TransientVersion) -> DataFrame:
         """Return the entries of a version, cached for later batches if the batch is gathered."""
@@ -224,19 +232,19 @@ def _hint_merge(side: DataFrame) -> DataFrame:
 
 def join_entries(
     frame: DataFrame,
-    entries: DataFrame,
-    schema: Schema,
+    entries: DatasetEntries,
     lookup: EntryLookup,
     hint: Callable[[DataFrame], DataFrame],
 ) -> DataFrame:
     """Return all records with what the lookup takes of their entries, and MATCHED."""
-    added = _added_columns(entries, lookup)
+    added = _added_columns(entries.frame, lookup)
     if lookup.added is None:
-        added = [F.struct(*map(named_column, schema.names)).alias(ENTRY)]
-    keys = _key_names(lookup.on)
-    side = entries.select(*_key_columns(lookup.on), *added, F.lit(True).alias(MATCHED))
+        whole = F.struct(*[named_column(name) for name in entries.schema.names])
+        added = [whole.alias(ENTRY)]
+    key = _key_columns(lookup.on)
+    side = entries.frame.select(*key, *added, F.lit(True).alias(MATCHED))
     joined = frame.join(hint(side), _same_key(frame, side, lookup.on), "left")
-    return joined.drop(*keys)
+    return joined.drop(*_key_names(lookup.on))
 
 
 def _added_columns(entries: DataFrame, lookup: EntryLookup) -> list[Column]:

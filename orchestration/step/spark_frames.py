@@ -65,6 +65,15 @@ _PLACE = (PARTITION, OFFSET, TASK, BRANCH, ORDINAL, ORIGIN)
 
 
 @dataclass(frozen=True, slots=True)
+class _CheckedRecords:
+    """An operator's check of records, and what Spark observes of it."""
+
+    operator: str
+    checked: Checked
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True)
 class SparkFrames:
     """DataFrames as the records of a batch: `SparkRecords` of operators, and `Frames` of outputs.
 
@@ -76,7 +85,7 @@ class SparkFrames:
     kept: PersistedFrames
     on_kept: Callable[[str, DataFrame], None] = lambda operator, frame: None
     _observed: list[tuple[str, Observation]] = field(default_factory=list)
-    _checked: list[tuple[str, Checked, Observation]] = field(default_factory=list)
+    _checked: list[_CheckedRecords] = field(default_factory=list)
     _diverted: dict[str, DataFrame] = field(default_factory=dict)
 
     @property
@@ -164,16 +173,21 @@ class SparkFrames:
     def merge(self, operator: str, frames: Sequence[DataFrame]) -> DataFrame:
         """Return the records of all inputs, partitioned as the plan requires after the operator."""
         by = self.planned.required_partitioning(operator)
-        copied = set.intersection(*(set(list_copies(frame.columns)) for frame in frames))
-        first, *others = (frame.drop(*set(list_copies(frame.columns)) - copied) for frame in frames)
+        copied = [set(list_copies(frame.columns)) for frame in frames]
+        in_all = set.intersection(*copied)
+        parts = []
+        for frame, copies in zip(frames, copied, strict=True):
+            parts.append(frame.drop(*(copies - in_all)))
+        first, *others = parts
         if by:
             # If all inputs are partitioned alike, Spark unions partition by partition. To find out,
             # it compares the names that the columns have in files; an alias with metadata makes it
             # compare the current names.
-            keys = dict.fromkeys(_read_column(name, first.columns) for name in by)
-            first = first.withColumns(
-                {name: named_column(name).alias(name, metadata={"merged": 1}) for name in keys}
-            )
+            renamed = {}
+            for path in by:
+                name = _read_column(path, first.columns)
+                renamed[name] = named_column(name).alias(name, metadata={"merged": 1})
+            first = first.withColumns(renamed)
         merged = first
         for other in others:
             merged = merged.unionByName(other, allowMissingColumns=True)
@@ -213,9 +227,8 @@ class SparkFrames:
         # twice for a record.
         made = _add_barrier(call_frame_function(operator, function, frame))
         kept = self.planned.required_partitioning(operator)
-        return _check_copies(
-            operator, made, [name for name in kept if copy_name(name) in made.columns]
-        )
+        copied = [path for path in kept if copy_name(path) in made.columns]
+        return _check_copies(operator, made, copied)
 
     def call(self, frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
         return call_in_tasks(frame, call, kept)
@@ -236,12 +249,15 @@ class SparkFrames:
             return None
         flagged = frame.where(reduce(or_, [F.col(name) for name in flags]))
         row = flagged.orderBy(PARTITION, OFFSET, *tie_breakers(frame.columns)).first()
-        return None if row is None else row.asDict(recursive=True)
+        if row is None:
+            return None
+        return row.asDict(recursive=True)
 
     def divert(self, operator: str, frame: DataFrame) -> None:
         """Add records to those that the operator has diverted."""
-        before = self._diverted.get(operator)
-        self._diverted[operator] = frame if before is None else before.unionByName(frame)
+        if operator in self._diverted:
+            frame = self._diverted[operator].unionByName(frame)
+        self._diverted[operator] = frame
 
     def diverted(self, operator: str) -> DataFrame:
         """Return the records that the operator before this one has diverted."""
@@ -270,7 +286,7 @@ class SparkFrames:
             sample.append(F.min(F.when(is_in_group, described)).alias(f"{_SAMPLE}{number}"))
         observation = Observation(f"{operator}-{uuid4().hex}")
         self._observed.append((operator, observation))
-        self._checked.append((operator, checked, observation))
+        self._checked.append(_CheckedRecords(operator, checked, observation))
         counts = [F.count(F.lit(1)).alias("rows"), F.count_if(failed).alias("failed")]
         return frame.observe(observation, *counts, *sample)
 
@@ -284,9 +300,8 @@ class SparkFrames:
 
         observation = Observation(f"{operator}-{uuid4().hex}")
         self._observed.append((operator, observation))
-        return frame.observe(
-            observation, *[F.count_if(met).alias(name) for name, met in conditions.items()]
-        )
+        counts = [F.count_if(is_met).alias(name) for name, is_met in conditions.items()]
+        return frame.observe(observation, *counts)
 
     def keep_matches(self, operator: str, frame: DataFrame, how: How) -> DataFrame:
         """Return joined records without the columns that mark matches, and count them; an inner
@@ -316,16 +331,18 @@ class SparkFrames:
         the records are computed.
         """
         samples: dict[str, list[str]] = {}
-        for operator, checked, observation in self._checked:
+        for each in self._checked:
             rows = []
-            for name, row in _read_observation(observation).items():
+            for name, row in _read_observation(each.observation).items():
                 if name.startswith(_SAMPLE) and row is not None:
                     rows.append(row)
-            for row in sorted(rows, key=lambda row: (row[PARTITION], row[OFFSET])):
+            rows.sort(key=lambda row: (row[PARTITION], row[OFFSET]))
+            for row in rows:
                 record = row.asDict(recursive=True)
-                for number, name in enumerate(checked.shown):
+                for number, name in enumerate(each.checked.shown):
                     record[name] = record.pop(f"{_SHOWN}{number}")
-                samples.setdefault(operator, []).append(checked.describe(record))
+                described = each.checked.describe(record)
+                samples.setdefault(each.operator, []).append(described)
         return samples
 
     # -- lookups in remote tables
@@ -400,8 +417,9 @@ def _with_lists(frame: DataFrame, update: Update) -> Update:
     appended = frame.selectExpr(*[expression for _, expression in update.append])
     lists: list[tuple[str, str]] = []
     for (name, text), column in zip(update.append, appended.schema.fields, strict=True):
-        is_list = column.dataType.typeName() == "array"
-        listed = text if is_list else f"case when ({text}) is not null then array({text}) end"
+        listed = text
+        if column.dataType.typeName() != "array":
+            listed = f"case when ({text}) is not null then array({text}) end"
         lists.append((name, listed))
     return replace(update, append=tuple(lists))
 
@@ -412,7 +430,9 @@ def _check_copies(operator: str, frame: DataFrame, paths: Sequence[str]) -> Data
     """
     for path in paths:
         column, *steps = split_path(path)
-        value = reduce(lambda value, step: value.getField(step), steps, named_column(column))
+        value = named_column(column)
+        for step in steps:
+            value = value.getField(step)
         problem = f"{operator} has keeps_partitioning=True, and changes {path}"
         failed = F.raise_error(F.lit(problem)).cast("boolean")
         same = named_column(copy_name(path)).eqNullSafe(value)
@@ -429,7 +449,9 @@ def _add_barrier(frame: DataFrame) -> DataFrame:
 
 def _read_column(name: str, names: Collection[str]) -> str:
     """Return the column that `value_column` reads of records with the columns `names`."""
-    return copy_name(name) if copy_name(name) in names else column_of(name, names)
+    if copy_name(name) in names:
+        return copy_name(name)
+    return column_of(name, names)
 
 
 def rename_copies(frame: DataFrame, before: Sequence[str], after: Sequence[str]) -> DataFrame:
@@ -441,9 +463,8 @@ def rename_copies(frame: DataFrame, before: Sequence[str], after: Sequence[str])
     if len(before) == len(after):
         for old, new in zip(before, after, strict=True):
             renamed[copy_name(old)] = copy_name(new)
-    copies = list_copies(frame.columns)
-    kept = frame.drop(*[name for name in copies if name not in renamed])
-    return kept.withColumnsRenamed({name: renamed[name] for name in copies if name in renamed})
+    outdated = [name for name in list_copies(frame.columns) if name not in renamed]
+    return frame.drop(*outdated).withColumnsRenamed(renamed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ class CalledSinks:
         """
         planned = self.planned
         label = function_label(function)
-        asked = {"function": label, "returns": {field.name: field.type for field in returns.fields}}
+        types = {field.name: field.type for field in returns.fields}
+        asked = {"function": label, "returns": types}
         call = sink_call(planned, operator, function, returns, frame.columns)
         results, counted = recorded_answers.call_unless_recorded(
             frame.drop(*list_copies(frame.columns)),
@@ -67,13 +68,13 @@ def sink_call(
     """Return how tasks call a function with records that have these columns; pickles it."""
     return recorded_answers.SinkCall(
         operator,
-        function_label(function),
-        pickle_function(operator, function),
-        planned.app.name,
-        planned.number,
-        returns,
-        planned.stream_of(operator),
-        planned.sensitive(operator, columns),
-        planned.inputs.intent.cut,
-        planned.context.fence,
+        name=function_label(function),
+        shipped=pickle_function(operator, function),
+        application=planned.app.name,
+        batch=planned.number,
+        returns=returns,
+        stream=planned.stream_of(operator),
+        sensitive=planned.sensitive(operator, columns),
+        cut=planned.inputs.intent.cut,
+        fence=planned.context.fence,
     )

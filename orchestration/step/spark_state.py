@@ -115,12 +115,14 @@ class StateTable:
         rows = bucketed_frame(
             self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations
         )
-        # Not a literal: Spark forgets the partitioning of a relation that it knows to be empty, and
-        # adds an exchange.
         generation = F.col(GENERATION_COLUMN)
-        sent = self.writes.sent
-        new = (generation.isin(*sent) if sent else generation < F.lit(0)).alias(NEW)
-        return self._keep_unexpired(rows.select(*map(named_column, self.spec.schema.names), new))
+        # Without any, not a literal: Spark forgets the partitioning of a relation that it knows to
+        # be empty, and adds an exchange.
+        is_new = generation < F.lit(0)
+        if self.writes.sent:
+            is_new = generation.isin(*self.writes.sent)
+        own = [named_column(name) for name in self.spec.schema.names]
+        return self._keep_unexpired(rows.select(*own, is_new.alias(NEW)))
 
     def _keep_unexpired(self, rows: DataFrame) -> DataFrame:
         """Return the rows that had not expired before the batch."""
@@ -185,7 +187,7 @@ class SparkState:
         writer = self.writers.open(dataset, inputs.views.get(dataset.name), context.writer)
         kept = inputs.consumed is not None
         real = not self.planned.is_dry_run
-        return StateTable(context, dataset, writer, spec, watermarks, kept, real)
+        return StateTable(context, dataset, writer, spec, watermarks, kept=kept, real=real)
 
     def check_zone_rules(self, name: str, zone: str, outdated: Column) -> None:
         """Raise ZoneRulesError in a dry run for stored rows, not expired, to which the present
@@ -211,7 +213,7 @@ def _check_zone_rules(context: StepContext, state: StateTable, zone: str, outdat
     """Raise ZoneRulesError for stored rows that were computed by other rules of the zone and are
     `outdated` by the present ones.
     """
-    manifest = DatasetLog(context.lake, state.writes.name).read()[1]
+    _, manifest = DatasetLog(context.lake, state.writes.name).read()
     if manifest is None or manifest.version is None:
         return
     stored_rules = manifest.declaration.zone_rules
@@ -282,22 +284,23 @@ class WrittenLocalTables:
         dataset = self.planned.app.dataset(send.table)
         assert isinstance(dataset, LocalTable), "the planner checks what operators send to"
         key = dataset.key_sources
-        rows, null_keys = prepare_table_rows(frame, key, send.deleted, send.on_null_key)
+        prepared = prepare_table_rows(frame, key, send.deleted, send.on_null_key)
         order = (PARTITION, OFFSET, *tie_breakers(frame.columns))
-        columns = [
-            value_column(frame.columns, dataset.source_of(name)).alias(name)
-            for name in dataset.stored.names
-        ]
+        columns = []
+        for name in dataset.stored.names:
+            columns.append(value_column(frame.columns, dataset.source_of(name)).alias(name))
         try:
             done = self.open(dataset).send(
-                rows.select(*columns, *map(named_column, (TOMBSTONE, *order))),
+                prepared.rows.select(*columns, *map(named_column, (TOMBSTONE, *order))),
                 order_by=order,
                 partitioned=self.planned.is_partitioned(operator),
             )
         except NullKeyError as error:
             stream = self.planned.stream_of(operator)
-            raise locate_null_key(error, operator, rows, key, stream) from error
-        return done if null_keys is None else {**done, "null_keys": null_keys()}
+            raise locate_null_key(error, operator, prepared.rows, key, stream) from error
+        if prepared.count_null_keys is None:
+            return done
+        return {**done, "null_keys": prepared.count_null_keys()}
 
     def commit(self, before_output: Callable[[str], Any]) -> Counters:
         """Commit the tables, unless the batch is a bounded replay; return their counters."""
@@ -310,28 +313,33 @@ class WrittenLocalTables:
         return self.counters
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """Records for a local table; `count_null_keys` returns, once they are computed, how many with a
+    null key were skipped. It is None if these are not skipped.
+    """
+
+    rows: DataFrame
+    count_null_keys: Callable[[], int] | None = None
+
+
 def prepare_table_rows(
     frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
-) -> tuple[DataFrame, Callable[[], int] | None]:
-    """Return the records with `__tombstone`, also where the SQL condition `deleted` is true; and a
-    function that, once they are computed, returns how many records with a null key were skipped
-    (None if these are not skipped).
-    """
+) -> PreparedRows:
+    """Return the records with `__tombstone`, also where the SQL condition `deleted` is true."""
     from pyspark.sql import Observation
 
     if deleted is not None:
-        frame = frame.withColumn(
-            TOMBSTONE,
-            F.coalesce(F.col(TOMBSTONE), F.lit(False)) | F.coalesce(F.expr(deleted), F.lit(False)),
-        )
+        is_tombstone = F.coalesce(F.col(TOMBSTONE), F.lit(False))
+        is_deleted = F.coalesce(F.expr(deleted), F.lit(False))
+        frame = frame.withColumn(TOMBSTONE, is_tombstone | is_deleted)
     if on_null_key == "fail":
-        return frame, None  # the writer rejects them
-    lacks = _lacks_key(frame.columns, key)
+        return PreparedRows(frame)  # the writer rejects them
+    lacks_key = _lacks_key(frame.columns, key)
     observed = Observation()
-    watched = frame.observe(
-        observed, F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("null_keys")
-    )
-    return watched.where(~lacks), lambda: int(observed.get["null_keys"])
+    count = F.coalesce(F.sum(lacks_key.cast("long")), F.lit(0)).alias("null_keys")
+    watched = frame.observe(observed, count)
+    return PreparedRows(watched.where(~lacks_key), lambda: int(observed.get["null_keys"]))
 
 
 def _lacks_key(names: Collection[str], key: tuple[str, ...]) -> Column:
@@ -351,8 +359,11 @@ def locate_null_key(
     """
     lacking = rows.where(_lacks_key(rows.columns, key))
     first = lacking.select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
-    where = f"{stream}." if stream is not None else "partition "
-    place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
+    place = ""
+    if first is not None:
+        partition, offset = first
+        where = f"partition {partition}" if stream is None else f"{stream}.{partition}"
+        place = f"; the first is {where} at offset {offset}"
     problem = f"{operator}: {error.problem.rstrip('.')}{place}."
     step = 'Filter them out, or skip and count them: send_to(…, on_null_key="skip").'
     return errors.NullKeyError(
