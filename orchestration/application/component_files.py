@@ -165,7 +165,8 @@ class _Reading:
         mistakes = error.errors(include_url=False)
         unknown_keys = [each for each in mistakes if each["type"] == "extra_forbidden"]
         first = (unknown_keys or mistakes)[0]
-        path, at, place = str(first["loc"][0]).rpartition(" at ")
+        location = str(first["loc"][0])  # "attributes at defs.yaml:3"
+        path, at, place = location.rpartition(" at ")
         line = place.rpartition(":")[2]
         if not at or not line.isdigit():
             return None
@@ -273,7 +274,7 @@ def _find_unreadable(text: str) -> _Mistake | None:
     import yaml
 
     documents = yaml.compose_all(text, Loader=yaml.SafeLoader)
-    nodes = [document for document in documents if document is not None]
+    nodes = list(filter(None, documents))
     while nodes:
         node = nodes.pop(0)
         at = (node.start_mark.line + 1, node.start_mark.column + 1)

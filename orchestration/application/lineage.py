@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -78,13 +78,15 @@ def _remove_cycles(
     for node, upstream in outputs.items():
         made_from[node] += [each for each in upstream if each not in fed]
     for node, upstream in outputs.items():
-        for each in upstream:
-            if each in fed and not _is_made_of(each, node, made_from):
+        for each in _keep(upstream, fed):
+            if not _is_made_of(each, node, made_from):
                 made_from[node].append(each)
-    without_cycles = {}
-    for node, upstream in outputs.items():
-        without_cycles[node] = tuple(each for each in upstream if each in made_from[node])
-    return without_cycles
+    return {node: _keep(upstream, made_from[node]) for node, upstream in outputs.items()}
+
+
+def _keep(nodes: Iterable[LineageNode], kept: Collection[LineageNode]) -> tuple[LineageNode, ...]:
+    """Return those of the nodes that are among `kept`."""
+    return tuple(node for node in nodes if node in kept)
 
 
 def _list_dataset_sources(app: Application) -> dict[LineageNode, list[LineageNode]]:

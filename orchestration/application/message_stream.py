@@ -598,8 +598,15 @@ class MessageStream:
             contract = UpdateContract.UPDATE_ONLY
         else:
             contract = UpdateContract.UPDATE_WITH_DEFAULTS
-        send = TableSend(table.name, contract, on_null_key, update, tuple(args), marks_as=marks_as)
-        send = replace(send, on=pairs)
+        send = TableSend(
+            table.name,
+            contract,
+            on_null_key,
+            update=update,
+            args=tuple(args),
+            marks_as=marks_as,
+            on=pairs,
+        )
         return self._send_to_table("update", table, send, dead_letters, at_most)
 
     def sink(

@@ -187,16 +187,7 @@ class RegisteredTables:
             return
         table.asked_at = time.monotonic()
         is_first = not table.has_begun
-        before = table.seen
-        if is_first:
-            before = await self._remembered(table)
-        now = await _retried(table, table.function.inspect)
-        if now is not None:
-            self._compare(table, before, now)
-            if is_first or table.must_count():
-                announces = is_first and table.table.fenced
-                now = await self._begin_run(table, before, fence if announces else None)
-                table.counted_at = time.monotonic()
+        now = await self._inspect_and_count(table, fence)
         table.has_begun = True
         if now is None:
             return
@@ -207,6 +198,27 @@ class RegisteredTables:
         if is_first or is_other or is_due:
             await self._store(table, now)
             table.stored_at = time.monotonic()
+
+    async def _inspect_and_count(self, table: _Table, fence: Fence | None) -> Presence | None:
+        """Return what the store of a table says, after it has counted the batch if it has to; None
+        if it does not say.
+
+        Raises the error for a table that is not what it was before.
+        """
+        is_first = not table.has_begun
+        before = table.seen
+        if is_first:
+            before = await self._remembered(table)
+        now = await _retried(table, table.function.inspect)
+        if now is None:
+            return None
+        self._compare(table, before, now)
+        if not is_first and not table.must_count():
+            return now
+        is_announced = is_first and table.table.fenced
+        now = await self._begin_run(table, before, fence if is_announced else None)
+        table.counted_at = time.monotonic()
+        return now
 
     async def _begin_run(
         self, table: _Table, before: Presence, fence: Fence | None
@@ -536,10 +548,11 @@ def list_uses(app: Application) -> list[UsedFunction]:
         function: Any = table.write_function
         if use.reads:
             function = table.read_function
-        if isinstance(function, TableFunction) and type(function).check is not TableFunction.check:
+        is_ours = isinstance(function, TableFunction)
+        if is_ours and type(function).check is not TableFunction.check:
             used = UsedFunction(operator, table, function, replace(use, key=table.key))
-            known = uses.setdefault((name, id(function)), used)
-            uses[name, id(function)] = replace(known, use=known.use | use)
+            earlier = uses.setdefault((name, id(function)), used)
+            uses[name, id(function)] = replace(earlier, use=earlier.use | use)
     return list(uses.values())
 
 

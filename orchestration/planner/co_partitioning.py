@@ -164,16 +164,18 @@ def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> di
         is_joined = not joined.isdisjoint(operator.inputs)
         if not is_joined:
             votes.update(_iterate_met(required, flows.arriving[operator.id]))
-        for needed in required.values():
-            if needed.partitions is not None and not needed.feeds:
-                is_joined = True
-        if is_joined:
+        if is_joined or _joins_partitioned(required):
             joined.add(operator.id)
     preferred: dict[str, int] = {}
     for (stream, count), _ in votes.most_common():
         if stream in intermediate:
             preferred.setdefault(stream, count)
     return preferred
+
+
+def _joins_partitioned(required: Mapping[int, Requirement]) -> bool:
+    """Whether an operator with these requirements joins a partitioned dataset."""
+    return any(needed.partitions is not None and not needed.feeds for needed in required.values())
 
 
 def _iterate_met(
@@ -268,9 +270,8 @@ def _collect_dataset_uses(draft: Draft) -> _DatasetUses:
             else:
                 uses.joining[needed.dataset].append(operator)
     for operator, members in draft.groups.items():
-        for member in members:
-            if member != operator:
-                uses.relying.setdefault(member, operator)
+        for member in {*members} - {operator}:
+            uses.relying.setdefault(member, operator)
     return uses
 
 
@@ -390,8 +391,10 @@ class FixFinder:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         most = max(1, _MAX_TRIED_OPERATORS // len(draft.app.operators))
+        # The operators at which fixes are tried.
         self._tried = set(draft.counts.conflicts[: min(_MAX_TRIED, most)])
         self._declared = declared_counts(draft.app, draft.catalog)
+        # The intermediate streams that declare a count, which can be changed there.
         self._given = set()
         for operator in draft.app.operators:
             if operator.spec.role == "intermediate" and self._declared[operator.id] is not None:

@@ -802,18 +802,25 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
             by_owner.setdefault(sql.owner, []).append(sql)
         for owner, owned in by_owner.items():
             where = f"{owner} of dataset {dataset.name!r}"
-            texts = [sql.text for sql in owned]
-            if not owned[0].is_query:
-                unproven += _describe_unread(where, texts)
-            elif records is None or is_left_to_spark(texts[0]):
-                unproven.append(f"{where}: {_shorten(texts[0])} (a SELECT is left to Spark)")
-            else:
-                unproven += _describe_unknown_functions(where, texts)
+            unproven += _describe_unproven_sql(where, owned, columns_known=records is not None)
         if records is None and by_owner:
             unproven.append(
                 f"the columns of dataset {dataset.name!r} ({dataset.input} declares none)"
             )
     return _join_note("Unproven; Spark checks it when the dataset advances", unproven)
+
+
+def _describe_unproven_sql(
+    where: str, owned: Sequence[DatasetSql], *, columns_known: bool
+) -> list[str]:
+    """Return an item for each SQL of one owner that is not proven; `where` names the owner."""
+    texts = [sql.text for sql in owned]
+    if not owned[0].is_query:
+        return _describe_unread(where, texts)
+    (select,) = texts
+    if not columns_known or is_left_to_spark(select):
+        return [f"{where}: {_shorten(select)} (a SELECT is left to Spark)"]
+    return _describe_unknown_functions(where, texts)
 
 
 def _describe_unread(where: str, texts: Sequence[str]) -> list[str]:

@@ -421,8 +421,9 @@ def note_storage(app: Application) -> list[str]:
     for name, table in app.tables.items():
         notes: dict[str, None] = {}
         for function in (table.read_function, table.write_function):
-            if hasattr(function, "storage_notes"):
-                notes |= dict.fromkeys(function.storage_notes())
+            describe = getattr(function, "storage_notes", None)
+            if describe is not None:
+                notes |= dict.fromkeys(describe())
         found += [f"Table {name}: {note}" for note in notes]
     return found
 

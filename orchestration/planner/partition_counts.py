@@ -17,7 +17,7 @@ owns those whose number modulo n is i.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -75,9 +75,10 @@ class EqualCounts:
         known: Counter[int] = Counter()
         for node in nodes:
             known.update(self._counts(node))
-        for count, _ in known.most_common(1):
-            return count
-        return None
+        if not known:
+            return None
+        ((count, _),) = known.most_common(1)
+        return count
 
     def describe_difference(self, node: str, target: int | None) -> str:
         """Return how many partitions a stream has, in words; "" if that is the target, or open."""
@@ -232,14 +233,22 @@ def assign_tasks(streams: tuple[PlannedStream, ...], limit: int | None) -> tuple
     called = "Partition" if count == total else "Task"
     tasks = []
     for task in range(count):
-        owned = []
-        for dataset, partitions in buckets.items():
-            for number in range(task, partitions, count):
-                owned.append(f"{dataset}.{number}")
+        owned = _list_buckets(buckets, task, count)
         ssps = _list_partitions(by_role["input"], task, count)
         ssps += _list_partitions(shared, 0, 1)
         tasks.append(Task(f"{called} {task}", tuple(ssps), tuple(owned), broadcast))
     return tuple(tasks)
+
+
+def _list_buckets(buckets: Mapping[str, int], first: int, step: int) -> list[str]:
+    """Return every `step`-th bucket of each dataset ("planes.3"), from the bucket `first` on;
+    `buckets` has how many there are.
+    """
+    listed = []
+    for dataset, count in buckets.items():
+        for number in range(first, count, step):
+            listed.append(f"{dataset}.{number}")
+    return listed
 
 
 def _list_partitions(
@@ -368,17 +377,24 @@ def _infer_counts(
         if join in decided:
             continue
         members = groups[join]
-        sources = [member for member in members if member in known]
-        if not sources:
+        source = _find_known(members, known)
+        if source is None:
             continue
         decided.add(join)
-        source = sources[0]
         for member in members:
             if member not in known:
                 known[member] = known[source]
                 inferred[member] = Inference(source, join)
                 waiting.extend(containing[member])
     return inferred
+
+
+def _find_known(members: Sequence[str], known: Mapping[str, int]) -> str | None:
+    """Return the first member with a known count; None if none has one."""
+    for member in members:
+        if member in known:
+            return member
+    return None
 
 
 def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
@@ -434,12 +450,12 @@ def collect_requirements(app: Application) -> Requirements:
             required.setdefault(operator.id, {})[number] = need
             if not need.feeds:
                 joined.add(need.dataset)
-    relevant = {}
-    for operator_id, needs in required.items():
-        for need in needs.values():
-            if not need.feeds or need.dataset in joined:
-                relevant[operator_id] = needs
-    return relevant
+    return {name: needs for name, needs in required.items() if _is_relevant(needs, joined)}
+
+
+def _is_relevant(needs: Mapping[int, Requirement], joined: Collection[str | None]) -> bool:
+    """Whether an operator needs more than to send to datasets that none joins."""
+    return any(not need.feeds or need.dataset in joined for need in needs.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,9 +142,7 @@ class ExecutionPlan(PlannedApplication):
         if not isinstance(document, dict):
             raise _malformed_error(f"it is {type(document).__name__}: expected an object")
         stored = document.get("format")
-        if isinstance(stored, bool) or not isinstance(stored, int):
-            raise _malformed_error(f"its format is {stored!r}: expected a whole number from 1")
-        if stored < 1:
+        if type(stored) is not int or stored < 1:  # a bool would be an int, too
             raise _malformed_error(f"its format is {stored!r}: expected a whole number from 1")
         if stored > FORMAT:
             raise _malformed_error(

@@ -544,8 +544,11 @@ def _table(columns: _Table, items: Sequence[Any]) -> list[str]:
         return []
     rows = [list(columns)]
     for item in items:
-        values = [of(item) if callable(of) else getattr(item, of) for of in columns.values()]
-        rows.append([_cell(value) for value in values])
+        cells = []
+        for member in columns.values():
+            value = member(item) if callable(member) else getattr(item, member)
+            cells.append(_cell(value))
+        rows.append(cells)
     return _align(rows)
 
 

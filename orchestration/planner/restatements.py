@@ -381,13 +381,13 @@ class _Graph:
         column = self.columns[operator].find(name)
         if column is None or not column.sources:
             return True
-        outputs = {}
+        before_output = {}  # the operator before each output that records are read back from
         for above in self._above(operator):
             if above.spec.role == "output":
-                outputs[LineageNode("stream", str(above.spec.writes))] = above.inputs[0]
+                before_output[LineageNode("stream", str(above.spec.writes))] = above.inputs[0]
         for node, source in column.sources:
-            if node in outputs:
-                if self._may_depend_on_entries(outputs[node], source):
+            if node in before_output:
+                if self._may_depend_on_entries(before_output[node], source):
                     return True
             elif node.kind != "stream":
                 return True

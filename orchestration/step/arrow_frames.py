@@ -313,11 +313,13 @@ class ArrowFrames:
     # -- lookups in remote tables
 
     def tasks_at(self, operator: str) -> int:
+        """Return how many tasks may work for an operator: this process does alone."""
         return 1
 
     def distinct_keys(
         self, operator: str, frame: pa.Table, lookup: TableLookup, *, sensitive: bool
     ) -> pa.Table:
+        """Return the distinct keys of the records; keys with a null are left out."""
         keys = _select_keys(frame, lookup).drop_null()
         return lookups.distinct_keys(operator, keys, lookup, sensitive=sensitive)
 
@@ -368,8 +370,8 @@ def _struct_types(kind: pa.DataType, *, is_update: bool) -> dict[str, str]:
         return {}
     columns = list(kind)
     parts = [column.type for column in columns if column.name in PARTS]
-    is_typed = is_update and len(parts) == len(columns)
-    if is_typed and all(map(pa.types.is_struct, parts)):
+    has_parts_only = len(parts) == len(columns) and all(pa.types.is_struct(part) for part in parts)
+    if is_update and has_parts_only:  # the columns are those in the parts
         columns = list(chain.from_iterable(parts))
     return {column.name: type_from_arrow(column) for column in columns}
 
@@ -416,6 +418,7 @@ class ArrowDatasets:
     cache: EntryCache
 
     def schema_of(self, dataset: str, *, over_time: bool = False) -> Schema:
+        """Return the columns of a dataset's entries, or of its rows over time."""
         return schema_of_dataset(self.planned, dataset, over_time=over_time)
 
     def match(self, operator: str, frame: pa.Table, lookup: EntryLookup) -> pa.Table:
@@ -495,13 +498,16 @@ class ProcessWrites:
     """This process writes the records: `Writes` of outputs."""
 
     def append(self, operator: str, frame: pa.Table, append: Append) -> AppendResult:
+        """Append records to a stream, from this process."""
         return append.send_rows(frame)
 
     def read(self, append: Append, **ranges: Any) -> pa.Table:
         return read_table(append.system, **ranges)
 
     def fetch(self, operator: str, frame: pa.Table, sources: Sources | None) -> pa.Table:
+        """Return the records as an output table gets them."""
         return with_positions(frame, sources)
 
     def write(self, operator: str, frame: pa.Table, write: TableWrite) -> WriteResult:
+        """Write records to a remote table, from this process."""
         return write_rows(frame, write, what=operator)

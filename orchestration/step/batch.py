@@ -443,6 +443,7 @@ class FetchedWrites:
         return small_frame(self.frames.session, read_table(append.system, **ranges))
 
     def fetch(self, operator: str, frame: DataFrame, sources: Sources | None) -> pa.Table:
+        """Return the records as an output table gets them."""
         return self.by_tasks.fetch(operator, frame, sources)
 
     def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:

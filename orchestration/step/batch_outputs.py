@@ -435,6 +435,7 @@ class NoOutputs(Generic[Frame]):
         pass
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
+        """Return the same records: nothing was written."""
         return frame
 
     def commit(self, operator: str, frame: Frame, table: str) -> None:
@@ -444,6 +445,7 @@ class NoOutputs(Generic[Frame]):
         pass
 
     def refused_records(self, operator: str) -> Frame:
+        """Return no records: nothing was written that a table could reject."""
         return self.frames.of_table(table_of_letters("", ()))
 
     def send_dead_letters(

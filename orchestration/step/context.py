@@ -451,6 +451,7 @@ class StepContext:
 
     @property
     def lake(self) -> Lake:
+        """The lake of the run."""
         return self.runtime.lake
 
     @property

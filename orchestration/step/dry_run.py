@@ -180,6 +180,7 @@ class CheckedOutputs(Generic[Frame]):
         self.inspect(operator, frame, placed=bool(key))
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
+        """Return the same records: nothing was written."""
         return frame
 
     def commit(self, operator: str, frame: Frame, table: str) -> None:
@@ -203,6 +204,7 @@ class CheckedOutputs(Generic[Frame]):
         self.inspect(operator, frame, placed=True)
 
     def refused_records(self, operator: str) -> Frame:
+        """Return no records: nothing was written that a table could reject."""
         return self.frames.of_table(table_of_letters("", ()))
 
     def send_dead_letters(

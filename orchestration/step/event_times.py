@@ -272,7 +272,12 @@ class MergedBlocks:
 def merge_blocks(
     rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, length: int
 ) -> MergedBlocks:
-    """Merge the rows of BLOCK_SCHEMA of all tasks, in blocks of `length` offsets."""
+    """Merge the rows of BLOCK_SCHEMA of all tasks, in blocks of `length` offsets.
+
+    A task knows the times that it has read itself. Those of other tasks raise the watermark at its
+    blocks: a block is checked again if it has a time below this watermark that its task did not
+    find behind.
+    """
     rows = rows.sort_by([("partition", "ascending"), ("last", "ascending")])
     blocks = rows.filter(rows["mark"].is_null())
     late = rows.filter(rows["mark"].is_valid())
@@ -284,8 +289,10 @@ def merge_blocks(
     late_partition = late["partition"].to_numpy()
     late_offset = late["last"].to_numpy()
     late_mark = late["mark"].to_numpy()
+    # Of each row of a block: the newest time and the watermark before it, by the rows of all tasks.
     begun = np.full(len(last), NEVER)
     mark = np.full(len(last), NEVER)
+    # The row of the block that each late record is in.
     place = np.zeros(len(late_mark), np.int64)
     newest = {}
     read_to = {}
@@ -294,19 +301,20 @@ def merge_blocks(
         reached = np.maximum.accumulate(np.r_[before.newest, latest[span]])
         begun[span] = reached[:-1]
         mark[span] = running_watermarks(before, reached[:-1], delay)
-        of_partition = slice(*np.searchsorted(late_partition, [number, number + 1]))
-        place[of_partition] = span.start + np.searchsorted(last[span], late_offset[of_partition])
+        late_start, late_end = np.searchsorted(late_partition, [number, number + 1])
+        in_span = np.searchsorted(last[span], late_offset[late_start:late_end])
+        place[late_start:late_end] = span.start + in_span
         read_to[number] = int(last[span][-1]) + 1
         if reached[-1] > NEVER:
             newest[number] = int(reached[-1])
     # Several Arrow batches or tasks may each have reported a part of a block, the tasks in any
     # order.
-    begins = last - last % length
+    begins = last - last % length  # the first offset of the block
     is_other_block = (partition[1:] != partition[:-1]) | (begins[1:] != begins[:-1])
     overlaps_previous = first[1:] <= last[:-1]
     is_first = np.r_[True, is_other_block][: len(last)]  # of the rows of a block
     is_mixed = ~is_first & np.r_[False, overlaps_previous][: len(last)]
-    block = np.cumsum(is_first) - 1
+    block = np.cumsum(is_first) - 1  # the number of each row's block
     is_unsure = np.bincount(block, (oldest < mark) | is_mixed) > 0
     is_sure = ~is_unsure[block[place]]
     exact_mark = np.maximum(late_mark, mark[place])
@@ -665,7 +673,8 @@ class BatchTimes:
         return _TimeReads(system, unread, name)
 
     def _unread(self, stream: str) -> Ranges | None:
-        """Return the parts of the batch's ranges, of numbered offsets, that were not read before.
+        """Return the part of each of the batch's ranges, of numbered offsets, that no earlier batch
+        has read; without partitions of which all was read.
 
         None if a partition has several such parts.
         """
@@ -674,11 +683,11 @@ class BatchTimes:
         for ssp, span in self._inputs.intent.ranges_of(stream).items():
             start = int(span.start)
             end = int(span.end)
-            gaps = [(0, end)]
+            not_read_before = [(0, end)]
             if ssp in known:
-                gaps = [*known[ssp].skipped, (known[ssp].read_to, end)]
+                not_read_before = [*known[ssp].skipped, (known[ssp].read_to, end)]
             parts = []
-            for low, high in gaps:
+            for low, high in not_read_before:
                 first = max(low, start)
                 until = min(high, end)
                 if first < until:

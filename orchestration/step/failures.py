@@ -103,19 +103,25 @@ def parse_failure(error: Exception) -> Failure | None:
     if condition is None:
         return None
     quoted = _QUOTED.search(text)
-    # Spark reports conditions of the data without the exception's class.
+    # Errors of such classes are of expressions. Others are only if they quote one, or if Spark
+    # could not read a value, which it reports without the exception's class.
+    has_class = "Exception" in kind and kind not in _OTHER_KINDS
     is_of_data = quoted is not None or _DATA.search(text) is not None
-    is_of_expression = "Exception" in kind and kind not in _OTHER_KINDS
-    if not is_of_data and not is_of_expression:
+    if not has_class and not is_of_data:
         return None
-    message = first_message_line(error).partition(" SQLSTATE")[0]
-    message = message.partition(' If necessary set "spark.sql')[0]
-    message = message.removeprefix("org.apache.spark.SparkException: ")
+    message = _shorten_message(first_message_line(error))
     if quoted is None:
         return Failure(condition["condition"], message)
     begin = len(quoted["before"])
     part = quoted["line"][begin : begin + len(quoted["part"])]
     return Failure(condition["condition"], message, quoted["text"].strip().strip("."), part)
+
+
+def _shorten_message(message: str) -> str:
+    """Return Spark's message without its class, its SQLSTATE and settings that hide the failure."""
+    shortened, _, _ = message.partition(" SQLSTATE")
+    shortened, _, _ = shortened.partition(' If necessary set "spark.sql')
+    return shortened.removeprefix("org.apache.spark.SparkException: ")
 
 
 def _parse_python_failure(text: str) -> Failure:
@@ -519,6 +525,7 @@ class _Probed:
         self._own = own
 
     def __getattr__(self, name: str) -> Any:
+        """Return what replaces a method of the part, or the method itself if it has no effect."""
         if name in self._own:
             return self._own[name]
         if self._part is None or name not in _WITHOUT_EFFECT:

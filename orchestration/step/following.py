@@ -326,8 +326,8 @@ def follow_application(
         if not is_advanced_by_runs(dataset):
             continue
         if dataset.stream is None:
-            if not dataset.is_owned_by(app.name):
-                sources = True
+            is_own = dataset.is_owned_by(app.name)
+            sources = sources or not is_own
             continue
         names.add(dataset.stream)
         if not advances_between_batches(dataset, fed):

@@ -376,15 +376,15 @@ def _find_readable(
         spark=context.spark,
         stored=stored,
     )
-    ends = unread
+    available = dict(unread)
     held: dict[SystemStreamPartition, HeldRecord] = {}
-    limited = _limit_ranges(context, ends)
-    while True:
+    limited = _limit_ranges(context, available)
+    while True:  # until no further record waits in what the others may read instead
         found = waiting.hold_back(limited, unread)
         for record in found.held:
             held[record.ssp] = record
-            ends = {**ends, record.ssp: found.ranges[record.ssp]}
-        limited = _limit_ranges(context, ends)
+            available[record.ssp] = found.ranges[record.ssp]
+        limited = _limit_ranges(context, available)
         if limited == found.ranges:
             return HeldRanges(limited, tuple(held.values()), found.early)
 

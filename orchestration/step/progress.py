@@ -192,12 +192,7 @@ def find_version_delivered_to_all(
             return NextVersion(version)
     if len(datasets) == 1:
         return NextVersion(None, delivered[datasets[0].name].awaited)
-    awaited = []
-    for name, found in delivered.items():
-        text = found.awaited
-        if found.version is not None:
-            text = f"version {found.version} is there"
-        awaited.append(f"{name}: {text}")
+    awaited = [f"{name}: {found.describe()}" for name, found in delivered.items()]
     return NextVersion(None, "; ".join(awaited))
 
 
@@ -276,6 +271,12 @@ class NextVersion:
     version: str | None
     awaited: str = ""
     outside: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Return in words that the version is there, or what is awaited."""
+        if self.version is None:
+            return self.awaited
+        return f"version {self.version} is there"
 
 
 def find_delivered_version(

@@ -102,6 +102,7 @@ class SparkDatasets:
         return self.planned.context.spark()
 
     def schema_of(self, dataset: str, *, over_time: bool = False) -> Schema:
+        """Return the columns of a dataset's entries, or of its rows over time."""
         return schema_of_dataset(self.planned, dataset, over_time=over_time)
 
     def match(self, operator: str, frame: DataFrame, lookup: EntryLookup) -> DataFrame:

@@ -231,6 +231,7 @@ class SparkFrames:
         return _check_copies(operator, made, copied)
 
     def call(self, frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
+        """Return what a user's function returns for each record, called in tasks."""
         return call_in_tasks(frame, call, kept)
 
     # -- computed records
@@ -376,6 +377,9 @@ class SparkFrames:
     def add_unknown_answers(
         self, operator: str, frame: DataFrame, lookup: TableLookup
     ) -> DataFrame:
+        """Return the records with the columns that `add_answers` adds, of the same types, for
+        a dry run.
+        """
         return lookups.add_unknown_answers(self.materialize(operator, frame), lookup)
 
 
@@ -489,6 +493,7 @@ class TaskWrites:
         return append.send(sent.drop(*list_batch_columns(sent.columns)), options)
 
     def read(self, append: Append, **ranges: Any) -> DataFrame:
+        """Return records that were appended, read by Spark."""
         options = read_options(append.system)
         return read_frame(append.system, self.frames.session, **options, **ranges)
 

@@ -116,7 +116,7 @@ class StateTable:
             self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations
         )
         generation = F.col(GENERATION_COLUMN)
-        # Without any, not a literal: Spark forgets the partitioning of a relation that it knows to
+        # False, but not as a literal: Spark forgets the partitioning of a relation that it knows to
         # be empty, and adds an exchange.
         is_new = generation < F.lit(0)
         if self.writes.sent:
@@ -165,6 +165,9 @@ class SparkState:
     tables: dict[str, StateTable] = field(default_factory=dict)
 
     def watermarks(self, name: str) -> Watermarks:
+        """Return the watermarks of the stateful operator of this name, before and after the
+        batch.
+        """
         return self.times.watermarks(name)
 
     def table(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateTable:
