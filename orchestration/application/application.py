@@ -75,7 +75,12 @@ T = TypeVar("T")
 
 
 def _choose_engine(engine: str | None, application: str) -> str:
-    chosen = engine or os.environ.get("ADJUNCT_ENGINE") or "spark"
+    """Return the engine of an application: the declared one, else that of the environment,
+    else spark.
+    """
+    chosen = engine
+    if chosen is None:
+        chosen = os.environ.get("ADJUNCT_ENGINE") or "spark"
     if chosen not in ("spark", "auto"):
         problem = (
             f"application {application!r}: ADJUNCT_ENGINE is {chosen!r}: expected spark or auto."
@@ -250,7 +255,8 @@ class Application:
         Versions that the application has not read on from are kept for as long as the dataset's
         `discard` policy says (`followed`). The run does not advance the dataset.
         """
-        if not isinstance(dataset, AdjunctDataset) or dataset.is_local or not dataset.persistent:
+        is_dataset = isinstance(dataset, AdjunctDataset)
+        if not is_dataset or dataset.is_local or not dataset.persistent:
             problem = (
                 f"application {self.name!r}: {dataset!r} has no changes to read: expected a stored"
                 " dataset that is not a local table."
@@ -435,6 +441,7 @@ class Application:
 
     @property
     def datasets(self) -> tuple[AdjunctDataset, ...]:
+        """The declared datasets, in order of declaration."""
         return tuple(table.dataset for table in self._datasets.values())
 
     def dataset(self, name: str) -> AdjunctDataset:
@@ -460,6 +467,7 @@ class Application:
         return self._declared(self._tables, "remote table", name).key
 
     def _twice(self, name: str) -> PlanningError:
+        """Return the error for a table that is declared twice."""
         problem = f"application {self.name!r} declares the table {name!r} twice."
         step = "Keep what the first table() returned; two different tables need different names."
         return PlanningError(problem, step, application=self.name)
@@ -488,6 +496,7 @@ class Application:
         return twin
 
     def _declared(self, declared: Mapping[str, T], kind: str, name: str) -> T:
+        """Return what is declared under this name; raises ConfigurationError if nothing is."""
         if name not in declared:
             problem = (
                 f"application {self.name!r} has no {kind} {name!r}; it has:"
@@ -497,6 +506,9 @@ class Application:
         return declared[name]
 
     def _check_staleness(self, table: object, name: str, limit: timedelta | None) -> None:
+        """Raise ConfigurationError for `max_staleness` of what can't be stale, and for one that is
+        no duration.
+        """
         if limit is None:
             return
         what = f"application {self.name!r}: table {name!r} has max_staleness"
@@ -542,7 +554,8 @@ def load_application(reference: str) -> Application:
     path.
     """
     module_name, colon, attribute = reference.partition(":")
-    if not colon or not module_name or not attribute:
+    is_complete = bool(colon and module_name and attribute)
+    if not is_complete:
         problem = f"{reference!r} names no application: expected MODULE:APP."
         step = "Write, for example, dagster_adjunct.examples.flights.pipeline:app."
         raise ConfigurationError(problem, step, argument="reference")
@@ -628,7 +641,10 @@ def _failing_line(error: BaseException) -> str:
         if "importlib" in frame.filename or frame.filename == __file__:
             continue
         is_own = Path(frame.filename).is_relative_to(Path.cwd())
-        (own if is_own else others).append(frame)
+        if is_own:
+            own.append(frame)
+        else:
+            others.append(frame)
     if not own and not others:
         return ""
     frame = (own or others)[-1]

@@ -9,7 +9,7 @@ import difflib
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
@@ -38,7 +38,9 @@ def find_component_mistake(module: str, error: BaseException) -> ComponentError 
     if isinstance(error, AttributeError) and _is_of_several(error.obj):
         return _describe_several(module, error)
     reading = _Reading(tuple(frame for frame, _ in traceback.walk_tb(error.__traceback__)))
-    found = reading.find_mistake(error) if reading.is_of_dagster else None
+    if not reading.is_of_dagster:
+        return None
+    found = reading.find_mistake(error)
     if found is None:
         return None
     if reading.file is None or not found.line:
@@ -70,6 +72,8 @@ def _describe_several(module: str, error: AttributeError) -> ComponentError:
 
 @dataclass(frozen=True)
 class _Mistake:
+    """A mistake in a component's file; without a place if `line` is 0."""
+
     problem: str
     next_step: str
     line: int = 0
@@ -99,14 +103,19 @@ class _Reading:
     @property
     def file(self) -> Path | None:
         """The file of the component."""
-        file = self.local("component_def_path")
+        file: Path | None = self.local("component_def_path")
         if file is None and self.tree is not None:
             file = Path(self.tree.source_position_tree.position.filename)
-        return file if file is not None and file.is_file() else None
+        if file is None or not file.is_file():
+            return None
+        return file
 
     @cached_property
     def text(self) -> str:
-        return "" if self.file is None else self.file.read_text(encoding="utf-8", errors="replace")
+        """The text of the component's file."""
+        if self.file is None:
+            return ""
+        return self.file.read_text(encoding="utf-8", errors="replace")
 
     def find_mistake(self, error: BaseException) -> _Mistake | None:
         """Return the mistake that an error of Dagster is about."""
@@ -140,29 +149,37 @@ class _Reading:
     @property
     def tree(self) -> Any:
         """The document with its positions, None if Dagster was not in one."""
-        trees = (getattr(frame.f_locals.get("self"), "source_tree", None) for frame in self.frames)
-        return self.local("source_tree") or next(filter(None, trees), None)
+        tree = self.local("source_tree")
+        if tree is not None:
+            return tree
+        for frame in self.frames:
+            tree = getattr(frame.f_locals.get("self"), "source_tree", None)
+            if tree is not None:
+                return tree
+        return None
 
     def _describe_keys(self, error: ValidationError) -> _Mistake | None:
         """Return the first mistake in a document's first level, or in the attributes of a component
         of another type.
         """
-        mistakes = sorted(
-            error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
-        )
-        path, at, place = str(mistakes[0]["loc"][0]).rpartition(" at ")
+        mistakes = error.errors(include_url=False)
+        unknown_keys = [each for each in mistakes if each["type"] == "extra_forbidden"]
+        first = (unknown_keys or mistakes)[0]
+        location = str(first["loc"][0])  # "attributes at defs.yaml:3"
+        path, at, place = location.rpartition(" at ")
         line = place.rpartition(":")[2]
         if not at or not line.isdigit():
             return None
-        problem, next_step = _describe_key(path, mistakes[0]["type"], mistakes[0]["input"])
+        mistake = _describe_key(path, first["type"], first["input"])
         if error.title != "ComponentFileModel":
-            problem = f"{path}: {mistakes[0]['msg']}"
-            next_step = f"Correct it, or the type: {_TYPE} declares applications."
+            step = f"Correct it, or the type: {_TYPE} declares applications."
+            mistake = _Mistake(f"{path}: {first['msg']}.", step)
         text = self.text.split("\n")[int(line) - 1]
         column = len(text) - len(text.lstrip()) + 1
-        return _Mistake(f"{problem}.", next_step, int(line), column)
+        return replace(mistake, line=int(line), column=column)
 
     def _describe_type(self, error: BaseException) -> _Mistake:
+        """Return the mistake in the type of a component, with a similar type if there is one."""
         name = self.local("component_file_model").type
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         near = difflib.get_close_matches(name, [_TYPE, *_component_types(name)], n=1)
@@ -173,38 +190,41 @@ class _Reading:
         return _Mistake(problem, step, *self.position_of("type"))
 
 
-def _describe_key(path: str, kind: str, value: object) -> tuple[str, str]:
-    """Return the problem with a key of a document's first level, and the next step."""
+def _describe_key(path: str, kind: str, value: object) -> _Mistake:
+    """Return the mistake in a key of a document's first level, without its place; `kind` is that of
+    pydantic's error.
+    """
     if not path and value is None:
         step = f"Remove the `---` above it, or write a component: type: {_TYPE}."
-        return "the document is empty", step
+        return _Mistake("the document is empty.", step)
     if not path:
-        return "the document is no mapping", _FIRST_LEVEL
+        return _Mistake("the document is no mapping.", _FIRST_LEVEL)
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(path, _KEYS, n=1)
         step = f"Did you mean {near[0]}? {_FIRST_LEVEL}" if near else _FIRST_LEVEL
-        return f"{path}: a component takes no such key", step
+        return _Mistake(f"{path}: a component takes no such key.", step)
     if kind == "missing":
-        return f"{path}: Field required", _FIRST_LEVEL
+        return _Mistake(f"{path}: Field required.", _FIRST_LEVEL)
     found = "empty" if value is None else repr(value)
     if path == "type":
-        return f"type: it is {found}: expected a text", f"Give {_TYPE}."
+        return _Mistake(f"type: it is {found}: expected a text.", f"Give {_TYPE}.")
     expected = "a text" if kind == "string_type" else "a mapping"
-    return f"{path}: it is {found}: expected {expected}", _FIRST_LEVEL
+    return _Mistake(f"{path}: it is {found}: expected {expected}.", _FIRST_LEVEL)
 
 
 def _component_types(name: str) -> list[str]:
     """Return the types of components in the module of a type, if that is imported."""
     module = name.rpartition(".")[0]
     component = sys.modules["dagster"].Component
-    return [
-        f"{module}.{attribute}"
-        for attribute, value in vars(sys.modules.get(module, object)).items()
-        if isinstance(value, type) and issubclass(value, component)
-    ]
+    types = []
+    for attribute, value in vars(sys.modules.get(module, object)).items():
+        if isinstance(value, type) and issubclass(value, component):
+            types.append(f"{module}.{attribute}")
+    return types
 
 
 def _describe_encoding(error: UnicodeDecodeError) -> _Mistake:
+    """Return the mistake of a file that is not UTF-8."""
     around = error.object[max(error.start - 20, 0) : error.end + 20].decode(errors="replace")
     before = error.object[: error.start]
     line = before.count(b"\n") + 1
@@ -221,19 +241,20 @@ def _describe_syntax(error: Any, lines: Sequence[str]) -> _Mistake:
     """Return the mistake of what is no YAML."""
     mark = error.problem_mark or error.context_mark
     context = f"{error.context}: " if error.context else ""
-    if error.context and error.context_mark is not None and error.context_mark.line != mark.line:
+    is_in_one_line = error.context_mark is not None and error.context_mark.line == mark.line
+    if error.context and error.context_mark is not None and not is_in_one_line:
         context = f"{error.context} that begins in line {error.context_mark.line + 1}: "
     problem = f"this is not YAML: {context}{error.problem}."
     opening = _character_at(lines, error.context_mark)
     found = _character_at(lines, mark)
     begins_with = opening + found
-    is_in_one_line = error.context_mark is not None and error.context_mark.line == mark.line
     is_second_text = opening in ("[", "{") and found not in {"", *_NO_TEXT}
+    special = sorted(set(begins_with) & set("*&!%@`"))
     if is_in_one_line and is_second_text:
         step = 'Write a text with a bracket, a comma or a quote in it in quotes: "items[0]".'
     elif "\t" in begins_with:
         step = "Correct it there: indent with blanks, and divide words by blanks; a tab is none."
-    elif special := sorted(set(begins_with) & set("*&!%@`")):
+    elif special:
         step = f'Write a text that begins with {special[0]} in quotes: "{special[0]}…".'
     else:
         step = "Correct it there; often a line above lacks a bracket, a quote, a colon or a blank."
@@ -252,7 +273,8 @@ def _find_unreadable(text: str) -> _Mistake | None:
     """Return the first part of YAML that Dagster does not read: a key that is no text, or a tag."""
     import yaml
 
-    nodes = list(filter(None, yaml.compose_all(text, Loader=yaml.SafeLoader)))
+    documents = yaml.compose_all(text, Loader=yaml.SafeLoader)
+    nodes = list(filter(None, documents))
     while nodes:
         node = nodes.pop(0)
         at = (node.start_mark.line + 1, node.start_mark.column + 1)
@@ -276,6 +298,7 @@ def _find_unreadable(text: str) -> _Mistake | None:
 
 
 def _is_readable(text: str, tag: str) -> bool:
+    """Whether YAML reads a text with this tag."""
     import yaml
 
     try:

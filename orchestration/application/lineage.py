@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, filterfalse
+from itertools import chain
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource
 from dagster_adjunct.orchestration.application.application import Application
@@ -33,7 +33,7 @@ def find_outputs(app: Application) -> tuple[Output, ...]:
     made_of: dict[str, tuple[LineageNode, ...]] = {}
     outputs: dict[LineageNode, tuple[LineageNode, ...]] = {}
     for operator in app.operators:
-        upstream = _union(*map(made_of.__getitem__, operator.inputs))
+        upstream = _union(*(made_of[source] for source in operator.inputs))
         spec = operator.spec
         if spec.reads is not None:
             upstream = _union(upstream, (LineageNode("stream", spec.reads),))
@@ -73,40 +73,50 @@ def _remove_cycles(
     not itself made of that output.
     """
     fed = {LineageNode("dataset", name) for name in _names_of_fed_datasets(app)}
-    fed.update(filter(outputs.__contains__, find_lookup_tables(app)))
-    made_from: dict[LineageNode, list[LineageNode]] = defaultdict(list)
+    fed |= {table for table in find_lookup_tables(app) if table in outputs}
+    made_from = _list_dataset_sources(app)
+    for node, upstream in outputs.items():
+        made_from[node] += [each for each in upstream if each not in fed]
+    for node, upstream in outputs.items():
+        for each in _keep(upstream, fed):
+            if not _is_made_of(each, node, made_from):
+                made_from[node].append(each)
+    return {node: _keep(upstream, made_from[node]) for node, upstream in outputs.items()}
+
+
+def _keep(nodes: Iterable[LineageNode], kept: Collection[LineageNode]) -> tuple[LineageNode, ...]:
+    """Return those of the nodes that are among `kept`."""
+    return tuple(node for node in nodes if node in kept)
+
+
+def _list_dataset_sources(app: Application) -> dict[LineageNode, list[LineageNode]]:
+    """Return the asset that each dataset is built from, in a list; [] for all other assets."""
+    sources: dict[LineageNode, list[LineageNode]] = defaultdict(list)
     for dataset in app.datasets:
         source = dataset_source(dataset)
         if source is not None:
-            made_from[LineageNode("dataset", dataset.name)].append(source)
-    for node, upstream in outputs.items():
-        made_from[node] += filterfalse(fed.__contains__, upstream)
-    for node, upstream in outputs.items():
-        for one in filter(fed.__contains__, upstream):
-            if not _is_made_of(one, node, made_from):
-                made_from[node].append(one)
-    return {
-        node: tuple(filter(made_from[node].__contains__, upstream))
-        for node, upstream in outputs.items()
-    }
+            sources[LineageNode("dataset", dataset.name)].append(source)
+    return sources
 
 
 def _is_made_of(
     node: LineageNode, sought: LineageNode, made_from: Mapping[LineageNode, list[LineageNode]]
 ) -> bool:
+    """Whether an asset is made of the `sought` one, directly or by others."""
     waiting = [node]
     seen = set[LineageNode]()
     while waiting:
-        one = waiting.pop()
-        if one == sought:
+        found = waiting.pop()
+        if found == sought:
             return True
-        if one not in seen:
-            seen.add(one)
-            waiting += made_from.get(one, ())
+        if found not in seen:
+            seen.add(found)
+            waiting += made_from.get(found, ())
     return False
 
 
 def _names_of_fed_datasets(app: Application) -> set[str]:
+    """Return the datasets that the application sends records to."""
     return {operator.spec.feeds for operator in app.operators if operator.spec.feeds is not None}
 
 
@@ -114,17 +124,19 @@ def find_first_outputs(app: Application) -> dict[str, LineageNode]:
     """Return {operator's id: asset} of the joins and expectations: the first asset, in order of
     definition, to which their records are written.
     """
-    passed: dict[str, tuple[str, ...]] = {}
+    passed: dict[str, list[str]] = {}
     reached: dict[str, LineageNode] = {}
     for operator in app.operators:
-        found = dict.fromkeys(chain(*map(passed.__getitem__, operator.inputs)))
+        above: dict[str, None] = {}
+        for source in operator.inputs:
+            above |= dict.fromkeys(passed[source])
         if operator.spec.match is not None or operator.spec.expectation is not None:
-            found[operator.id] = None
+            above[operator.id] = None
         target = operator.spec.target(app)
         if target is not None:
-            for one in found:
-                reached.setdefault(one, target)
-        passed[operator.id] = tuple(found)
+            for operator_id in above:
+                reached.setdefault(operator_id, target)
+        passed[operator.id] = list(above)
     return reached
 
 
@@ -155,7 +167,11 @@ def find_sources(app: Application) -> tuple[LineageNode, ...]:
     each once.
     """
     streams = [LineageNode("stream", stream) for stream in app.inputs]
-    made_from = filter(None, map(dataset_source, app.datasets))
+    made_from = []
+    for dataset in app.datasets:
+        source = dataset_source(dataset)
+        if source is not None:
+            made_from.append(source)
     return _union(streams, made_from, find_lookup_tables(app))
 
 
@@ -165,8 +181,10 @@ def find_lookup_tables(app: Application) -> tuple[LineageNode, ...]:
 
 
 def _list_matches(app: Application) -> list[Match]:
+    """Return the lookups of all operators."""
     return [operator.spec.match for operator in app.operators if operator.spec.match is not None]
 
 
 def _union(*nodes: Iterable[LineageNode]) -> tuple[LineageNode, ...]:
+    """Return all nodes, each once, in order."""
     return tuple(dict.fromkeys(chain(*nodes)))

@@ -590,14 +590,23 @@ class MessageStream:
         self._check_declared("update", table, (RemoteTableHandle,), "remote table")
         what = f"update of {table.name} after {self.operator}"
         pairs = self._pair_key("update", table, on)
-        sources = {name: name for name in table.key} | {name: source for source, name in pairs}
+        sources = {name: name for name in table.key}
+        for source, name in pairs:
+            sources[name] = source
         update = build_update(what, sources, set, add, append, remove, if_missing)
         if if_missing is None:
             contract = UpdateContract.UPDATE_ONLY
         else:
             contract = UpdateContract.UPDATE_WITH_DEFAULTS
-        send = TableSend(table.name, contract, on_null_key, update, tuple(args), marks_as=marks_as)
-        send = replace(send, on=pairs)
+        send = TableSend(
+            table.name,
+            contract,
+            on_null_key,
+            update=update,
+            args=tuple(args),
+            marks_as=marks_as,
+            on=pairs,
+        )
         return self._send_to_table("update", table, send, dead_letters, at_most)
 
     def sink(
@@ -628,7 +637,9 @@ class MessageStream:
             return ()
         what = f"{method} of {table.name} after {self.operator}"
         pairs = pair_key_columns(what, "table", table.name, table.key, on)
-        return () if all(source == name for source, name in pairs) else pairs
+        if all(source == name for source, name in pairs):
+            return ()
+        return pairs
 
     def _send_to_table(
         self,
@@ -638,6 +649,9 @@ class MessageStream:
         dead_letters: OutputStream | None,
         at_most: int | None,
     ) -> MessageStream:
+        """Add a send to a remote table, and one of its dead letters if there is a stream for them;
+        return the records that continue.
+        """
         if send.marks_as is not None:
             check_name("marks", send.marks_as)
         if dead_letters is None:
@@ -676,6 +690,7 @@ class MessageStream:
         raise PlanningError(problem, _DECLARING_CALLS[what], application=application)
 
     def _refuse_second_writer(self, target: OutputStream | OutputTable) -> None:
+        """Raise PlanningError for an output that an operator of the application writes already."""
         writer = self.graph.writers.get(target.name)
         if writer is not None:
             what = "output stream"
@@ -692,6 +707,7 @@ class MessageStream:
             raise PlanningError(problem, step, stream=target.name, operator=self.operator)
 
     def _send_to_dataset(self, dataset: AdjunctDataset) -> MessageStream:
+        """Add a send to a dataset's stream. Raises PlanningError for a dataset that takes none."""
         name = dataset.name
         if dataset.stream is None:
             problem = (

@@ -155,6 +155,8 @@ class RegisteredTables:
         self._thread.close(close_all)
 
     def _for_each(self, work: Callable[[_Table], Awaitable[None]], tables: list[_Table]) -> None:
+        """Do the work for all of these tables at the same time, in the event loop of the run."""
+
         async def work_all() -> None:
             await asyncio.gather(*(work(table) for table in tables))
 
@@ -162,6 +164,7 @@ class RegisteredTables:
             self._thread.run(work_all())
 
     async def _check(self, table: _Table) -> None:
+        """Compare a table with what the lake remembers of it, and store what its store says now."""
         for note in await _settings_notes(table):
             self._warn(note)
         before = await self._remembered(table)
@@ -175,31 +178,54 @@ class RegisteredTables:
         await self._store(table, now)
 
     async def _begin_batch(self, table: _Table, fence: Fence | None) -> None:
+        """Ask the store of a table whether it still holds it, unless it was asked a moment ago.
+
+        The first batch also creates the table and announces the run to it. What the store says is
+        stored at the first batch, when it is new, and now and then.
+        """
         if table.has_begun and time.monotonic() < table.asked_at + table.function.inspected_every:
             return
         table.asked_at = time.monotonic()
         is_first = not table.has_begun
-        before = await self._remembered(table) if is_first else table.seen
-        now = await _retried(table, table.function.inspect)
-        if now is not None:
-            self._compare(table, before, now)
-        if now is not None and (is_first or table.must_count()):
-            announced = fence if is_first and table.table.fenced else None
-            now = await self._begin_run(table, before, announced)
-            table.counted_at = time.monotonic()
+        now = await self._inspect_and_count(table, fence)
         table.has_begun = True
         if now is None:
             return
         self.begun.add(table.name)
         is_other = replace(now, runs=None) != replace(table.seen, runs=None)
+        is_due = time.monotonic() >= table.stored_at + _STORED_EVERY
         table.seen = now
-        if is_first or is_other or time.monotonic() >= table.stored_at + _STORED_EVERY:
+        if is_first or is_other or is_due:
             await self._store(table, now)
             table.stored_at = time.monotonic()
+
+    async def _inspect_and_count(self, table: _Table, fence: Fence | None) -> Presence | None:
+        """Return what the store of a table says, after it has counted the batch if it has to; None
+        if it does not say.
+
+        Raises the error for a table that is not what it was before.
+        """
+        is_first = not table.has_begun
+        before = table.seen
+        if is_first:
+            before = await self._remembered(table)
+        now = await _retried(table, table.function.inspect)
+        if now is None:
+            return None
+        self._compare(table, before, now)
+        if not is_first and not table.must_count():
+            return now
+        is_announced = is_first and table.table.fenced
+        now = await self._begin_run(table, before, fence if is_announced else None)
+        table.counted_at = time.monotonic()
+        return now
 
     async def _begin_run(
         self, table: _Table, before: Presence, fence: Fence | None
     ) -> Presence | None:
+        """Create the table if applications have not written it yet, and count a batch in it; return
+        what its store says then.
+        """
         begin = partial(
             table.function.begin_run, create=not before.exists, marks=table.has_marks, fence=fence
         )
@@ -211,6 +237,7 @@ class RegisteredTables:
             raise self._lost(table, "gone", NO_TABLE, before) from error
 
     async def _remember(self, table: _Table) -> None:
+        """Store what the store of a table says now, unless it has lost the table."""
         now = None
         with suppress(errors.AdjunctError):  # what it said before stays
             now = await table.function.inspect()
@@ -218,11 +245,13 @@ class RegisteredTables:
             await self._store(table, now)
 
     def _compare(self, table: _Table, before: Presence, now: Presence) -> None:
+        """Raise the error for a table that is not what it was before."""
         loss = find_loss(before, now)
         if loss is not None:
             raise self._lost(table, loss, now, before)
 
     def _warn_if_emptied(self, table: _Table, before: Presence, now: Presence) -> None:
+        """Warn of a table that had rows before and has none now."""
         if is_emptied(before, now):
             self._warn(
                 f"table {table.name} has no rows, and the last run that wrote it left some. If"
@@ -233,11 +262,13 @@ class RegisteredTables:
     def _lost(
         self, table: _Table, loss: Loss, now: Presence, before: Presence
     ) -> errors.TableNotFoundError:
+        """Return the error for a table that its store has lost."""
         current = _log(self._lake, table.name).current()
         written_as = table.place if current is None else _place_of(current.body["function"])
         return _loss_error(self._lake.url, table, loss, now, before, written_as)
 
     async def _remembered(self, table: _Table) -> Presence:
+        """Return what the lake remembers of a table."""
         if table.declaration is None:
             return NO_TABLE
         return _presence_in(await asyncio.to_thread(_log(self._lake, table.name).current))
@@ -252,7 +283,8 @@ class RegisteredTables:
             latest = _presence_in(current)
             if now is not None and now.exists:
                 latest = merge_presence(latest, now)
-            body = {**declaration, "presence": latest.to_dict() if latest.exists else None}
+            presence = latest.to_dict() if latest.exists else None
+            body = {**declaration, "presence": presence}
             if current is not None and current.body == body:
                 return None
             return body
@@ -289,10 +321,12 @@ class _Table:
 
     @property
     def place(self) -> str:
+        """Where the table is stored, as errors name it."""
         return repr(self.function)
 
     @property
     def has_marks(self) -> bool:
+        """Whether the table stores which records it has applied."""
         return self.table.idempotent or self.table.newest_by is not None
 
     def must_count(self) -> bool:
@@ -365,6 +399,7 @@ def _presence_in(commit: Commit | None) -> Presence:
 
 
 def _place_of(description: dict[str, Any]) -> str:
+    """Return where a table is stored by the description of its function."""
     try:
         return repr(function_from_description(dict(description)))
     except errors.AdjunctError:  # a backend that is not registered any more
@@ -374,6 +409,9 @@ def _place_of(description: dict[str, Any]) -> str:
 def _loss_error(
     lake: str, table: _Table, loss: Loss, now: Presence, before: Presence, written_as: str
 ) -> errors.TableNotFoundError:
+    """Return the error for a table that is gone, or is another one than applications have written,
+    at the place `written_as`.
+    """
     name = table.name
     here = table.place
     accept = f"adjunct table allow-recreate {name}"
@@ -461,6 +499,7 @@ def open_registered_table(lake: Lake, name: str) -> AnyTable:
 
 
 def _unknown_table_error(lake: Lake, name: str) -> errors.ConfigurationError:
+    """Return the error for a table that the lake does not know, with those that it knows."""
     known = sorted({info.key.split("/")[1] for info in lake.store.list("tables/")})
     problem = (
         f"no application of {lake.url} has written a table {name!r}; known are"
@@ -471,6 +510,7 @@ def _unknown_table_error(lake: Lake, name: str) -> errors.ConfigurationError:
 
 
 def _log(lake: Lake, name: str) -> CommitLog:
+    """Return the commit log of a table in the lake."""
     return lake.commit_log(f"tables/{check_name('table', name)}", KIND)
 
 
@@ -505,15 +545,19 @@ def list_uses(app: Application) -> list[UsedFunction]:
     uses: dict[tuple[str, int], UsedFunction] = {}
     for operator, name, use in _uses_of_operators(app):
         table = app.tables[name]
-        function: Any = table.read_function if use.reads else table.write_function
-        if isinstance(function, TableFunction) and type(function).check is not TableFunction.check:
+        function: Any = table.write_function
+        if use.reads:
+            function = table.read_function
+        is_ours = isinstance(function, TableFunction)
+        if is_ours and type(function).check is not TableFunction.check:
             used = UsedFunction(operator, table, function, replace(use, key=table.key))
-            known = uses.setdefault((name, id(function)), used)
-            uses[name, id(function)] = replace(known, use=known.use | use)
+            earlier = uses.setdefault((name, id(function)), used)
+            uses[name, id(function)] = replace(earlier, use=earlier.use | use)
     return list(uses.values())
 
 
 def _uses_of_operators(app: Application) -> Iterator[tuple[str, str, TableUse]]:
+    """Yield what each operator does with a remote table."""
     for operator in app.operators:
         send = operator.spec.send
         match = operator.spec.match
@@ -524,18 +568,26 @@ def _uses_of_operators(app: Application) -> Iterator[tuple[str, str, TableUse]]:
 
 
 def _use_of_send(table: AnyTable, send: TableSend) -> TableUse:
+    """Return what a send does with a table, and which of its columns it writes."""
     conditions = Conditions(table.newest_by, table.idempotent)
     if send.contract is None:
         return TableUse(frozenset({OperationKind.PUT}), conditions)
-    update = send.update or Update()
+    update = send.update
+    if update is None:
+        update = Update()
     kinds = {OperationKind.UPDATE}
     if update.if_missing is not None:
         kinds.add(OperationKind.PUT_IF_ABSENT)
-    columns = {*update.columns, *(name for name, _ in update.if_missing or ())}
+    columns = set(update.columns)
+    for name, _ in update.if_missing or ():
+        columns.add(name)
     return TableUse(frozenset(kinds), conditions, frozenset(columns))
 
 
 def _check_table(used: UsedFunction) -> None:
+    """Ask the store of a table whether it can be used; again while it is unavailable, as the
+    table's retry policy says. Raises the last error.
+    """
     function = used.function
     retry = used.table.retry
     began = time.monotonic()
@@ -547,10 +599,9 @@ def _check_table(used: UsedFunction) -> None:
         except Exception as error:
             problem = function.problem_of(error, sent=False)
             waited = time.monotonic() - began
+            pause = None
             if problem.may_pass and not errors.needs_action(error):
                 pause = retry.wait(attempts, waited, problem.retry_after or 0.0)
-            else:
-                pause = None
             if pause is None:
                 raise _table_error(used, error, passing=problem.may_pass) from error
             time.sleep(pause)
@@ -559,6 +610,7 @@ def _check_table(used: UsedFunction) -> None:
 
 
 async def _ask(function: TableFunction, use: TableUse, timeout: float | None) -> None:
+    """Ask a table's store once whether it can be used, within this many seconds."""
     try:
         async with asyncio.timeout(timeout):
             await function.check(use)
@@ -577,10 +629,9 @@ def _table_error(used: UsedFunction, error: Exception, *, passing: bool) -> erro
         else:
             reason = f"{type(error).__name__}: {error}"
         problem = f"{used.operator}: table {table}: {reason.removesuffix('.')}."
+        advice = "Check its store."
         if isinstance(error, OSError) and error.errno in errors.OF_FILES:
-            advice = errors.describe_file_error(error, error.filename or "/")[1]
-        else:
-            advice = "Check its store."
+            _, advice = errors.describe_file_error(error, error.filename or "/")
         return kind(problem, f"{advice} {step}", table=table, operator=used.operator)
     problem = f"{used.operator}: {error.problem}"
     next_step = f"{error.next_step} {step}"
@@ -588,6 +639,7 @@ def _table_error(used: UsedFunction, error: Exception, *, passing: bool) -> erro
 
 
 def _check_sink(sink: str, check: Callable[[], object]) -> None:
+    """Ask a sink whether it can be used. Raises OperatorFailedError for its own errors."""
     try:
         check()
     except errors.AdjunctError:

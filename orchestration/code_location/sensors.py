@@ -942,6 +942,7 @@ def _next_delivered(lake: Lake, unit: Sequence[DatasetAsset]) -> tuple[str | Non
     for member in unit:
         if isinstance(member.dataset, BoundedDataset):
             datasets.append(member.dataset)
-    return progress.find_version_delivered_to_all(
+    found = progress.find_version_delivered_to_all(
         lake, open_dataset_systems(datasets, lake), datasets
     )
+    return found.version, found.awaited

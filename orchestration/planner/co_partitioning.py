@@ -161,15 +161,21 @@ def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> di
         if operator.spec.role is not None:
             continue
         required = needs.get(operator.id, {})
-        is_first = joined.isdisjoint(operator.inputs)
-        if is_first:
+        is_joined = not joined.isdisjoint(operator.inputs)
+        if not is_joined:
             votes.update(_iterate_met(required, flows.arriving[operator.id]))
-        if not is_first or any(
-            needed.partitions is not None and not needed.feeds for needed in required.values()
-        ):
+        if is_joined or _joins_partitioned(required):
             joined.add(operator.id)
-    rising = reversed(votes.most_common())
-    return {stream: count for (stream, count), _ in rising if stream in intermediate}
+    preferred: dict[str, int] = {}
+    for (stream, count), _ in votes.most_common():
+        if stream in intermediate:
+            preferred.setdefault(stream, count)
+    return preferred
+
+
+def _joins_partitioned(required: Mapping[int, Requirement]) -> bool:
+    """Whether an operator with these requirements joins a partitioned dataset."""
+    return any(needed.partitions is not None and not needed.feeds for needed in required.values())
 
 
 def _iterate_met(
@@ -206,22 +212,24 @@ def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
     uses = _collect_dataset_uses(draft)
     at: dict[str, list[str]] = defaultdict(list)
     joins: dict[str, int] = {}
-    for conflict in draft.counts.conflicts:
-        readers = uses.joins_behind(conflict)
-        at[readers[0]].append(conflict)
-        joins[readers[0]] = max(joins.get(readers[0], 1), len(readers))
+    for operator in draft.counts.conflicts:
+        readers = uses.joins_behind(operator)
+        first = readers[0]
+        at[first].append(operator)
+        joins[first] = max(joins.get(first, 1), len(readers))
     place = {node: number for number, node in enumerate(draft.streams)}
     by_table: dict[tuple[str, ...], tuple[str, ...]] = {}
     conflicts = []
     for join in draft.groups:
         if join not in at:
             continue
-        # Joins of one dataset involve the same streams.
         tables = tuple(member for member in draft.groups[join] if member in uses.meeting)
-        if not tables or tables not in by_table:
+        nodes = by_table.get(tables)
+        if not tables or nodes is None:
             involved = _find_involved(draft, [join, *at[join]], uses, tables)
-            by_table[tables] = tuple(sorted(involved, key=place.__getitem__))
-        conflicts.append(Conflict(join, tuple(at[join]), by_table[tables], joins[join]))
+            nodes = tuple(sorted(involved, key=lambda node: place[node]))
+            by_table[tables] = nodes  # joins of one dataset involve the same streams
+        conflicts.append(Conflict(join, tuple(at[join]), nodes, joins[join]))
     return tuple(conflicts)
 
 
@@ -250,6 +258,7 @@ class _DatasetUses:
 
 
 def _collect_dataset_uses(draft: Draft) -> _DatasetUses:
+    """Return which operators use the datasets of a draft, and which rely on counts of others."""
     uses = _DatasetUses(draft.needs, {}, defaultdict(list), defaultdict(list), {})
     for operator, requirements in draft.needs.items():
         for needed in requirements.values():
@@ -291,11 +300,18 @@ def _find_involved(
     return reached - draft.groups.keys()
 
 
-def find_majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str, ...]] | None:
-    """Return the most frequent partition count, leaving out inferred ones, and the node ids that
-    have it.
+@dataclass(frozen=True, slots=True)
+class _Majority:
+    """The most frequent partition count, and the ids of the streams that have it."""
 
-    None if only one node has it, or if another count is as frequent.
+    count: int
+    nodes: tuple[str, ...]
+
+
+def _find_majority(nodes: Iterable[str], counts: Counts) -> _Majority | None:
+    """Return the most frequent partition count, leaving out inferred ones.
+
+    None if only one stream has it, or if another count is as frequent.
     """
     by_count: dict[int, list[str]] = {}
     for node in nodes:
@@ -306,7 +322,7 @@ def find_majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str,
     if most < 2 or len(leading) > 1:
         return None
     (count,) = leading
-    return count, tuple(by_count[count])
+    return _Majority(count, tuple(by_count[count]))
 
 
 _MAX_TRIED = 10
@@ -359,6 +375,7 @@ class _ArrivingInput:
 
     @property
     def is_mispartitioned(self) -> bool:
+        """Whether columns or hash of the flow are others than needed."""
         return self.needed is not None and describe_mismatch(self.needed, self.flow) != ""
 
     def find_dataset_unlike(self, partitions: int) -> str | None:
@@ -374,8 +391,10 @@ class FixFinder:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         most = max(1, _MAX_TRIED_OPERATORS // len(draft.app.operators))
+        # The operators at which fixes are tried.
         self._tried = set(draft.counts.conflicts[: min(_MAX_TRIED, most)])
         self._declared = declared_counts(draft.app, draft.catalog)
+        # The intermediate streams that declare a count, which can be changed there.
         self._given = set()
         for operator in draft.app.operators:
             if operator.spec.role == "intermediate" and self._declared[operator.id] is not None:
@@ -461,6 +480,7 @@ class FixFinder:
                 yield _ArrivingInput(operator, number, needs.get(number), flow)
 
     def _move(self, arriving: _ArrivingInput, partitions: int) -> InsertedExchange:
+        """Return the exchange that gives an input what it needs, in this many partitions."""
         columns = self._columns(arriving)
         stream = arriving.flow.stream
         return InsertedExchange(arriving.operator, arriving.number, stream, columns, partitions, "")
@@ -479,6 +499,7 @@ class FixFinder:
         return total
 
     def _columns(self, arriving: _ArrivingInput) -> tuple[str, ...]:
+        """Return the columns by which an input must be partitioned."""
         if arriving.needed is not None:
             return _required_columns(self._draft.app, arriving.needed)
         # All merged inputs need the same partitioning.
@@ -494,13 +515,22 @@ class FixFinder:
         """
         read: dict[str, frozenset[str]] = {}
         for operator in self._draft.app.operators:
-            own = () if operator.spec.reads is None else (operator.spec.reads,)
-            sources = [read[source] for source in operator.inputs]
-            read[operator.id] = sources[0] if len(sources) == 1 else frozenset(own).union(*sources)
+            if len(operator.inputs) == 1:
+                read[operator.id] = read[operator.inputs[0]]
+                continue
+            streams = set()
+            if operator.spec.reads is not None:
+                streams.add(operator.spec.reads)
+            for source in operator.inputs:
+                streams |= read[source]
+            read[operator.id] = frozenset(streams)
         return read
 
 
 def _required_columns(app: Application, needed: Requirement) -> tuple[str, ...]:
+    """Return the columns by which a requirement wants records partitioned: its own, else those of
+    its dataset.
+    """
     if needed.columns is not None:
         return needed.columns
     assert needed.dataset is not None
@@ -522,13 +552,15 @@ def check_co_partitioning(draft: Draft) -> None:
     elsewhere = _find_mispartitioned(draft)
     if not differing and not elsewhere:
         return
-    problems = [
-        (conflict.join, _describe_conflict(conflict, draft)) for conflict in differing[:_MAX_LISTED]
-    ]
-    problems += [(one.operator, one.problem) for one in elsewhere[:_MAX_LISTED]]
+    problems = []
+    for conflict in differing[:_MAX_LISTED]:
+        problems.append(_Problem(conflict.join, _describe_conflict(conflict, draft)))
+    for each in elsewhere[:_MAX_LISTED]:
+        problems.append(_Problem(each.operator, each.problem))
     left = [conflict.join for conflict in differing[_MAX_LISTED:]]
-    left += [one.operator for one in elsewhere[_MAX_LISTED:]]
-    operator, problem = problems[0]
+    left += [each.operator for each in elsewhere[_MAX_LISTED:]]
+    operator = problems[0].operator
+    problem = problems[0].text
     line = format_place(app.operator(operator).declared_at)
     if len(problems) > 1:
         problem = _list_problems(app, problems, left)
@@ -539,22 +571,30 @@ def check_co_partitioning(draft: Draft) -> None:
         every = tuple((conflict.join, _list_counts(conflict, draft)) for conflict in differing)
         _, counts = every[0]
         raise PartitionCountMismatchError(problem, step, **about, counts=counts, conflicts=every)
-    datasets = [needed.dataset for needed in draft.needs[operator].values()]
-    raise PlanningError(problem, step, **about, dataset=next(filter(None, datasets), None))
+    for needed in draft.needs[operator].values():
+        if needed.dataset is not None:
+            about.setdefault("dataset", needed.dataset)
+    raise PlanningError(problem, step, **about)
 
 
-def _list_problems(
-    app: Application, problems: Sequence[tuple[str, str]], left: Sequence[str]
-) -> str:
-    """Return a text with a line for each (operator, problem); `left` are the operators of
-    problems that are not listed.
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Why the streams of an operator are not proven to be co-partitioned."""
+
+    operator: str
+    text: str
+
+
+def _list_problems(app: Application, problems: Sequence[_Problem], left: Sequence[str]) -> str:
+    """Return a text with a line for each problem; `left` are the operators of problems that are
+    not listed.
     """
-    joins = len({*(operator for operator, _ in problems), *left})
+    joins = len({*left, *(problem.operator for problem in problems)})
     counted = f"{joins:,} joins" if joins > 1 else "1 join"
     lines = [f"{counted} can't be proven:"]
-    for operator, problem in problems:
-        place = format_place(app.operator(operator).declared_at) or app.name
-        lines.append(f"{place}: {problem}")
+    for problem in problems:
+        place = format_place(app.operator(problem.operator).declared_at) or app.name
+        lines.append(f"{place}: {problem.text}")
     if left:
         lines.append(f"and {len(left):,} more: {abbreviate(left)}.")
     return "\n- ".join(lines)
@@ -563,42 +603,57 @@ def _list_problems(
 def _describe_steps(
     draft: Draft, differing: Sequence[Conflict], elsewhere: Sequence[_Mispartitioned]
 ) -> str:
+    """Return the next step of the error: the fixes of all conflicts, and of other inputs."""
     finder = FixFinder(draft)
     places: dict[str, None] = {}
     for conflict in differing[:_MAX_LISTED]:
         places |= dict.fromkeys(conflict.at[:_MAX_LISTED])
-    same: dict[str, list[str]] = {}  # operators by what to do there
+    operators_by_fixes: dict[str, list[str]] = {}
     for at in places:
-        same.setdefault(_describe_fixes(finder.find(at), draft.streams), []).append(at)
-    steps = {f"At {abbreviate(operators)}: {step}.": None for step, operators in same.items()}
-    in_conflict = {at for conflict in differing for at in conflict.at}
-    for one in elsewhere[:_MAX_LISTED]:
-        if one.operator not in in_conflict:
-            steps[one.step] = None
-    auto = "" if draft.app.strict else " Or set auto_repartition=True on the application."
-    return " ".join(steps) + auto
+        fixes = _describe_fixes(finder.find(at), draft.streams)
+        operators_by_fixes.setdefault(fixes, []).append(at)
+    steps = []
+    for fixes, operators in operators_by_fixes.items():
+        steps.append(f"At {abbreviate(operators)}: {fixes}.")
+    in_conflict: set[str] = set()
+    for conflict in differing:
+        in_conflict.update(conflict.at)
+    for each in elsewhere[:_MAX_LISTED]:
+        if each.operator not in in_conflict:
+            steps.append(each.step)
+    if not draft.app.strict:
+        steps.append("Or set auto_repartition=True on the application.")
+    return " ".join(dict.fromkeys(steps))
 
 
 def _list_counts(conflict: Conflict, draft: Draft) -> tuple[tuple[str, int | None], ...]:
+    """Return the names of a conflict's streams with their partition counts, the first ones."""
     sides = [draft.streams[node] for node in conflict.nodes[:_MAX_LISTED]]
     return tuple((side.name, side.partitions) for side in sides)
 
 
 def _describe_conflict(conflict: Conflict, draft: Draft) -> str:
+    """Return the problem of a conflict: the counts that its streams have, and which one most
+    have.
+    """
     streams = draft.streams
     sides = [streams[node] for node in conflict.nodes]
-    others = f" (and {conflict.joins - 1:,} more joins of its table)" if conflict.joins > 1 else ""
-    most = find_majority(conflict.nodes, draft.counts)
-    majority = ""
-    if most is not None and len(most[1]) < len(sides):
-        majority = f"; most have {most[0]}: {abbreviate([streams[node].name for node in most[1]])}"
+    others = ""
+    if conflict.joins > 1:
+        others = f" (and {conflict.joins - 1:,} more joins of its table)"
+    majority = _find_majority(conflict.nodes, draft.counts)
+    most_have = ""
+    if majority is not None and len(majority.nodes) < len(sides):
+        names = [streams[node].name for node in majority.nodes]
+        most_have = f"; most have {majority.count}: {abbreviate(names)}"
     counted = abbreviate(
         [f"{side.name} has {side.partitions} ({side.count_from})" for side in sides]
     )
-    return f"{conflict.join}{others} needs equal partition counts: {counted}{majority}."
+    return f"{conflict.join}{others} needs equal partition counts: {counted}{most_have}."
 
 
 def _describe_fixes(fixes: Sequence[Fix], streams: Mapping[str, PlannedStream]) -> str:
+    """Return the fixes for one operator in words: the cheapest first, and at most three others."""
     if not fixes:
         return "no single change makes them equal; fix the conflicts before it first"
     first, *others = [_describe_fix(fix, streams) for fix in fixes]
@@ -659,6 +714,9 @@ def _find_mispartitioned(draft: Draft) -> list[_Mispartitioned]:
 def _explain_mispartitioned(
     draft: Draft, arriving: _ArrivingInput, needed: Requirement, columns: tuple[str, ...], why: str
 ) -> _Mispartitioned:
+    """Return the problem and the next step for an input that is not partitioned by the needed
+    `columns`, which is `why`.
+    """
     operator = arriving.operator
     flow = arriving.flow
     label = _stream_label(flow.stream, draft.streams)
@@ -690,10 +748,10 @@ def _find_breaking_inputs(draft: Draft, needed: Requirement, flow: Flow) -> dict
     """
     merged = draft.flows.arriving.get(flow.stream, ())
     breaking = {}
-    for number, one in enumerate(merged):
-        wrong = describe_mismatch(needed, one)
+    for number, part in enumerate(merged):
+        wrong = describe_mismatch(needed, part)
         if wrong:
-            label = _stream_label(one.stream, draft.streams)
+            label = _stream_label(part.stream, draft.streams)
             breaking[f"input {number + 1} of {flow.stream} ({label})"] = wrong
     if len(breaking) == len(merged):
         return {}
@@ -718,14 +776,19 @@ def _suggest_partition_by(app: Application, operator: str, needed: Requirement, 
 
 
 def _by_columns(columns: Iterable[str]) -> str:
+    """Return a partitioning by columns in words."""
     return f"({', '.join(columns)}) with {SPARK}"
 
 
 def _stream_label(node: str, streams: Mapping[str, PlannedStream]) -> str:
-    return streams[node].name if node in streams else f"the output of {node}"
+    """Return the name of the stream with this node id; of merged streams, what merges them."""
+    if node in streams:
+        return streams[node].name
+    return f"the output of {node}"
 
 
 def format_bytes(size: int) -> str:
+    """Return a size in words: "12 MB"."""
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"
@@ -734,5 +797,6 @@ def format_bytes(size: int) -> str:
 
 
 def _partition_by(columns: tuple[str, ...]) -> str:
+    """Return the call that partitions records by these columns."""
     quoted = ", ".join(f'"{name}"' for name in columns)
     return f".partition_by({quoted})"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from dagster_adjunct.assets.declaration.change_values import is_known_path, suggest_path
 from dagster_adjunct.assets.declaration.dataset import (
@@ -77,6 +78,7 @@ from dagster_adjunct.resources.sql.expression import (
 )
 from dagster_adjunct.resources.sql.parsed import SPARK_FUNCTIONS, WindowClause
 from dagster_adjunct.resources.table_backends.columns import (
+    Digits,
     declared_digits,
     number_bounds,
     parse_column,
@@ -173,23 +175,24 @@ def visit_operators(app: Application, catalog: Catalog, visit: Callable[[Operato
     errors: list[PlanningError] = []
     skipped: set[str] = set()
     for operator in app.operators:
+        if not skipped.isdisjoint(operator.inputs):
+            skipped.add(operator.id)
+            continue
         try:
-            if skipped.isdisjoint(operator.inputs):
-                visit(operator)
-                continue
+            visit(operator)
         except PlanningError as error:
-            errors.append(
-                add_location(explain_former_column(error, catalog, app.datasets), operator)
-            )
-        skipped.add(operator.id)
-    if len(errors) > 1:
-        first = errors[0]
-        lines = [f"{len(errors)} operators can't work:", *(f"- {error}" for error in errors)]
-        raise PlanningError(
-            "\n".join(lines), "Fix each of them.", operator=first.operator, column=first.column
-        )
-    if errors:
-        raise errors[0]
+            skipped.add(operator.id)
+            explained = explain_former_column(error, catalog, app.datasets)
+            errors.append(add_location(explained, operator))
+    if not errors:
+        return
+    first, *others = errors
+    if not others:
+        raise first
+    lines = [f"{len(errors)} operators can't work:", *(f"- {error}" for error in errors)]
+    raise PlanningError(
+        "\n".join(lines), "Fix each of them.", operator=first.operator, column=first.column
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,21 +270,24 @@ def _check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
     for text in operator.spec.sql:
         for window in window_clauses(text):
             (flow,) = arriving
-            together = set(map(str.lower, window.columns))
-            by = set(map(str.lower, flow.partitioned_by))
-            if not by or not by <= together or flow.partitioner != SPARK:
+            together = {name.lower() for name in window.columns}
+            by = {name.lower() for name in flow.partitioned_by}
+            is_in_one_partition = bool(by) and by <= together and flow.partitioner == SPARK
+            if not is_in_one_partition:
                 raise _window_error(operator.id, text, window, flow)
 
 
 def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) -> PlanningError:
+    """Return the error for a SQL window whose records do not arrive in one partition."""
     taken = "all records"
     if window.partition_by:
         taken = f"the records of one ({window.partition_by})"
-    lie = f"are partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
-    if not flow.partitioned_by:
-        lie = "are partitioned by no key"
-        if flow.lost_at:
-            lie = f"have no known partitioning after {flow.lost_at}"
+    if flow.partitioned_by:
+        found = f"are partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
+    elif flow.lost_at:
+        found = f"have no known partitioning after {flow.lost_at}"
+    else:
+        found = "are partitioned by no key"
     step = (
         "Partition the window by columns, over (partition by a, b), and write .partition_by(…) with"
         " these before it."
@@ -290,7 +296,7 @@ def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) ->
         quoted = ", ".join(f'"{name}"' for name in window.columns)
         step = f"Write .partition_by({quoted}) before it."
     problem = (
-        f"{operator}: {text!r} needs {taken} in one partition, but they {lie}: Spark would add an"
+        f"{operator}: {text!r} needs {taken} in one partition, but they {found}: Spark would add an"
         " exchange that is not in the plan."
     )
     return PlanningError(problem, step, operator=operator)
@@ -309,7 +315,8 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
         except AdjunctError as error:
             about = {}
             for field in fields(PlanningError):
-                if field.name in error.facts.keys() - {"problem", "next_step", "operator"}:
+                is_shared = field.name in error.facts
+                if is_shared and field.name not in ("problem", "next_step", "operator"):
                     about[field.name] = error.facts[field.name]
             about |= {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}
             planning = PlanningError(error.problem, error.next_step, **about)
@@ -317,19 +324,25 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
 
 
 def _check_dataset(dataset: AdjunctDataset, records: Schema | None, catalog: Catalog) -> None:
+    """Raise an error for a dataset that can't be built from these records of its source; None if
+    their columns are unknown.
+    """
     if records is not None:
         if isinstance(dataset.extractor, Projection):
             _check_projection(dataset, dataset.extractor, records)
         stored = derive_stored_schema(dataset, records)
         if isinstance(dataset, BoundedDataset | UnboundedDataset):
             check_validator_columns(dataset, stored)
-    facts = catalog.get(dataset.stream) if dataset.stream is not None else None
-    if facts is not None and isinstance(dataset, UnboundedDataset):
+    if not isinstance(dataset, UnboundedDataset):
+        return
+    facts = None
+    if dataset.stream is not None:
+        facts = catalog.get(dataset.stream)
+    if facts is not None:
         check_changes_ordered(dataset, facts.key, facts.partitions, facts.partitioner)
         if facts.schema is not None:
             check_order_paths(dataset, facts.schema)
-    if isinstance(dataset, UnboundedDataset):
-        _check_streams_beside(dataset, catalog)
+    _check_streams_beside(dataset, catalog)
 
 
 def _check_streams_beside(dataset: UnboundedDataset, catalog: Catalog) -> None:
@@ -339,12 +352,17 @@ def _check_streams_beside(dataset: UnboundedDataset, catalog: Catalog) -> None:
     transactions = dataset.transactions
     if transactions is not None and transactions in catalog.missing:
         require_facts(catalog, transactions, f"dataset {dataset.name!r}, by transactions=,")
-    letters = catalog.get(dataset.dead_letters) if dataset.dead_letters is not None else None
+    if dataset.dead_letters is None:
+        return
+    letters = catalog.get(dataset.dead_letters)
     if letters is not None:
         check_letter_columns(dataset, letters.schema)
 
 
 def _check_projection(dataset: AdjunctDataset, projection: Projection, records: Schema) -> None:
+    """Raise an error for a projection whose expressions do not fit the records, or not the columns
+    that it declares.
+    """
     rows = records
     if isinstance(dataset, UnboundedDataset):
         rows = derive_row_schema(dataset, records)
@@ -368,6 +386,7 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, records: 
 
 
 def _types_of(schema: Schema) -> dict[str, str | None]:
+    """Return the types of a schema's columns, by name."""
     return {field.name: field.type for field in schema.fields}
 
 
@@ -421,17 +440,24 @@ def check_fed_datasets(
             )
 
 
-def derive_columns(
-    app: Application, catalog: Catalog
-) -> tuple[tuple[str, ...], dict[str, Columns]]:
-    """Return notes on changes of columns and on types that are not known yet, and the columns after
-    each operator, by its id.
+@dataclass(frozen=True, slots=True)
+class DerivedColumns:
+    """The columns after each operator, by its id; and notes on changes of columns, and on types
+    that are not known yet.
+    """
+
+    after: dict[str, Columns]
+    notes: tuple[str, ...]
+
+
+def derive_columns(app: Application, catalog: Catalog) -> DerivedColumns:
+    """Return the columns after each operator.
 
     Raises PlanningError for a missing stream, for columns that are missing, duplicate or of types
     that certainly do not fit, and for outputs whose columns their streams can't accept.
     """
     after: dict[str, Columns] = {}
-    unproven: list[str] = []
+    notes: list[str] = []
 
     def derive(operator: Operator) -> None:
         arriving = arriving_columns(operator, after)
@@ -443,17 +469,17 @@ def derive_columns(
         if target is not None:
             (columns,) = arriving
             written = operator.spec.written(columns).types
-            unproven.extend(_check_written(operator, context, target.name, written))
+            notes.extend(_check_written(operator, context, target.name, written))
         columns_known = all(columns.types is not None for columns in arriving)
-        unproven.extend(
+        notes.extend(
             _note_declared_types(app, operator, context.declared, columns_known=columns_known)
         )
-        unproven.extend(_note_compared_types(app, operator, context.compared))
+        notes.extend(_note_compared_types(app, operator, context.compared))
         if operator.spec.send is not None:
-            unproven.extend(_note_narrow_columns(operator, context.declared))
+            notes.extend(_note_narrow_columns(operator, context.declared))
 
     visit_operators(app, catalog, derive)
-    return tuple(unproven), after
+    return DerivedColumns(after, tuple(notes))
 
 
 def _check_written(
@@ -547,11 +573,11 @@ def _note_narrow_columns(operator: Operator, declared: Sequence[ComparedColumn])
     """Return a note on the columns of a remote table that hold not all numbers of the type that is
     sent; [] for none.
     """
-    narrow = [
-        f"{pair.column!r} ({pair.type} as {pair.other_type})"
-        for pair in declared
-        if pair.type is not None and pair.other_type is not None and _is_narrower(pair)
-    ]
+    narrow = []
+    for pair in declared:
+        is_known = pair.type is not None and pair.other_type is not None
+        if is_known and _is_narrower(pair):
+            narrow.append(f"{pair.column!r} ({pair.type} as {pair.other_type})")
     if not narrow:
         return []
     return [
@@ -562,15 +588,18 @@ def _note_narrow_columns(operator: Operator, declared: Sequence[ComparedColumn])
 
 
 def _is_narrower(pair: ComparedColumn) -> bool:
+    """Whether a column of a table can't hold some numbers of the type that is sent."""
     sent = parse_column(pair.column, pair.type or "")
     held = parse_column(pair.column, pair.other_type or "")
     sent_bounds = number_bounds(sent)
     held_bounds = number_bounds(held)
     if sent_bounds is None or held_bounds is None:
         return False
-    sent_digits = declared_digits(sent) or (0, 0)
-    held_digits = declared_digits(held) or (0, 0)
-    return sent_bounds[1] > held_bounds[1] or sent_digits[1] > held_digits[1]
+    sent_digits = declared_digits(sent) or Digits(0, 0)
+    held_digits = declared_digits(held) or Digits(0, 0)
+    has_larger_numbers = sent_bounds.greatest > held_bounds.greatest
+    has_more_digits = sent_digits.scale > held_digits.scale
+    return has_larger_numbers or has_more_digits
 
 
 def _compare_stored_types(
@@ -674,9 +703,8 @@ def note_batch_windows(app: Application) -> Iterator[str]:
     """
     for operator in app.operators:
         called: dict[str, None] = {}
-        has_windows = False
+        has_windows = any(window_clauses(text) for text in operator.spec.sql)
         for text in operator.spec.sql:
-            has_windows = has_windows or bool(window_clauses(text))
             for name, is_windowed in multi_record_functions(text):
                 if is_windowed:
                     called[f"{name}()"] = None
@@ -700,7 +728,10 @@ def note_nondeterministic_results(
     `columns` are those after each operator, by its id. Users' functions are not checked.
     """
     for operator in app.operators:
-        arriving = columns[(operator.inputs or (operator.id,))[0]].types or {}
+        read_from = operator.id  # an input, whose SQL is its event time
+        if operator.inputs:
+            read_from = operator.inputs[0]
+        arriving = columns[read_from].types or {}
         changing: dict[str, None] = {}
         for text in operator.spec.sql:
             changing |= dict.fromkeys(nondeterministic_parts(text, arriving))
@@ -741,15 +772,22 @@ def _explain_unknown(operator: Operator) -> str:
     return operator.spec.summary()
 
 
-def iterate_dataset_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
-    """Yield (owner, SQL, whether it is a SELECT) for the SQL in a dataset's validators and
-    projection.
-    """
+class DatasetSql(NamedTuple):
+    """SQL of a dataset: a whole query, a SELECT, or an expression; `owner` is what has it."""
+
+    owner: str
+    text: str
+    is_query: bool
+
+
+def iterate_dataset_sql(dataset: AdjunctDataset) -> Iterator[DatasetSql]:
+    """Yield the SQL in a dataset's validators and projection."""
     for name, text, is_select in iterate_sql_rules(dataset):
-        yield f"validator {name!r}", text, is_select
+        yield DatasetSql(f"validator {name!r}", text, is_select)
     if isinstance(dataset.extractor, Projection):
-        texts = (*dict(dataset.extractor.select).values(), dataset.extractor.where)
-        yield from (("the projection", text, False) for text in texts if text)
+        for expression in (*dict(dataset.extractor.select).values(), dataset.extractor.where):
+            if expression:
+                yield DatasetSql("the projection", expression, is_query=False)
 
 
 def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...]:
@@ -759,21 +797,30 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
     unproven: list[str] = []
     for dataset in app.datasets:
         records = source_schema(dataset, catalog)
-        places: dict[tuple[str, bool], list[str]] = {}
-        for what, text, is_select in iterate_dataset_sql(dataset):
-            places.setdefault((f"{what} of dataset {dataset.name!r}", is_select), []).append(text)
-        for (where, is_select), texts in places.items():
-            if not is_select:
-                unproven += _describe_unread(where, texts)
-            elif records is None or is_left_to_spark(texts[0]):
-                unproven.append(f"{where}: {_shorten(texts[0])} (a SELECT is left to Spark)")
-            else:
-                unproven += _describe_unknown_functions(where, texts)
-        if records is None and places:
+        by_owner: dict[str, list[DatasetSql]] = {}
+        for sql in iterate_dataset_sql(dataset):
+            by_owner.setdefault(sql.owner, []).append(sql)
+        for owner, owned in by_owner.items():
+            where = f"{owner} of dataset {dataset.name!r}"
+            unproven += _describe_unproven_sql(where, owned, columns_known=records is not None)
+        if records is None and by_owner:
             unproven.append(
                 f"the columns of dataset {dataset.name!r} ({dataset.input} declares none)"
             )
     return _join_note("Unproven; Spark checks it when the dataset advances", unproven)
+
+
+def _describe_unproven_sql(
+    where: str, owned: Sequence[DatasetSql], *, columns_known: bool
+) -> list[str]:
+    """Return an item for each SQL of one owner that is not proven; `where` names the owner."""
+    texts = [sql.text for sql in owned]
+    if not owned[0].is_query:
+        return _describe_unread(where, texts)
+    (select,) = texts
+    if not columns_known or is_left_to_spark(select):
+        return [f"{where}: {_shorten(select)} (a SELECT is left to Spark)"]
+    return _describe_unknown_functions(where, texts)
 
 
 def _describe_unread(where: str, texts: Sequence[str]) -> list[str]:
@@ -791,6 +838,7 @@ def _describe_unread(where: str, texts: Sequence[str]) -> list[str]:
 
 
 def _describe_unknown_functions(where: str, texts: Sequence[str]) -> list[str]:
+    """Return an item for each function that Spark does not have, with a similar one that it has."""
     unknown: dict[str, None] = {}
     for text in texts:
         unknown |= dict.fromkeys(unknown_functions(text))
@@ -823,6 +871,7 @@ def abbreviate(names: Sequence[str]) -> str:
 
 
 def _shorten(text: str) -> str:
+    """Return the text in quotes, in one line and at most some 60 characters."""
     one_line = " ".join(text.split())
     if len(one_line) > _MAX_TEXT:
         one_line = f"{one_line[:_MAX_TEXT]}…"
@@ -833,7 +882,7 @@ def check_order_paths(dataset: UnboundedDataset, records: Schema) -> None:
     """Raise SchemaMismatchError for a path in `order_by` that is a misspelling of one that
     connectors send.
     """
-    for path in _list_unknown_paths(dataset, records):
+    for path in list_unknown_paths(dataset, records):
         meant = suggest_path(path)
         if meant is not None:
             raise SchemaMismatchError(
@@ -846,11 +895,16 @@ def check_order_paths(dataset: UnboundedDataset, records: Schema) -> None:
             )
 
 
-def _list_unknown_paths(dataset: UnboundedDataset, records: Schema) -> list[str]:
+def list_unknown_paths(dataset: UnboundedDataset, records: Schema) -> list[str]:
+    """Return the paths in `order_by` of a table of Debezium's changes that neither its records nor
+    any connector is known to have.
+    """
     following = dataset.following
     if not isinstance(following.changes, DebeziumEnvelope) or not following.order_by:
         return []
     rows = derive_row_schema(dataset, records)
-    return [
-        name for name in following.order_by if name not in rows.names and not is_known_path(name)
-    ]
+    unknown = []
+    for path in following.order_by:
+        if path not in rows.names and not is_known_path(path):
+            unknown.append(path)
+    return unknown

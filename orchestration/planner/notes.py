@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
-from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, UnboundedDataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import (
     Flow,
@@ -59,22 +59,32 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
         if match is None or match.dataset is None or match.as_of is None:
             continue
         by = match.as_of
-        dataset = app.dataset(match.dataset)
-        history = dataset.following.history if isinstance(dataset, UnboundedDataset) else None
-        if by.known_then:
-            known = "what it served then, as long as commits are kept"
-        elif history is None:
-            known = "its retained versions"
-        elif isinstance(history, timedelta):
-            known = f"{str(history).removesuffix(', 0:00:00')} before its newest change"
-        else:
-            known = "its whole history"
+        known = "what it served then, as long as commits are kept"
+        if not by.known_then:
+            known = _describe_history(app.dataset(match.dataset))
         joins.append(
             JoinByTime(
-                operator.id, match.dataset, by.column, by.before_history, by.on_null_time, known
+                operator.id,
+                match.dataset,
+                as_of=by.column,
+                before_history=by.before_history,
+                on_null_time=by.on_null_time,
+                known=known,
             )
         )
     return tuple(joins)
+
+
+def _describe_history(dataset: AdjunctDataset) -> str:
+    """Return how far back the history of a dataset goes, in words."""
+    history = None
+    if isinstance(dataset, UnboundedDataset):
+        history = dataset.following.history
+    if history is None:
+        return "its retained versions"
+    if isinstance(history, timedelta):
+        return f"{str(history).removesuffix(', 0:00:00')} before its newest change"
+    return "its whole history"
 
 
 def plan_waits(app: Application) -> tuple[PlannedWait, ...]:
@@ -83,13 +93,20 @@ def plan_waits(app: Application) -> tuple[PlannedWait, ...]:
     for stream, of_input in waits_by_input(app.operators).items():
         declared = app.inputs[stream].event_time
         assert declared is not None, "records without event times can't wait"
-        for one in of_input:
-            known = "its newest version" if one.over_time else "its current version"
-            if app.dataset(one.dataset).follows_changes:
-                known = "its changes"
+        for waiting in of_input:
+            known_by = "its current version"
+            if app.dataset(waiting.dataset).follows_changes:
+                known_by = "its changes"
+            elif waiting.over_time:
+                known_by = "its newest version"
             waits.append(
                 PlannedWait(
-                    one.join, one.dataset, known, stream, declared.expression, one.wait.describe()
+                    waiting.join,
+                    waiting.dataset,
+                    known_by=known_by,
+                    stream=stream,
+                    time=declared.expression,
+                    wait=waiting.wait.describe(),
                 )
             )
     return tuple(waits)
@@ -137,7 +154,8 @@ def check_expectations(app: Application) -> None:
         expected = operator.spec.expectation
         if expected is None:
             continue
-        if written and operator not in written:
+        is_lost = operator not in written
+        if written and is_lost:
             problem = f"{operator.id} is never checked: its records reach no output."
             step = "Continue with the stream that expect() returns, and send it somewhere."
             raise PlanningError(problem, step, operator=operator.id)
@@ -188,9 +206,9 @@ class ReadAgain:
         """Return the records of all of these."""
         streams: set[str] = set()
         held_by: set[str] = set()
-        for one in several:
-            streams |= one.streams
-            held_by |= one.held_by
+        for each in several:
+            streams |= each.streams
+            held_by |= each.held_by
         return cls(frozenset(streams), frozenset(held_by))
 
     def describe_holding(self) -> str:
@@ -245,7 +263,9 @@ def note_state(app: Application) -> Iterator[str]:
         name = operator.spec.over_time
         if name is None:
             continue
-        tables = ", ".join(f"{app.name}-{state}" for state in operator.spec.states) or "no table"
+        tables = "no table"
+        if operator.spec.states:
+            tables = ", ".join(f"{app.name}-{state}" for state in operator.spec.states)
         sources = [_describe_time(app, stream, span) for stream, span in spans[name].items()]
         yield (
             f"{operator.id} keeps state under the name {name} ({tables}), each row until its"
@@ -292,14 +312,16 @@ def check_replaced_rows(app: Application) -> None:
     """Raise PlanningError for records without positions in one input stream that are sent to an
     output table in which results replace earlier ones.
     """
-    made_of: dict[str, frozenset[str]] = {}
+    made_of: dict[str, set[str]] = {}
     for operator in app.operators:
         spec = operator.spec
-        streams = frozenset[str]().union(*map(made_of.__getitem__, operator.inputs))
+        streams = set()
+        for source in operator.inputs:
+            streams |= made_of[source]
         if spec.reads is not None:
-            streams = frozenset({spec.reads})
+            streams = {spec.reads}
         elif spec.assigns_positions:
-            streams |= {operator.id}
+            streams.add(operator.id)
         made_of[operator.id] = streams
         table = app.output_tables.get(spec.writes or "")
         if table is None or table.on_replay != "replace" or len(streams) == 1:
@@ -367,6 +389,7 @@ def store_key(app: Application, table: str) -> str:
 
 
 def has_marks(table: AnyTable) -> bool:
+    """Whether a table stores which records it has applied."""
     return table.idempotent or table.newest_by is not None
 
 
@@ -398,8 +421,9 @@ def note_storage(app: Application) -> list[str]:
     for name, table in app.tables.items():
         notes: dict[str, None] = {}
         for function in (table.read_function, table.write_function):
-            describe = getattr(function, "storage_notes", list)
-            notes |= dict.fromkeys(describe())
+            describe = getattr(function, "storage_notes", None)
+            if describe is not None:
+                notes |= dict.fromkeys(describe())
         found += [f"Table {name}: {note}" for note in notes]
     return found
 
@@ -529,25 +553,26 @@ def _find_send_conflicts(
             sends[operator.id] = operator.spec.changed(app, columns[source])
     conflicts = {}
     for sends in to_tables.values():
-        for one in sends:
-            conflicts[one] = _compare_sends(one, sends)
+        for operator_id in sends:
+            conflicts[operator_id] = _compare_sends(operator_id, sends)
     return conflicts
 
 
-def _compare_sends(one: str, sends: Mapping[str, ChangedColumns]) -> _SendConflicts:
-    changed = sends[one]
+def _compare_sends(operator: str, sends: Mapping[str, ChangedColumns]) -> _SendConflicts:
+    """Return how the other sends to a table conflict with one of them."""
+    changed = sends[operator]
     same = []
     hidden = []
     mixed = changed.adds
     for other, theirs in sends.items():
-        if other == one:
+        if other == operator:
             continue
         if changed.depends_on_order_with(theirs):
             same.append(other)
             mixed = mixed or theirs.adds
         if changed.hides(theirs):
             hidden.append(other)
-    return _SendConflicts(changed, same, hidden, mixed)
+    return _SendConflicts(changed, same_columns=same, other_columns=hidden, mixed=mixed)
 
 
 def _trace_origin(
@@ -557,38 +582,49 @@ def _trace_origin(
     columns: Mapping[str, Columns],
     read: Mapping[str, _Origin],
 ) -> _Origin:
+    """Return where the records that leave an operator come from; `read` has the origins of
+    operators before it.
+    """
     spec = operator.spec
     context = PlanContext(operator.id, app, catalog, columns=arriving_columns(operator, columns))
     if spec.reads is not None:
         return _begin_origin(spec.reads, spec.flow(context, []), catalog)
-    before = list(map(read.__getitem__, operator.inputs))
-    flow = derive_flow(context, spec, [one.flow for one in before], columns[operator.id])
+    before = [read[source] for source in operator.inputs]
+    flows = [origin.flow for origin in before]
+    flow = derive_flow(context, spec, flows, columns[operator.id])
     ordered_by = spec.ordered_by(context.columns)
     if ordered_by is not None:
         return _order_origin(operator, tuple(ordered_by), before)
     if len(before) > 1:
         return _merge_origins(operator, flow, before)
-    (one,) = before
+    (origin,) = before
     if spec.role is not None:
         # Records of several input partitions have no order in new partitions, either.
-        return _enter_stream(operator, one)
-    if spec.keeps_only_final and one.made_by:
-        maker = app.operator(one.made_by)
+        return _enter_stream(operator, origin)
+    if spec.keeps_only_final and origin.made_by:
+        maker = app.operator(origin.made_by)
         results = maker.spec.ordered_by(arriving_columns(maker, columns))
-        if results is not None and one.keyed == tuple(results):
-            final = one.flow.partitioned_by[:-1]  # without the window's start
-            return replace(one, flow=replace(one.flow, partitioned_by=final), keyed=one.keyed[:-1])
-    return _pass_on(operator, flow, one)
+        if results is not None and origin.keyed == tuple(results):
+            return _keep_final(origin)
+    return _pass_on(operator, flow, origin)
 
 
-def _pass_on(operator: Operator, flow: Flow, one: _Origin) -> _Origin:
+def _keep_final(origin: _Origin) -> _Origin:
+    """Return the origin of a window's final results: of a key, these are in the order of windows,
+    so the last column, the window's start, is left out.
+    """
+    flow = replace(origin.flow, partitioned_by=origin.flow.partitioned_by[:-1])
+    return replace(origin, flow=flow, keyed=origin.keyed[:-1])
+
+
+def _pass_on(operator: Operator, flow: Flow, origin: _Origin) -> _Origin:
     """Return the origin of records that stay in the stream that they came from."""
     if operator.spec.assigns_positions:
-        one = replace(one, positions=operator.id)
-    loses_key = one.flow.partitioned_by and not flow.partitioned_by
-    if loses_key and one.partitions != 1:
-        one = replace(one, lost_at=operator.id)
-    return replace(one, flow=flow)
+        origin = replace(origin, positions=operator.id)
+    loses_key = origin.flow.partitioned_by and not flow.partitioned_by
+    if loses_key and origin.partitions != 1:
+        origin = replace(origin, lost_at=operator.id)
+    return replace(origin, flow=flow)
 
 
 def _begin_origin(stream: str, flow: Flow, catalog: Catalog) -> _Origin:
@@ -625,9 +661,11 @@ def _merge_origins(operator: Operator, flow: Flow, before: Sequence[_Origin]) ->
     first = before[0]
     has_order = not operator.spec.assigns_positions
     renumbered = ""
-    for one in before:
-        renumbered = renumbered or one.renumbered
-        if one.made_by or one.why or one.positions != first.positions:
+    for origin in before:
+        if not renumbered:
+            renumbered = origin.renumbered
+        is_other_stream = origin.positions != first.positions
+        if origin.made_by or origin.why or is_other_stream:
             has_order = False
     if has_order:
         # Branches of one stream: their records are put back into its order.
@@ -638,17 +676,24 @@ def _merge_origins(operator: Operator, flow: Flow, before: Sequence[_Origin]) ->
 
 
 def _all_streams(several: Sequence[_Origin]) -> frozenset[str]:
-    return frozenset().union(*(one.streams for one in several))
+    """Return the input streams of all these records."""
+    streams: set[str] = set()
+    for origin in several:
+        streams |= origin.streams
+    return frozenset(streams)
 
 
-def _enter_stream(operator: Operator, one: _Origin) -> _Origin:
+def _enter_stream(operator: Operator, origin: _Origin) -> _Origin:
     """Return the origin of records that continue after they were repartitioned, or written to an
     output stream.
     """
     if operator.spec.role != "output":
-        return one
-    renumbered = operator.id if len(one.streams) > 1 else one.renumbered
-    return replace(one, renumbered=renumbered, positions=operator.spec.writes or operator.id)
+        return origin
+    renumbered = origin.renumbered
+    if len(origin.streams) > 1:
+        renumbered = operator.id
+    positions = operator.spec.writes or operator.id
+    return replace(origin, renumbered=renumbered, positions=positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,6 +709,7 @@ class _TableOrder:
 def _plan_table(
     operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts, again: ReadAgain
 ) -> PlannedTable:
+    """Return a send to a remote table with the order of its records, and the effect of a replay."""
     kept = _decide_order(operator, table, before, sent)
     left_out = ""
     if again.held_by:
@@ -674,10 +720,10 @@ def _plan_table(
     return PlannedTable(
         operator.id,
         table.name,
-        kept.order,
-        kept.why,
-        replay,
-        tuple(sorted(before.streams)),
+        order=kept.order,
+        why=kept.why,
+        replay=replay,
+        streams=tuple(sorted(before.streams)),
         harm=kept.harm,
         mends=kept.mends,
         again=tuple(sorted(again.streams)),
@@ -688,9 +734,10 @@ def _plan_table(
 def _decide_order(
     operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts
 ) -> _TableOrder:
+    """Return the order in which a table gets the records of a key, or keeps them."""
     if table.newest_by is not None:
         reason = f"the store keeps the newest record by {table.newest_by}"
-        return _TableOrder("newest", reason, *_describe_late_loss(sent))
+        return _add_late_loss(_TableOrder("newest", reason), sent)
     assert operator.spec.send is not None, "it sends to the table"
     why = _explain_disorder(operator.spec.send.key_sources(table.key), before, sent)
     if not why:
@@ -711,6 +758,7 @@ def _decide_order(
 
 
 def _explain_order(before: _Origin) -> str:
+    """Return why a table gets the records of a key in their order."""
     if before.made_by:
         return f"{before.made_by} emits results of a key in the order of their time"
     if before.partitions == 1:
@@ -724,15 +772,15 @@ def _explain_disorder(key: Sequence[str], before: _Origin, sent: _SendConflicts)
     """
     if before.why:
         return before.why
-    in_key = set(before.flow.partitioned_by) <= set(key) and not before.lost_at
-    if before.partitions != 1 and not in_key:
-        key = f"its key is ({', '.join(key)})"
+    is_in_key = set(before.flow.partitioned_by) <= set(key) and not before.lost_at
+    if before.partitions != 1 and not is_in_key:
+        its_key = f"its key is ({', '.join(key)})"
         keyed = ", ".join(before.keyed)
         how = f", which {before.lost_at} drops or changes" if before.lost_at else ""
         if before.made_by:
-            return f"{key}, and {before.made_by} orders its results for each ({keyed}){how}"
+            return f"{its_key}, and {before.made_by} orders its results for each ({keyed}){how}"
         streams = " and ".join(sorted(before.streams))
-        return f"{key}, and {streams} is partitioned by ({keyed}){how}"
+        return f"{its_key}, and {streams} is partitioned by ({keyed}){how}"
     if sent.same_columns:
         verb = "write" if len(sent.same_columns) > 1 else "writes"
         return (
@@ -791,31 +839,33 @@ def _suggest_table(sent: _SendConflicts, before: _Origin, by_key: list[str]) -> 
     return [newest, *by_key]
 
 
-def _describe_late_loss(sent: _SendConflicts) -> tuple[str, str]:
-    """Return what a table with `newest_by` may lose of this send's records, and the next step;
-    ("", "") for nothing.
+def _add_late_loss(newest: _TableOrder, sent: _SendConflicts) -> _TableOrder:
+    """Return the order of a table with `newest_by`, with what it may lose of this send's
+    records.
     """
     if sent.other_columns:
-        return (
-            (
+        return replace(
+            newest,
+            harm=(
                 "newest_by compares whole records, so this send is skipped if"
                 f" {' or '.join(sent.other_columns)} has sent a newer record, with other columns"
             ),
-            (
+            mends=(
                 "Give each a table of its own; or partition the input by the table's key, leave"
                 " newest_by out, and let each set columns of its own."
             ),
         )
     if sent.changed.merged:
         merged = ", ".join(sorted(sent.changed.merged))
-        return (
-            (
+        return replace(
+            newest,
+            harm=(
                 f"members that a late record adds to {merged} are skipped together with the columns"
                 " that it sets"
             ),
-            "Partition the input by the table's key, and leave newest_by out.",
+            mends="Partition the input by the table's key, and leave newest_by out.",
         )
-    return "", ""
+    return newest
 
 
 def _describe_replay(order: str, table: AnyTable, adds: bool) -> str:

@@ -17,7 +17,7 @@ owns those whose number modulo n is i.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -29,6 +29,7 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlanContext,
     PlannedStream,
     Requirement,
+    Role,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
@@ -74,7 +75,10 @@ class EqualCounts:
         known: Counter[int] = Counter()
         for node in nodes:
             known.update(self._counts(node))
-        return known.most_common(1)[0][0] if known else None
+        if not known:
+            return None
+        ((count, _),) = known.most_common(1)
+        return count
 
     def describe_difference(self, node: str, target: int | None) -> str:
         """Return how many partitions a stream has, in words; "" if that is the target, or open."""
@@ -99,6 +103,9 @@ class EqualCounts:
             self._parent.setdefault(node, roots[0])
 
     def _counts(self, node: str) -> set[int]:
+        """Return the known counts of a stream; several if it is merged of streams with
+        different ones.
+        """
         known = {self._count[self._root(leaf)] for leaf in self._leaves(node)}
         return {count for count in known if count is not None}
 
@@ -109,12 +116,14 @@ class EqualCounts:
         return [node] if node in self._parent else self._merged[node]
 
     def _all_leaves(self, nodes: Iterable[str]) -> list[str]:
+        """Return the streams that these nodes are or merge, each once."""
         leaves: dict[str, None] = {}
         for node in nodes:
             leaves |= dict.fromkeys(self._leaves(node))
         return list(leaves)
 
     def _root(self, node: str) -> str:
+        """Return the stream that stands for the set of this one; shortens the way to it."""
         while self._parent[node] != node:
             self._parent[node] = self._parent[self._parent[node]]
             node = self._parent[node]
@@ -224,14 +233,22 @@ def assign_tasks(streams: tuple[PlannedStream, ...], limit: int | None) -> tuple
     called = "Partition" if count == total else "Task"
     tasks = []
     for task in range(count):
-        owned = [
-            f"{dataset}.{at}"
-            for dataset, partitions in buckets.items()
-            for at in range(task, partitions, count)
-        ]
-        ssps = (*_list_partitions(by_role["input"], task, count), *_list_partitions(shared, 0, 1))
-        tasks.append(Task(f"{called} {task}", ssps, tuple(owned), broadcast))
+        owned = _list_buckets(buckets, task, count)
+        ssps = _list_partitions(by_role["input"], task, count)
+        ssps += _list_partitions(shared, 0, 1)
+        tasks.append(Task(f"{called} {task}", tuple(ssps), tuple(owned), broadcast))
     return tuple(tasks)
+
+
+def _list_buckets(buckets: Mapping[str, int], first: int, step: int) -> list[str]:
+    """Return every `step`-th bucket of each dataset ("planes.3"), from the bucket `first` on;
+    `buckets` has how many there are.
+    """
+    listed = []
+    for dataset, count in buckets.items():
+        for number in range(first, count, step):
+            listed.append(f"{dataset}.{number}")
+    return listed
 
 
 def _list_partitions(
@@ -288,24 +305,35 @@ def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]
     return counts
 
 
-def default_count(app: Application, catalog: Catalog) -> tuple[int, str]:
-    """Return the count for streams that have neither a declared nor an inferred one, and where
-    it comes from.
+@dataclass(frozen=True, slots=True)
+class DefaultCount:
+    """The count for streams that have neither a declared nor an inferred one, and where it comes
+    from, in words.
     """
+
+    count: int
+    origin: str
+
+
+def default_count(app: Application, catalog: Catalog) -> DefaultCount:
+    """Return the count for streams that have neither a declared nor an inferred one."""
     if app.intermediate_partitions is not None:
-        return app.intermediate_partitions, "intermediate_partitions of the application"
-    divided = [name for name, spec in app.inputs.items() if spec.role not in BROADCAST]
-    inputs = {name: require_facts(catalog, name, "the application").partitions for name in divided}
-    known = inputs | {name: output.partitions for name, output in app.outputs.items()}
-    if not known:
-        return 1, "no input or output has a count"
-    largest = max(known, key=lambda name: known[name])
-    if known[largest] > MAX_DEFAULT_PARTITIONS:
-        return (
-            MAX_DEFAULT_PARTITIONS,
-            f"most of inputs and outputs, {largest}, capped at {MAX_DEFAULT_PARTITIONS}",
+        return DefaultCount(
+            app.intermediate_partitions, "intermediate_partitions of the application"
         )
-    return known[largest], f"most of inputs and outputs, {largest}"
+    known = {}
+    for name, spec in app.inputs.items():
+        if spec.role not in BROADCAST:
+            known[name] = require_facts(catalog, name, "the application").partitions
+    for name, output in app.outputs.items():
+        known[name] = output.partitions
+    if not known:
+        return DefaultCount(1, "no input or output has a count")
+    largest = max(known, key=lambda name: known[name])
+    origin = f"most of inputs and outputs, {largest}"
+    if known[largest] > MAX_DEFAULT_PARTITIONS:
+        return DefaultCount(MAX_DEFAULT_PARTITIONS, f"{origin}, capped at {MAX_DEFAULT_PARTITIONS}")
+    return DefaultCount(known[largest], origin)
 
 
 def assign_counts(
@@ -319,11 +347,11 @@ def assign_counts(
     """
     known = {stream: count for stream, count in counts.items() if count is not None}
     inferred = _infer_counts(known, groups)
-    everything = [*counts]
+    nodes = [*counts]
     for members in groups.values():
-        everything += members
-    for stream in everything:
-        known.setdefault(stream, default)
+        nodes += members
+    for node in nodes:
+        known.setdefault(node, default)
     differing = []
     for join, members in groups.items():
         if len({known[member] for member in members}) > 1:
@@ -348,16 +376,25 @@ def _infer_counts(
         join = waiting.popleft()
         if join in decided:
             continue
-        source = next(filter(known.__contains__, groups[join]), None)
+        members = groups[join]
+        source = _find_known(members, known)
         if source is None:
             continue
         decided.add(join)
-        for member in groups[join]:
+        for member in members:
             if member not in known:
                 known[member] = known[source]
                 inferred[member] = Inference(source, join)
                 waiting.extend(containing[member])
     return inferred
+
+
+def _find_known(members: Sequence[str], known: Mapping[str, int]) -> str | None:
+    """Return the first member with a known count; None if none has one."""
+    for member in members:
+        if member in known:
+            return member
+    return None
 
 
 def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
@@ -376,11 +413,10 @@ def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
             "Read one input without broadcast=: its partitions are divided among the tasks.",
             application=app.name,
         )
-    divided = [
-        count
-        for node, count in counts.partitions.items()
-        if roles.get(node) not in ("output", *BROADCAST)
-    ]
+    divided = []
+    for node, count in counts.partitions.items():
+        if roles.get(node) not in ("output", *BROADCAST):
+            divided.append(count)
     tasks = task_count(max(divided), app.tasks)
     return replace(counts, partitions={**counts.partitions, **dict.fromkeys(broadcast, tasks)})
 
@@ -392,9 +428,8 @@ def add_merged_counts(app: Application, flows: Flows, counts: Counts) -> Counts:
     partitions = dict(counts.partitions)
     for operator in app.operators:
         if flows.merges_streams(operator) and operator.id not in partitions:
-            partitions[operator.id] = max(
-                partitions[flow.stream] for flow in flows.arriving[operator.id]
-            )
+            arriving = [flow.stream for flow in flows.arriving[operator.id]]
+            partitions[operator.id] = max(partitions[stream] for stream in arriving)
     return replace(counts, partitions=partitions)
 
 
@@ -415,10 +450,12 @@ def collect_requirements(app: Application) -> Requirements:
             required.setdefault(operator.id, {})[number] = need
             if not need.feeds:
                 joined.add(need.dataset)
-    for operator_id, needs in list(required.items()):
-        if all(need.feeds and need.dataset not in joined for need in needs.values()):
-            del required[operator_id]
-    return required
+    return {name: needs for name, needs in required.items() if _is_relevant(needs, joined)}
+
+
+def _is_relevant(needs: Mapping[int, Requirement], joined: Collection[str | None]) -> bool:
+    """Whether an operator needs more than to send to datasets that none joins."""
+    return any(not need.feeds or need.dataset in joined for need in needs.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,15 +500,19 @@ def _plan_dataset(catalog: Catalog, dataset: AdjunctDataset) -> PlannedStream:
     """Return the side input that a dataset is."""
     if dataset.stream is not None:
         require_facts(catalog, dataset.stream, f"dataset {dataset.name!r}")
+    name = str(dataset.input)
+    role: Role = "side-input"
+    if dataset.is_local:
+        name = dataset.name
+        role = "local-table"
     return PlannedStream(
-        dataset.name if dataset.is_local else str(dataset.input),
-        "local-table" if dataset.is_local else "side-input",
-        dataset.partitions,
-        dataset.partition_by,
-        SPARK,
-        f"dataset {dataset.name}",
-        None,
-        dataset.name,
+        name,
+        role,
+        partitions=dataset.partitions,
+        partitioned_by=dataset.partition_by,
+        partitioner=SPARK,
+        count_from=f"dataset {dataset.name}",
+        dataset=dataset.name,
     )
 
 
@@ -480,9 +521,14 @@ def _plan_inserted(draft: Draft, operator: Operator, item: InsertedExchange) -> 
     name = f"{draft.app.name}-before-{operator.id}"
     if len(operator.inputs) > 1:
         name = f"{name}-{item.input + 1}"
-    count = draft.counts.partitions[item.node]
     return PlannedStream(
-        name, "intermediate", count, item.columns, SPARK, "auto_repartition", operator.id
+        name,
+        "intermediate",
+        partitions=draft.counts.partitions[item.node],
+        partitioned_by=item.columns,
+        partitioner=SPARK,
+        count_from="auto_repartition",
+        operator=operator.id,
     )
 
 
@@ -496,12 +542,23 @@ def _plan_stream(draft: Draft, operator: Operator) -> PlannedStream:
         # The flow describes the tasks' copies.
         facts = require_facts(draft.catalog, spec.reads, operator.id)
         return PlannedStream(
-            name, spec.role, facts.partitions, facts.key, facts.partitioner, origin, operator.id
+            name,
+            spec.role,
+            partitions=facts.partitions,
+            partitioned_by=facts.key,
+            partitioner=facts.partitioner,
+            count_from=origin,
+            operator=operator.id,
         )
     flow = draft.flows.after[operator.id]
-    count = draft.counts.partitions[flow.stream]
     return PlannedStream(
-        name, spec.role, count, flow.partitioned_by, flow.partitioner, origin, operator.id
+        name,
+        spec.role,
+        partitions=draft.counts.partitions[flow.stream],
+        partitioned_by=flow.partitioned_by,
+        partitioner=flow.partitioner,
+        count_from=origin,
+        operator=operator.id,
     )
 
 
@@ -512,6 +569,7 @@ def _resolve_count_source(
     counts: Counts,
     default_from: str,
 ) -> PlannedStream:
+    """Return the planned stream with where its count comes from."""
     if stream.count_from:
         return stream
     reason = default_from

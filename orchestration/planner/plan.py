@@ -38,6 +38,16 @@ _HOW_TO_WRITE = "Write it with adjunct plan MODULE:APP --format json."
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class RestatingOperators:
+    """The operators that compute results again, and those of them that are `unsent`: they do not
+    send to their tables.
+    """
+
+    operators: frozenset[str]
+    unsent: frozenset[str]
+
+
 @validated_methods
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan(PlannedApplication):
@@ -66,19 +76,19 @@ class ExecutionPlan(PlannedApplication):
         return self._find("task", name, {task.name: task for task in self.tasks})
 
     def _find(self, kind: str, name: str, known: Mapping[str, T]) -> T:
+        """Return the member of this name; raises PlanningError, which lists some that there are."""
         if name not in known:
             shown = [*known][:10]
+            if len(known) > len(shown):
+                shown.append("…")
             problem = (
                 f"the plan of {self.application!r} has no {kind} {name!r}; it has"
-                f" {', '.join(shown)}{', …' if len(known) > len(shown) else ''}."
+                f" {', '.join(shown)}."
             )
-            step = "Check the name."
-            raise PlanningError(
-                problem,
-                step,
-                application=self.application,
-                **{} if kind == "task" else {kind: name},
-            )
+            about = {"application": self.application}
+            if kind != "task":
+                about[kind] = name
+            raise PlanningError(problem, "Check the name.", **about)
         return known[name]
 
     def partitions_by_task(self) -> dict[str, frozenset[SystemStreamPartition]]:
@@ -96,12 +106,8 @@ class ExecutionPlan(PlannedApplication):
             owned[task.name] = frozenset((*task.ssps, *ssps))
         return owned
 
-    def operators_that_restate(
-        self, datasets: Collection[str]
-    ) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the operators that compute results again when these datasets have changed, and
-        those among them that do not send to their tables.
-        """
+    def operators_that_restate(self, datasets: Collection[str]) -> RestatingOperators:
+        """Return the operators that compute results again when these datasets have changed."""
         needed: set[str] = set()
         sent: set[str] = set()
         unsent: set[str] = set()
@@ -110,7 +116,7 @@ class ExecutionPlan(PlannedApplication):
                 needed.update(restated.operators)
                 unsent.update(restated.unsent)
                 sent |= {*restated.operators} - {*restated.unsent}
-        return frozenset(needed), frozenset(unsent - sent)
+        return RestatingOperators(frozenset(needed), frozenset(unsent - sent))
 
     def tables_joined_after_sends(self) -> frozenset[str]:
         """Return the names of the local tables in which a join finds records that are sent in
@@ -120,12 +126,11 @@ class ExecutionPlan(PlannedApplication):
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values, with the format's number."""
-        shown = {
-            member.name: to_json_value(getattr(self, member.name))
-            for member in fields(self)
-            if member.compare
-        }
-        return {"format": FORMAT, **shown}
+        document: dict[str, Any] = {"format": FORMAT}
+        for member in fields(self):
+            if member.compare:
+                document[member.name] = to_json_value(getattr(self, member.name))
+        return document
 
     @classmethod
     def from_json(cls, document: object) -> ExecutionPlan:
@@ -137,7 +142,7 @@ class ExecutionPlan(PlannedApplication):
         if not isinstance(document, dict):
             raise _malformed_error(f"it is {type(document).__name__}: expected an object")
         stored = document.get("format")
-        if isinstance(stored, bool) or not isinstance(stored, int) or stored < 1:
+        if type(stored) is not int or stored < 1:  # a bool would be an int, too
             raise _malformed_error(f"its format is {stored!r}: expected a whole number from 1")
         if stored > FORMAT:
             raise _malformed_error(
@@ -148,10 +153,8 @@ class ExecutionPlan(PlannedApplication):
             )
         try:
             if isinstance(document.get("tasks"), list):
-                document = {
-                    **document,
-                    "tasks": [_parse_partitions(task) for task in document["tasks"]],
-                }
+                tasks = [_parse_partitions(task) for task in document["tasks"]]
+                document = {**document, "tasks": tasks}
             # Strict validation rejects lists for tuples, except of JSON text, and it rejects a
             # string for a number.
             return TypeAdapter(cls).validate_json(json.dumps(document), strict=True)
@@ -183,6 +186,7 @@ def _parse_partitions(task: Any) -> Any:
 
 
 def _malformed_error(what: str, next_step: str = _HOW_TO_WRITE) -> MalformedDocumentError:
+    """Return the error for a plan document that can't be read because of `what`."""
     return MalformedDocumentError(
         f"the plan document can't be read: {what}.", next_step, document="plan"
     )

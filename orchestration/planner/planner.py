@@ -48,11 +48,12 @@ from dagster_adjunct.orchestration.planner.co_partitioning import (
     plan_repartitioning,
 )
 from dagster_adjunct.orchestration.planner.columns import (
-    _list_unknown_paths,
+    DatasetSql,
     check_datasets,
     derive_columns,
     format_place,
     iterate_dataset_sql,
+    list_unknown_paths,
     note_batch_windows,
     note_nondeterministic_results,
     note_unproven_columns,
@@ -175,10 +176,12 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
             return error.problem
         can = system.capabilities
         numbered = isinstance(system, NumberedOffsets)
-        known = (info.partitions, info.key, info.partitioner, info.schema)
         return StreamFacts(
             name,
-            *known,
+            info.partitions,
+            info.key,
+            info.partitioner,
+            info.schema,
             evolves=can.evolves,
             numbered=numbered,
             in_arrow=can.reads_arrow,
@@ -211,10 +214,14 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
 
 
 def _stream_names(app: Application) -> set[str]:
+    """Return the streams of an application, with the changes of datasets by which results are
+    restated.
+    """
     return {*_read_streams(app), *app.restated}
 
 
 def _read_streams(app: Application) -> set[str]:
+    """Return the streams that an application or its datasets read or write."""
     return {*app.inputs, *app.outputs, *_dataset_streams(app.datasets)}
 
 
@@ -245,12 +252,13 @@ def build_plan(
         raise PlanningError(problem, 'Declare one: app.input_stream("…").', application=app.name)
     catalog = facts if isinstance(facts, Catalog) else Catalog(facts)
     check_restated_sums(app)
-    unproven, columns = derive_columns(app, catalog)
+    derived = derive_columns(app, catalog)
+    columns = derived.after
     restatements = plan_restatements(app, catalog, columns)
     draft = _draft_plan(app, catalog, columns)
     streams = tuple(draft.streams.values())
     tables = notes.plan_tables(app, catalog, columns, writer=writes_as or app.name)
-    calls = (operator.spec.call(operator.id, app) for operator in app.operators)
+    calls = [operator.spec.call(operator.id, app) for operator in app.operators]
     needs_spark: Iterable[SparkNeed] = ()
     if app.engine == "auto":
         needs_spark = _iter_spark_needs(app, catalog, columns)
@@ -270,7 +278,7 @@ def build_plan(
             *note_batch_windows(app),
             *note_unproven_columns(app, columns),
             *note_unproven_datasets(app, catalog),
-            *unproven,
+            *derived.notes,
             *notes.note_state(app),
             *note_sources(app, catalog),
         ),
@@ -304,15 +312,23 @@ def _draft_plan(
     notes.check_replaced_rows(app)
     notes.check_expectations(app)
     groups = partition_counts.find_join_groups(app, needs, flows)
-    default, default_from = partition_counts.default_count(app, catalog)
+    default = partition_counts.default_count(app, catalog)
     open_counts = partition_counts.declared_counts(app, catalog)
     open_counts |= {item.node: item.partitions for item in inserted.values()}
-    counts = partition_counts.assign_counts(open_counts, groups, default)
-    counts = partition_counts.add_merged_counts(
-        app, flows, partition_counts.add_broadcast_counts(app, counts)
+    counts = partition_counts.assign_counts(open_counts, groups, default.count)
+    counts = partition_counts.add_broadcast_counts(app, counts)
+    counts = partition_counts.add_merged_counts(app, flows, counts)
+    draft = partition_counts.Draft(
+        app,
+        catalog,
+        columns,
+        needs=needs,
+        inserted=inserted,
+        flows=flows,
+        groups=groups,
+        counts=counts,
     )
-    draft = partition_counts.Draft(app, catalog, columns, needs, inserted, flows, groups, counts)
-    draft = replace(draft, streams=partition_counts.build_planned_streams(draft, default_from))
+    draft = replace(draft, streams=partition_counts.build_planned_streams(draft, default.origin))
     check_co_partitioning(draft)
     if any(flows.merges_streams(operator) for operator in app.operators):
         # Only now is it known whether the inputs of merged streams have equal counts.
@@ -324,6 +340,7 @@ def _draft_plan(
 def _iter_spark_needs(
     app: Application, catalog: Catalog, columns: Mapping[str, Columns]
 ) -> Iterator[SparkNeed]:
+    """Yield the operators that need Spark, with the reason."""
     for operator in app.operators:
         arriving = [columns[source] for source in operator.inputs]
         what = operator.spec.spark_need(PlanContext(operator.id, app, catalog), arriving)
@@ -332,6 +349,7 @@ def _iter_spark_needs(
 
 
 def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:
+    """Yield the exchanges of a plan, in order of definition."""
     app = draft.app
     streams = draft.streams
     counts = draft.counts.partitions
@@ -339,20 +357,30 @@ def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:
         for number in range(len(operator.inputs)):
             item = draft.inserted.get((operator.id, number))
             if item is not None:
-                why = f"the stream: {item.why}"
                 yield Exchange(
-                    operator.id, "auto_repartition", item.columns, counts[item.node], why, number
+                    operator.id,
+                    reason="auto_repartition",
+                    partitioned_by=item.columns,
+                    partitions=counts[item.node],
+                    why=f"the stream: {item.why}",
+                    input=number,
                 )
         if operator.spec.role == "intermediate":
             stream = streams[operator.id]
-            why = f"count: {stream.count_from}"
             yield Exchange(
-                operator.id, "partition_by", stream.partitioned_by, counts[operator.id], why
+                operator.id,
+                reason="partition_by",
+                partitioned_by=stream.partitioned_by,
+                partitions=counts[operator.id],
+                why=f"count: {stream.count_from}",
             )
         if operator.spec.role == "broadcast":
-            by = streams[operator.id].partitioned_by
             yield Exchange(
-                operator.id, "broadcast", by, counts[operator.id], "every task gets all records"
+                operator.id,
+                reason="broadcast",
+                partitioned_by=streams[operator.id].partitioned_by,
+                partitions=counts[operator.id],
+                why="every task gets all records",
             )
         if operator.spec.writes is not None:
             (flow,) = draft.flows.arriving[operator.id]
@@ -365,6 +393,7 @@ def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:
 def _iter_operators(
     draft: partition_counts.Draft, columns: Mapping[str, Columns]
 ) -> Iterator[PlannedOperator]:
+    """Yield the operators as the plan has them."""
     counts = draft.counts.partitions
     for operator in draft.app.operators:
         flow = draft.flows.after[operator.id]
@@ -381,16 +410,17 @@ def _iter_operators(
             operator.kind,
             operator.inputs,
             summary,
-            counts[flow.stream],
-            flow.partitioned_by,
-            columns[operator.id].names,
-            spec.reads,
-            looks_up,
-            spec.writes,
+            partitions=counts[flow.stream],
+            partitioned_by=flow.partitioned_by,
+            columns=columns[operator.id].names,
+            reads=spec.reads,
+            looks_up=looks_up,
+            writes=spec.writes,
         )
 
 
 def _iter_join_groups(draft: partition_counts.Draft) -> Iterator[JoinGroup]:
+    """Yield the streams and datasets that are co-partitioned, by the operator that needs it."""
     for join, requirements in draft.needs.items():
         joined = {number: needed for number, needed in requirements.items() if not needed.feeds}
         if not joined:
@@ -432,6 +462,7 @@ def _stream_label(node: str, streams: Mapping[str, PlannedStream]) -> str:
 
 
 def _iter_notes(draft: partition_counts.Draft) -> Iterator[str]:
+    """Yield notes on inserted exchanges, and on what is declared and not used."""
     app = draft.app
     streams = draft.streams
     for item in draft.inserted.values():
@@ -451,6 +482,7 @@ def _iter_notes(draft: partition_counts.Draft) -> Iterator[str]:
 
 
 def _iter_unused(app: Application, written: AbstractSet[str | None]) -> Iterator[str]:
+    """Yield a note for each output, dataset and table that is declared and not used."""
     used = set(written)
     for operator in app.operators:
         if operator.spec.match is not None:
@@ -494,7 +526,10 @@ def check_syntax(app: Application) -> None:
 
 def list_zones(app: Application) -> list[str]:
     """Return the time zones whose clocks the application's operators follow."""
-    return sorted({zone for operator in app.operators for zone in operator.spec.zones})
+    zones: set[str] = set()
+    for operator in app.operators:
+        zones.update(operator.spec.zones)
+    return sorted(zones)
 
 
 def check_zones(app: Application) -> None:
@@ -524,25 +559,26 @@ class _Sql(NamedTuple):
 
 
 def _iter_sql(app: Application) -> Iterator[_Sql]:
+    """Yield the SQL of an application's operators and datasets."""
     for operator in app.operators:
         facts = {"operator": operator.id, "declared_at": format_place(operator.declared_at)}
         for text in operator.spec.sql:
             yield _Sql(text, False, operator.id, facts)
     for dataset in app.datasets:
         facts = {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}
-        for what, text, is_query in (*iterate_dataset_sql(dataset), *_iter_queries(dataset)):
-            yield _Sql(text, is_query, f"{what} of dataset {dataset.name!r}", facts)
+        for sql in (*iterate_dataset_sql(dataset), *_iter_queries(dataset)):
+            yield _Sql(sql.text, sql.is_query, f"{sql.owner} of dataset {dataset.name!r}", facts)
 
 
-def _iter_queries(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
-    """Yield the queries that a dataset is made of, as `iterate_dataset_sql` does."""
+def _iter_queries(dataset: AdjunctDataset) -> Iterator[DatasetSql]:
+    """Yield the queries that a dataset is made of."""
     if isinstance(dataset.input, QuerySource) and isinstance(dataset.input.query, str):
         query = dataset.input.query.replace("{version}", "''").replace("{partition}", "''")
-        yield "the query", query, True
+        yield DatasetSql("the query", query, is_query=True)
     if isinstance(dataset, UnboundedDataset):
         initial = dataset.following.initial
         if isinstance(initial, QuerySnapshot) and initial.sql is not None:
-            yield "the snapshot's query", initial.sql, True
+            yield DatasetSql("the snapshot's query", initial.sql, is_query=True)
 
 
 def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, ...]:
@@ -559,6 +595,7 @@ def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, .
 
 
 def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str]:
+    """Yield what needs Spark to advance a dataset, as noun phrases."""
     if isinstance(dataset, BoundedDataset):
         validators = list_spark_validators(dataset)
         if validators:
@@ -576,6 +613,7 @@ def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str
 
 
 def _list_table_spark_needs(dataset: UnboundedDataset, facts: StreamFacts | None) -> Iterator[str]:
+    """Yield what needs Spark to advance a table that follows changes."""
     following = dataset.following
     if facts is not None and facts.schema is not None:
         yield from list_format_spark_needs(dataset, facts.schema)
@@ -601,7 +639,7 @@ def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
         facts = catalog.get(dataset.input)
         if facts is None or facts.schema is None:
             continue
-        for path in _list_unknown_paths(dataset, facts.schema):
+        for path in list_unknown_paths(dataset, facts.schema):
             yield (
                 f"Dataset {dataset.name} is ordered by {path}, which is not known to be sent by any"
                 " connector: if no change has it, the first advance fails."
@@ -624,6 +662,9 @@ def note_stored_datasets(app: Application, systems: Mapping[str, StreamSystem]) 
 def _note_stored(
     lake: Lake, dataset: AdjunctDataset, systems: Mapping[str, StreamSystem]
 ) -> str | None:
+    """Return a note if the next advance of a dataset fails, or if a run has to wait for its first
+    version; else None.
+    """
     try:
         manifest = StoredVersions(lake, dataset).manifest()
         if isinstance(dataset, UnboundedDataset) and isinstance(manifest, UnboundedManifest):
@@ -635,9 +676,10 @@ def _note_stored(
     if manifest is not None and manifest.version is not None:
         return None
     system, stream = split_stream_name(dataset.stream)
+    if system != LAKE:
+        return None
     try:
-        streams = systems[LAKE]
-        if system != LAKE or streams.markers(stream):
+        if systems[LAKE].markers(stream):
             return None
     except StreamNotFoundError:
         return None

@@ -64,15 +64,19 @@ def describe_differences(older: Item, newer: Item) -> tuple[str, ...]:
     each.
     """
     pairs = _pair_operators(older.get("operators", ()), newer.get("operators", ()))
-    renamed = {old["id"]: new["id"] for old, new in pairs if old and new}
+    renamed = {}
+    for pair in pairs:
+        if pair.old is not None and pair.new is not None:
+            renamed[pair.old["id"]] = pair.new["id"]
     before = _renumber(older, renamed, older.get("application", ""))
     renumbered = {item["id"]: item for item in before.get("operators", ())}
     lines: list[str] = []
-    for old, new in pairs:
+    for pair in pairs:
+        new = pair.new
         if new is None:
-            assert old is not None
-            lines.append(f"operator {old['id']} is gone: {old['summary']}")
-        elif old is None:
+            assert pair.old is not None
+            lines.append(f"operator {pair.old['id']} is gone: {pair.old['summary']}")
+        elif pair.old is None:
             lines.append(f"operator {new['id']} is new: {new['summary']}")
         else:
             lines += _describe_changes(f"operator {new['id']}", renumbered[new["id"]], new, ("id",))
@@ -82,32 +86,46 @@ def describe_differences(older: Item, newer: Item) -> tuple[str, ...]:
     return (*lines, *_describe_other_changes(before, newer))
 
 
-def _pair_operators(
-    older: Sequence[Item], newer: Sequence[Item]
-) -> list[tuple[Item | None, Item | None]]:
-    """Return pairs (old, new) of operators whose ids differ at most in the number; None for a
-    missing partner.
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """An operator in two plans; None in the one that does not have it."""
+
+    old: Item | None
+    new: Item | None
+
+
+def _pair_operators(older: Sequence[Item], newer: Sequence[Item]) -> list[_Pair]:
+    """Return pairs of operators whose ids differ at most in the number; first those without a
+    partner in the newer plan.
 
     Operators that also have the same summary are paired first.
     """
-
-    def kind(item: Item) -> object:
-        return _NUMBER.sub("", item["id"], count=1)
-
-    paired: dict[int, Item] = {}
+    partners: dict[int, Item] = {}  # the older operator, by the place of the newer one
     unpaired = {item["id"]: item for item in older}
-    for signature in (lambda item: (kind(item), item["summary"]), kind):
-        waiting: dict[object, list[Item]] = defaultdict(list)
-        for item in reversed(unpaired.values()):
-            waiting[signature(item)].append(item)
-        for number, item in enumerate(newer):
-            if number not in paired and waiting[signature(item)]:
-                paired[number] = waiting[signature(item)].pop()
-                del unpaired[paired[number]["id"]]
-    pairs: list[tuple[Item | None, Item | None]] = [
-        (paired.get(number), item) for number, item in enumerate(newer)
-    ]
-    return [*((item, None) for item in unpaired.values()), *pairs]
+    for signature in (_kind_and_summary, _kind):
+        alike: dict[object, list[Item]] = defaultdict(list)
+        for old in reversed(unpaired.values()):
+            alike[signature(old)].append(old)
+        for place, new in enumerate(newer):
+            candidates = alike[signature(new)]
+            if place not in partners and candidates:
+                old = candidates.pop()
+                partners[place] = old
+                del unpaired[old["id"]]
+    pairs = [_Pair(old, None) for old in unpaired.values()]
+    for place, new in enumerate(newer):
+        pairs.append(_Pair(partners.get(place), new))
+    return pairs
+
+
+def _kind(operator: Item) -> object:
+    """Return an operator's id without its number."""
+    return _NUMBER.sub("", operator["id"], count=1)
+
+
+def _kind_and_summary(operator: Item) -> object:
+    """Return an operator's id without its number, and its summary."""
+    return (_kind(operator), operator["summary"])
 
 
 def _renumber(value: Any, renamed: Mapping[str, str], application: str) -> Any:
@@ -132,6 +150,7 @@ def _renumber(value: Any, renamed: Mapping[str, str], application: str) -> Any:
 
 
 def _describe_items(part: str, older: Sequence[Item], newer: Sequence[Item]) -> Iterator[str]:
+    """Yield a line for each item of a list that is gone, new or different."""
     before = _by_label(part, older)
     after = _by_label(part, newer)
     yield from (f"{label} is gone" for label in before if label not in after)
@@ -147,16 +166,18 @@ def _describe_items(part: str, older: Sequence[Item], newer: Sequence[Item]) -> 
 
 
 def _by_label(part: str, items: Sequence[Item]) -> dict[str, Item]:
+    """Return the items of a list by the names that differences have for them."""
     kind, template = _ITEMS[part]
     result: dict[str, Item] = {}
     for item in items:
         what = "state at" if part == "join_groups" and item.get("dataset") is None else kind
         place = item.get("role") if item.get("dataset") is None else item["dataset"]
-        label = first = f"{what} {template.format(**{**item, 'place': place})}"
-        number = 2
+        name = f"{what} {template.format(**{**item, 'place': place})}"
+        label = name
+        number = 1
         while label in result:  # for example several exchanges at one operator
-            label = f"{first} ({number})"
-            number = number + 1
+            number += 1
+            label = f"{name} ({number})"
         result[label] = item
     return result
 
@@ -180,6 +201,7 @@ def _describe_changes(what: str, old: Item, new: Item, without: Sequence[str]) -
 
 
 def _describe_changed_columns(before: Sequence[object], after: Sequence[object]) -> str:
+    """Return which columns were added and removed, in words."""
     added = [str(column) for column in after if column not in before]
     removed = [str(column) for column in before if column not in after]
     parts = []
@@ -193,6 +215,7 @@ def _describe_changed_columns(before: Sequence[object], after: Sequence[object])
 
 
 def _describe_other_changes(before: Item, newer: Item) -> Iterator[str]:
+    """Yield a line for each difference in notes, tasks, and members that are no lists."""
     compared_apart = ("format", "operators", "tasks", "notes", *_ITEMS)
     yield from _describe_changes("the plan:", before, newer, compared_apart)
     old_notes = dict.fromkeys(map(str, before.get("notes", ())))
@@ -204,19 +227,26 @@ def _describe_other_changes(before: Item, newer: Item) -> Iterator[str]:
     if len(old) != len(new):
         yield f"there are {len(new)} tasks, there were {len(old)}"
     elif old != new:
-        names = [after["name"] for one, after in zip(old, new, strict=True) if one != after]
+        pairs = zip(old, new, strict=True)
+        names = [after["name"] for task_before, after in pairs if task_before != after]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         yield f"tasks own other partitions or datasets: {', '.join(names[:3])}{more}"
 
 
 def _to_lists(value: Any) -> Any:
-    return [_to_lists(item) for item in value] if isinstance(value, list | tuple) else value
+    """Return the value with lists for tuples, as JSON has them."""
+    if isinstance(value, list | tuple):
+        return [_to_lists(item) for item in value]
+    return value
 
 
 def _format_value(value: Any) -> str:
+    """Return a value of a plan as text for differences."""
+    if value is None or value == []:
+        return "none"
     if isinstance(value, list):
-        return ", ".join(map(_format_value, value)) or "none"
-    return "none" if value is None else str(value)
+        return ", ".join(_format_value(item) for item in value)
+    return str(value)
 
 
 LONGEST_LINE = 48
@@ -250,6 +280,7 @@ class _Node:
     lines: tuple[str, ...]
 
     def format(self, node_id: str) -> str:
+        """Return the line that declares the node in Mermaid."""
         opened, closed = _BRACKETS[self.shape]
         text = "<br/>".join(_escape(_truncate(line, LONGEST_LINE)) for line in self.lines)
         return f'  {node_id}{opened}"{text}"{closed}:::{self.colour}'
@@ -264,6 +295,7 @@ class _Link:
     exchange: Exchange | None = None
 
     def format(self, ids: Mapping[str, str]) -> str:
+        """Return the line that declares the link in Mermaid."""
         arrow = "-->"
         if self.exchange is not None:
             by = _by(self.exchange.partitioned_by)
@@ -340,12 +372,16 @@ def _draw_known(plan: PlannedApplication) -> dict[str, _Node]:
 
 
 def _draw_outside(name: str, known: Mapping[str, _Node]) -> _Node:
+    """Return the node of a stream, dataset or table; one without partitions if the plan does
+    not list it.
+    """
     if name in known:
         return known[name]
     return _Node("stream" if "." in name else "table", "outside", (name,))
 
 
 def _draw_links(plan: PlannedApplication) -> list[_Link]:
+    """Return the links between operators, and from and to what they read, join and write."""
     arriving: dict[tuple[str, int], Exchange] = {}
     written: dict[str, Exchange] = {}
     for exchange in plan.exchanges:
@@ -367,6 +403,7 @@ def _draw_links(plan: PlannedApplication) -> list[_Link]:
 
 
 def _describe_count(stream: PlannedStream) -> str:
+    """Return the partitions of a stream in words."""
     if stream.partitions is None:
         return "broadcast"
     if stream.role in BROADCAST:
@@ -375,14 +412,17 @@ def _describe_count(stream: PlannedStream) -> str:
 
 
 def _partitions(number: int) -> str:
+    """Return a number of partitions in words: "1 partition"."""
     return f"{number} partition{'' if number == 1 else 's'}"
 
 
 def _by(columns: Sequence[str] | None) -> str:
+    """Return " by COLUMNS"; "" without columns."""
     return f" by {', '.join(columns)}" if columns else ""
 
 
 def _truncate(line: str, length: int) -> str:
+    """Return the line, shortened to this length."""
     if len(line) <= length:
         return line
     return line[: length - 1] + "…"
@@ -476,6 +516,7 @@ def _note_as_of(plan: PlannedApplication) -> list[str]:
 
 
 def _list_restated(plan: PlannedApplication) -> list[str]:
+    """Return lines about the joins whose results follow later changes of their datasets."""
     lines = []
     for restated in plan.restatements:
         for one in restated.inputs:
@@ -503,12 +544,16 @@ def _table(columns: _Table, items: Sequence[Any]) -> list[str]:
         return []
     rows = [list(columns)]
     for item in items:
-        values = [of(item) if callable(of) else getattr(item, of) for of in columns.values()]
-        rows.append([_cell(value) for value in values])
+        cells = []
+        for member in columns.values():
+            value = member(item) if callable(member) else getattr(item, member)
+            cells.append(_cell(value))
+        rows.append(cells)
     return _align(rows)
 
 
 def _describe_engine(plan: PlannedApplication) -> list[str]:
+    """Return lines about what needs Spark; nothing for the engine spark."""
     if plan.engine != "auto":
         return []
     advances = [_describe_advance(advance) for advance in plan.advances]
@@ -520,6 +565,7 @@ def _describe_engine(plan: PlannedApplication) -> list[str]:
 
 
 def _describe_advance(advance: PlannedAdvance) -> str:
+    """Return a line about how a dataset is advanced."""
     if not advance.needs_spark:
         return f"  Dataset {advance.dataset}: few records are advanced without Spark."
     return (
@@ -540,12 +586,14 @@ def _cell(value: object) -> str:
 
 
 def _describe_input(exchange: Exchange) -> str:
+    """Return the operator of an exchange, with the input if it is not the first."""
     if exchange.input:
         return f"{exchange.operator}, input {exchange.input + 1}"
     return exchange.operator
 
 
 def _describe_seen(join: FedJoin) -> str:
+    """Return in which batch a join sees what the application sends to its dataset."""
     if join.sees != "both":
         return join.sees
     return f"this batch, up to {join.last_send}; later sends in the next batch"
@@ -597,24 +645,45 @@ def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:
             following[source].append(operator)
     lines: list[str] = []
     missing = {operator.id: len(operator.inputs) for operator in operators}
-    waiting = [(operator, 0, False) for operator in reversed(operators) if not operator.inputs]
+    waiting = []
+    for operator in reversed(operators):
+        if not operator.inputs:
+            waiting.append(_Drawn(operator, 0, begins_branch=False))
     while waiting:
-        operator, depth, begins = waiting.pop()
-        drawn = min(depth, _MAX_DEPTH)
-        deeper = "|  " * (drawn - 1) + "+  " if begins else "|  " * drawn
+        drawn = waiting.pop()
+        operator = drawn.operator
         missing[operator.id] -= 1
         if missing[operator.id] > 0:
-            lines.append(f"  {deeper}-> {operator.id}")
+            lines.append(f"  {drawn.indent}-> {operator.id}")
             continue
         summary = _truncate(" ".join(operator.summary.split()), 80)
         lines.append(
-            f"  {deeper}{operator.id}  [{operator.partitions}{_by(operator.partitioned_by)}] "
+            f"  {drawn.indent}{operator.id}  [{operator.partitions}{_by(operator.partitioned_by)}] "
             f" {summary}"
         )
         after = following[operator.id]
-        branches = len(after) > 1
-        waiting.extend((each, depth + branches, branches) for each in reversed(after))
+        has_branches = len(after) > 1
+        depth = drawn.depth + 1 if has_branches else drawn.depth
+        for each in reversed(after):
+            waiting.append(_Drawn(each, depth, begins_branch=has_branches))
     return lines
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """An operator in a drawn graph, and how deep it is in branches."""
+
+    operator: PlannedOperator
+    depth: int
+    begins_branch: bool
+
+    @property
+    def indent(self) -> str:
+        """What stands before the operator in its line."""
+        depth = min(self.depth, _MAX_DEPTH)
+        if self.begins_branch:
+            return "|  " * (depth - 1) + "+  "
+        return "|  " * depth
 
 
 def _describe_tasks(tasks: Sequence[Task]) -> list[str]:
@@ -647,6 +716,7 @@ def _describe_owned(task: Task) -> str:
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines of aligned columns."""
     *aligned, last = zip(*rows, strict=True)
     columns = []
     for cells in aligned:

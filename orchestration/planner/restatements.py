@@ -8,7 +8,7 @@ these records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
@@ -52,13 +52,13 @@ def plan_restatements(
             PlannedRestatement(
                 operator.id,
                 match.dataset,
-                stream,
-                app.dataset(match.dataset).partitions or 1,
-                match.restate.describe(),
-                tuple(graph.find_inputs(operator)),
-                tuple(graph.list_operators(operator)),
-                tuple(graph.list_unsent(operator)),
-                tuple(graph.describe_effects(operator)),
+                changes=stream,
+                partitions=app.dataset(match.dataset).partitions or 1,
+                records=match.restate.describe(),
+                inputs=tuple(graph.find_inputs(operator)),
+                operators=tuple(graph.list_operators(operator)),
+                unsent=tuple(graph.list_unsent(operator)),
+                effects=tuple(graph.describe_effects(operator)),
             )
         )
     return tuple(restatements)
@@ -81,6 +81,16 @@ def check_restated_sums(app: Application) -> None:
 
 
 _SUMS = {"add", "append"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """Where a value that arrives at a join comes from: its name in the input's records; None if it
+    is `made_by` an operator.
+    """
+
+    name: str | None
+    made_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +118,11 @@ class _Graph:
             self._check_input(join, source, keys)
             time = None
             if match.as_of is not None:
-                time, _ = self._trace(match.as_of.column, path)
+                time = self._trace(match.as_of.column, path).name
             facts = require_facts(self.catalog, stream, source.id)
             indexed = tuple(sorted(keys)) in facts.find_by
-            one = RestatedInput(stream, keys, time, indexed)
-            if found.setdefault(stream, one) != one:
+            restated = RestatedInput(stream, keys, time, indexed)
+            if found.setdefault(stream, restated) != restated:
                 raise PlanningError(
                     f"{join.id} has restate=, and records of {stream} reach it on several ways,"
                     " with their keys in different columns.",
@@ -133,9 +143,13 @@ class _Graph:
         return paths
 
     def _trace_key(self, join: Operator, name: str, path: Sequence[Operator]) -> str:
-        found, made_by = self._trace(name, path)
-        if found is not None:
-            return found
+        """Return the name in the input's records of a column of the key. Raises PlanningError if an
+        operator computes it.
+        """
+        traced = self._trace(name, path)
+        if traced.name is not None:
+            return traced.name
+        made_by = traced.made_by
         raise PlanningError(
             f"{join.id} has restate=, so records are found by {name!r} in {path[0].spec.reads}, but"
             f" {made_by} computes it, or may.",
@@ -145,19 +159,18 @@ class _Graph:
             column=name,
         )
 
-    def _trace(self, name: str, path: Sequence[Operator]) -> tuple[str | None, str]:
-        """Return the name in the input's records of a value that arrives at the end of a path; or
-        None, and the operator that computes it.
-        """
+    def _trace(self, name: str, path: Sequence[Operator]) -> _Traced:
+        """Return where a value comes from that arrives at the end of a path."""
         for operator in reversed(path[1:-1]):
             arriving = self.columns[operator.inputs[0]]
             before = operator.spec.came_from(name, arriving)
             if before is None:
-                return None, operator.id
+                return _Traced(None, made_by=operator.id)
             name = before
-        return name, ""
+        return _Traced(name)
 
     def _check_input(self, join: Operator, source: Operator, keys: Sequence[str]) -> None:
+        """Raise PlanningError for an input in which the records of `keys` can't be found."""
         stream = str(source.spec.reads)
         facts = require_facts(self.catalog, stream, source.id)
         problem = ""
@@ -197,9 +210,10 @@ class _Graph:
         writers = [operator.id for operator in below if operator.spec.writes is not None]
         inputs = self._streams_above(join.id)
         for operator in self.app.operators:
-            is_shared = self._written_stream(operator) in streams
-            is_shared = is_shared and not self._has_state(operator.id)
-            if is_shared and self._streams_above(operator.id) <= inputs:
+            if self._written_stream(operator) not in streams or self._has_state(operator.id):
+                continue
+            is_of_same_records = self._streams_above(operator.id) <= inputs
+            if is_of_same_records:
                 writers.append(operator.id)
         needed = set()
         for writer in writers:
@@ -244,11 +258,13 @@ class _Graph:
                 yield f"{spec.writes} is called again with them"
 
     def _describe_rows(self, table: str) -> str:
+        """Return what a restatement does to the rows of an output table."""
         if self.app.output_tables[table].on_replay == "replace":
             return "their rows replace those of their earlier results"
         return "their rows come again in a higher epoch, and those of earlier results stay"
 
     def _check_state(self, join: Operator, operator: Operator) -> None:
+        """Raise PlanningError for an operator that has kept former results."""
         state = ""
         if operator.spec.over_time is not None:
             state = "keeps state of the former results"
@@ -264,6 +280,7 @@ class _Graph:
             )
 
     def _check_stream(self, join: Operator, operator: Operator) -> None:
+        """Raise PlanningError for an output stream in which results can't replace former ones."""
         inputs = self._streams_above(operator.id)
         if len(inputs) > 1:
             raise self._refused(
@@ -284,6 +301,7 @@ class _Graph:
             )
 
     def _describe_epoch(self, join: Operator, operator: Operator) -> str:
+        """Return what a restatement does to the records of an output stream."""
         again = "their results come again in a higher epoch"
         dropping = self._find_dropping(join, operator)
         if dropping is None:
@@ -294,6 +312,7 @@ class _Graph:
         )
 
     def _check_table(self, join: Operator, operator: Operator) -> None:
+        """Raise PlanningError for a remote table in which results can't replace former ones."""
         send = operator.spec.send
         assert send is not None
         table = self.app.tables[send.table]
@@ -347,13 +366,13 @@ class _Graph:
         )
 
     def _find_dropping(self, join: Operator, operator: Operator) -> Operator | None:
-        """Return an operator after which a record may be missing that was there before a change of
-        a dataset or table.
+        """Return the first operator up to this one that may drop a record which it passed on before
+        a dataset or table changed; None if none may.
         """
-        below = {one.id for one in self.list_below(join.id)}
+        below = {each.id for each in self.list_below(join.id)}
         for above in self._above(operator.id):
-            depends = above.id in below or above.spec.match is not None
-            if depends and not above.spec.keeps_each:
+            depends_on_entries = above.id in below or above.spec.match is not None
+            if depends_on_entries and not above.spec.keeps_each:
                 return above
         return None
 
@@ -362,13 +381,13 @@ class _Graph:
         column = self.columns[operator].find(name)
         if column is None or not column.sources:
             return True
-        outputs = {}
-        for one in self._above(operator):
-            if one.spec.role == "output":
-                outputs[LineageNode("stream", str(one.spec.writes))] = one.inputs[0]
+        before_output = {}  # the operator before each output that records are read back from
+        for above in self._above(operator):
+            if above.spec.role == "output":
+                before_output[LineageNode("stream", str(above.spec.writes))] = above.inputs[0]
         for node, source in column.sources:
-            if node in outputs:
-                if self._may_depend_on_entries(outputs[node], source):
+            if node in before_output:
+                if self._may_depend_on_entries(before_output[node], source):
                     return True
             elif node.kind != "stream":
                 return True
@@ -377,21 +396,27 @@ class _Graph:
     def _refused(
         self, join: Operator, operator: Operator, problem: str, next_step: str
     ) -> PlanningError:
+        """Return the error for a join whose results can't be restated because of an operator."""
+        match = join.spec.match
         return PlanningError(
             f"{join.id} has restate=, but {operator.id} {problem}.",
             f"{next_step} Or leave restate= out.",
             operator=operator.id,
-            dataset=join.spec.match.dataset if join.spec.match is not None else None,
+            dataset=None if match is None else match.dataset,
         )
 
     # -- the graph
 
     def _place(self, operator: str) -> int:
-        return [one.id for one in self.app.operators].index(operator)
+        """Return the place of an operator in the order of definition."""
+        return [each.id for each in self.app.operators].index(operator)
 
     def _written_stream(self, operator: Operator) -> str | None:
+        """Return the stream that an operator writes; None for other targets and for none."""
         target = operator.spec.target(self.app)
-        return target.name if target is not None and target.kind == "stream" else None
+        if target is None or target.kind != "stream":
+            return None
+        return target.name
 
     def list_below(self, join: str) -> list[Operator]:
         """Return the join and all operators that its records reach, in order."""
@@ -407,17 +432,23 @@ class _Graph:
         """Return the operators whose records reach this one, and itself, in order."""
         needed = {operator}
         found = []
-        for one in reversed(self.app.operators):
-            if one.id in needed:
-                needed.update(one.inputs)
-                found.append(one)
+        for candidate in reversed(self.app.operators):
+            if candidate.id in needed:
+                needed.update(candidate.inputs)
+                found.append(candidate)
         return found[::-1]
 
     def _streams_above(self, operator: str) -> set[str]:
-        return _names(one.spec.reads for one in self._above(operator))
+        """Return the input streams whose records reach an operator."""
+        streams = set()
+        for above in self._above(operator):
+            if above.spec.reads is not None:
+                streams.add(above.spec.reads)
+        return streams
 
     def _has_state(self, operator: str) -> bool:
-        return any(one.spec.over_time is not None for one in self._above(operator))
+        """Whether an operator, or one before it, keeps state."""
+        return any(above.spec.over_time is not None for above in self._above(operator))
 
 
 def _how_to_keep(dropping: Operator) -> str:
@@ -427,7 +458,3 @@ def _how_to_keep(dropping: Operator) -> str:
     return (
         f"Let {dropping.id} come before the join, or keep its records with a column of its verdict"
     )
-
-
-def _names(streams: Iterable[str | None]) -> set[str]:
-    return {stream for stream in streams if stream is not None}

@@ -45,7 +45,7 @@ from dagster_adjunct.orchestration.step.event_times import ranges_to_read
 from dagster_adjunct.orchestration.step.kept_entries import EntryCache, count_stored_rows
 from dagster_adjunct.orchestration.step.planned_batch import (
     PlannedBatch,
-    reader_over_time,
+    find_history,
     schema_of_dataset,
 )
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
@@ -88,23 +88,28 @@ class ArrowFrames:
 
     @property
     def session(self) -> None:
+        """None: frames of this process have no Spark session."""
         return None
 
     def read(self, stream: str) -> pa.Table:
+        """Return the batch's records of an input stream, which are read once, also if they are
+        rehearsed.
+        """
         known = self.rehearsed.records
         if stream not in known:
             known[stream] = self._read(stream)
         return known[stream]
 
     def _read(self, stream: str) -> pa.Table:
+        """Return the records of a stream in the batch's ranges, with the batch's epochs added."""
         system = self.planned.system_of(stream)
-        ranges, epochs = ranges_to_read(system, stream, self.planned.inputs.intent)
+        asked = ranges_to_read(system, stream, self.planned.inputs.intent)
         records = self.planned.inputs.arrived.get(stream)
         if records is None:
-            records = read_table(system, ranges)
-        if not epochs:
+            records = read_table(system, asked.ranges)
+        if not asked.epochs:
             return records
-        added = epochs_of_partitions(epochs, records.column(PARTITION))
+        added = epochs_of_partitions(asked.epochs, records.column(PARTITION))
         return set_column(records, EPOCH, pc.add(records.column(EPOCH), added).cast(pa.int32()))
 
     def of_table(self, table: pa.Table) -> pa.Table:
@@ -120,6 +125,7 @@ class ArrowFrames:
         return names
 
     def columns(self, frame: pa.Table) -> Columns:
+        """Return the records' columns with their types, without hidden ones."""
         facts = {name: ColumnFacts(kind) for name, kind in self.types(frame).items()}
         return Columns({name: facts[name] for name in _own_names(frame)})
 
@@ -127,9 +133,13 @@ class ArrowFrames:
         return {column.name: type_from_arrow(column) for column in frame.schema}
 
     def schema(self, frame: pa.Table) -> Schema:
+        """Return the columns of records as an output stream gets them."""
         return Schema.from_arrow(frame.select(_own_names(frame)).schema)
 
     def sent_types(self, frame: pa.Table) -> dict[str, str | None]:
+        """Return the types of the columns that a table gets, also of those in UPDATE and DEFAULT by
+        "struct.column".
+        """
         types: dict[str, str | None] = {}
         for name in _own_names(frame):
             column = frame.schema.field(name)
@@ -146,6 +156,7 @@ class ArrowFrames:
         return frame.filter(_evaluate(frame, self.types(frame), condition))
 
     def select(self, frame: pa.Table, expressions: Sequence[str]) -> pa.Table:
+        """Return the records with the columns that these Spark SQL expressions give."""
         types = self.types(frame)
         columns: list[tuple[str, Any]] = []
         for text in expressions:
@@ -163,6 +174,9 @@ class ArrowFrames:
         return pa.table(dict(columns))
 
     def select_update(self, frame: pa.Table, names: Sequence[str], update: Update) -> pa.Table:
+        """Return the records with these columns, and with UPDATE and DEFAULT of a partial
+        update.
+        """
         parts = {name: self._struct(frame, pairs) for name, pairs in update.parts.items()}
         selected = self.select(frame, names).append_column(UPDATE, _struct_of(parts, frame))
         if update.if_missing is None:
@@ -170,10 +184,18 @@ class ArrowFrames:
         return selected.append_column(DEFAULT, self._struct(frame, update.if_missing))
 
     def _struct(self, frame: pa.Table, pairs: Pairs) -> pa.Array:
+        """Return a struct for each record; `pairs` are its fields, each a name and a Spark SQL
+        expression.
+        """
         types = self.types(frame)
         return _struct_of({name: _evaluate(frame, types, text) for name, text in pairs}, frame)
 
     def with_columns(self, frame: pa.Table, columns: Sequence[tuple[str, str]]) -> pa.Table:
+        """Return the records with these columns, pairs of a name and a Spark SQL expression, added
+        or replaced.
+
+        All expressions read the records as they were before.
+        """
         types = self.types(frame)
         made = [(name, _evaluate(frame, types, text)) for name, text in columns]
         for name, values in made:
@@ -184,6 +206,9 @@ class ArrowFrames:
     def explode(
         self, operator: str, frame: pa.Table, expression: str, name: str, *, keep_empty: bool
     ) -> pa.Table:
+        """Return a record for each element of the array or map that an expression gives, with the
+        element as column `name` and its number in ORDINAL.
+        """
         values = _evaluate(frame, self.types(frame), expression)
         kind = type_from_arrow(pa.field(name, values.type))
         element = type_of_elements(kind)
@@ -202,6 +227,7 @@ class ArrowFrames:
         return made.append_column(ORDINAL, pa.array(ordinals, pa.string()))
 
     def merge(self, operator: str, frames: Sequence[pa.Table]) -> pa.Table:
+        """Return the records of all inputs; a column that one of them lacks is null there."""
         try:
             return pa.concat_tables(frames, promote_options="default")
         except (pa.ArrowInvalid, pa.ArrowTypeError):
@@ -211,6 +237,9 @@ class ArrowFrames:
         return frame  # all records are in one place
 
     def call(self, frame: pa.Table, call: RecordCall, kept: Sequence[str]) -> pa.Table:
+        """Return what a user's function returns for each record. Results of a rehearsal are used
+        again.
+        """
         streams = set(self.planned.origins[call.operator].streams.values())
         if not streams <= self.planned.app.inputs.keys():
             # After an output, records have positions that the rehearsal did not know.
@@ -226,26 +255,39 @@ class ArrowFrames:
         return frame  # it is computed already
 
     def first(self, frame: pa.Table, flags: Sequence[str]) -> Mapping[str, Any] | None:
-        flagged = frame.filter(reduce(pc.or_, map(frame.column, flags)))
-        return next(iter(python_rows(_sort_by_position(flagged).slice(0, 1))), None)
+        """Return the first record, by position, in which one of these boolean columns is true; None
+        if there is none.
+        """
+        is_flagged = reduce(pc.or_, [frame.column(name) for name in flags])
+        flagged = _sort_by_position(frame.filter(is_flagged))
+        if not flagged.num_rows:
+            return None
+        (first,) = python_rows(flagged.slice(0, 1))
+        return first
 
     def divert(self, operator: str, frame: pa.Table) -> None:
-        before = self._diverted.get(operator)
-        self._diverted[operator] = frame if before is None else pa.concat_tables([before, frame])
+        """Add records to those that the operator has diverted."""
+        if operator in self._diverted:
+            frame = pa.concat_tables([self._diverted[operator], frame])
+        self._diverted[operator] = frame
 
     def diverted(self, operator: str) -> pa.Table:
+        """Return the records that the operator before this one has diverted."""
         return self._diverted[self.planned.operator_before(operator)]
 
     def count_failed(self, operator: str, frame: pa.Table, checked: Checked) -> pa.Table:
+        """Return all records; counts them and those that fail the check, and describes a sample of
+        these: the first one of those whose offsets have the same remainder.
+        """
         failed = _sort_by_position(frame.filter(frame.column(checked.flag)))
         self.counts.count(operator, {"rows": frame.num_rows, "failed": failed.num_rows})
         groups = failed.column(OFFSET).to_numpy() % SAMPLE_SIZE
-        sample = failed.take(np.sort(np.unique(groups, return_index=True)[1]))
-        shown = {name: read_values(sample, name) for name in checked.shown}
-        places = sample.select(keep_present((PARTITION, OFFSET, ORIGIN), sample.column_names))
-        for name, values in shown.items():
-            places = set_column(places, name, values)
-        self.counts.sample(operator, [checked.describe(row) for row in python_rows(places)])
+        _, first_places = np.unique(groups, return_index=True)
+        sample = failed.take(np.sort(first_places))
+        described = sample.select(keep_present((PARTITION, OFFSET, ORIGIN), sample.column_names))
+        for name in checked.shown:
+            described = set_column(described, name, read_values(sample, name))
+        self.counts.sample(operator, [checked.describe(row) for row in python_rows(described)])
         return frame
 
     def count(self, frame: pa.Table) -> int:
@@ -253,6 +295,9 @@ class ArrowFrames:
         return count
 
     def keep_matches(self, operator: str, frame: pa.Table, how: How) -> pa.Table:
+        """Return joined records without the columns that mark matches, and count them; an inner
+        join drops those without an entry.
+        """
         matched = frame.column(MATCHED)
         counts = {"rows": frame.num_rows, "unmatched": matched.null_count}
         hidden = [MATCHED]
@@ -261,23 +306,27 @@ class ArrowFrames:
                 counts[name] = pc.sum(frame.column(flag)).as_py() or 0
                 hidden.append(flag)
         self.counts.count(operator, counts)
-        kept = frame.filter(matched) if how == "inner" else frame
-        return kept.drop_columns(hidden)
+        if how == "inner":
+            frame = frame.filter(matched)
+        return frame.drop_columns(hidden)
 
     # -- lookups in remote tables
 
     def tasks_at(self, operator: str) -> int:
+        """Return how many tasks may work for an operator: this process does alone."""
         return 1
 
     def distinct_keys(
         self, operator: str, frame: pa.Table, lookup: TableLookup, *, sensitive: bool
     ) -> pa.Table:
+        """Return the distinct keys of the records; keys with a null are left out."""
         keys = _select_keys(frame, lookup).drop_null()
         return lookups.distinct_keys(operator, keys, lookup, sensitive=sensitive)
 
     def add_answers(
         self, operator: str, frame: pa.Table, lookup: TableLookup, answers: pa.Table
     ) -> pa.Table:
+        """Return all records with the answers for their keys, and MATCHED."""
         keys = _select_keys(frame, lookup)
         found = KeyedEntries.of(answers, tuple(keys.column_names))
         places = found.find(keys.columns)
@@ -287,6 +336,7 @@ class ArrowFrames:
         return frame.append_column(MATCHED, _true_or_null(pc.fill_null(there, False)))
 
     def add_unknown_answers(self, operator: str, frame: pa.Table, lookup: TableLookup) -> pa.Table:
+        """Return the records with the columns that `add_answers` adds, all null."""
         for answer in lookup.answers:
             unknown = pa.nulls(frame.num_rows, arrow_type(answer.value.type))
             frame = frame.append_column(answer.name, unknown)
@@ -302,13 +352,14 @@ def _evaluate(frame: pa.Table, types: dict[str, str], text: str) -> Any:
 
 
 def _sort_by_position(frame: pa.Table) -> pa.Table:
+    """Return the records in the order of their positions."""
     order = (PARTITION, OFFSET, *tie_breakers(frame.column_names))
     return frame.sort_by([(name, "ascending") for name in order])
 
 
 def _own_names(frame: pa.Table) -> list[str]:
     """Return the names of the columns that are not hidden."""
-    return [name for name in frame.column_names if name[:2] != "__"]
+    return [name for name in frame.column_names if not name.startswith("__")]
 
 
 def _struct_types(kind: pa.DataType, *, is_update: bool) -> dict[str, str]:
@@ -319,8 +370,8 @@ def _struct_types(kind: pa.DataType, *, is_update: bool) -> dict[str, str]:
         return {}
     columns = list(kind)
     parts = [column.type for column in columns if column.name in PARTS]
-    is_typed = is_update and len(parts) == len(columns)
-    if is_typed and all(map(pa.types.is_struct, parts)):
+    has_parts_only = len(parts) == len(columns) and all(pa.types.is_struct(part) for part in parts)
+    if is_update and has_parts_only:  # the columns are those in the parts
         columns = list(chain.from_iterable(parts))
     return {column.name: type_from_arrow(column) for column in columns}
 
@@ -333,11 +384,13 @@ def _struct_of(columns: dict[str, Any], frame: pa.Table) -> pa.Array:
 
 
 def _select_keys(frame: pa.Table, lookup: TableLookup) -> pa.Table:
+    """Return the lookup's keys of all records, in columns of their own names."""
     keys = [read_values(frame, name) for name in lookup.keys]
     return pa.table(keys, lookups.key_columns(lookup))
 
 
 def _true_or_null(there: pa.Array) -> pa.Array:
+    """Return true where `there` is true, else null."""
     return pc.if_else(there, True, pa.scalar(None, pa.bool_()))
 
 
@@ -345,7 +398,9 @@ def set_column(records: pa.Table, name: str, values: Any, replaced: str | None =
     """Return the records with a column, instead of the one called `replaced` (default: `name`) if
     there is one.
     """
-    place = records.schema.get_field_index(replaced or name)
+    if replaced is None:
+        replaced = name
+    place = records.schema.get_field_index(replaced)
     if place < 0:
         return records.append_column(name, values)
     return records.set_column(place, name, values)
@@ -363,9 +418,13 @@ class ArrowDatasets:
     cache: EntryCache
 
     def schema_of(self, dataset: str, *, over_time: bool = False) -> Schema:
+        """Return the columns of a dataset's entries, or of its rows over time."""
         return schema_of_dataset(self.planned, dataset, over_time=over_time)
 
     def match(self, operator: str, frame: pa.Table, lookup: EntryLookup) -> pa.Table:
+        """Return all records with what the lookup takes of their entries, and MATCHED; as of a time
+        also with BEFORE_HISTORY and NO_TIME.
+        """
         key = tuple(entry for _, entry in lookup.on)
         columns = [read_values(frame, stream) for stream, _ in lookup.on]
         if lookup.as_of is None:
@@ -404,17 +463,21 @@ class ArrowDatasets:
         return KeyedEntries.of(self.schema_of(dataset).to_arrow().empty_table(), key)
 
     def _served_entries(self, dataset: str, key: tuple[str, ...]) -> TimedEntries:
+        """Return the rows that a dataset has served, by their key; none in a dry run."""
         reader = self.planned.inputs.served.get(dataset)
         if reader is None or self.planned.is_dry_run:
             return TimedEntries.empty(self.schema_of(dataset), key)
         return self.cache.get_served(reader, key)
 
     def _timed_entries(self, dataset: str, key: tuple[str, ...], *, with_ids: bool) -> TimedEntries:
-        reader, known_from = reader_over_time(self.planned, dataset)
-        if reader is None or self.planned.is_dry_run:
+        """Return a dataset's rows over time, by their key; none in a dry run."""
+        history = find_history(self.planned, dataset)
+        if history.reader is None or self.planned.is_dry_run:
             schema = self.schema_of(dataset)
-            return TimedEntries.empty(add_interval_id(schema) if with_ids else schema, key)
-        return self.cache.get_over_time(reader, key, known_from, with_ids=with_ids)
+            if with_ids:
+                schema = add_interval_id(schema)
+            return TimedEntries.empty(schema, key)
+        return self.cache.get_over_time(history.reader, key, history.known_from, with_ids=with_ids)
 
 
 def _take_columns(
@@ -435,13 +498,16 @@ class ProcessWrites:
     """This process writes the records: `Writes` of outputs."""
 
     def append(self, operator: str, frame: pa.Table, append: Append) -> AppendResult:
+        """Append records to a stream, from this process."""
         return append.send_rows(frame)
 
     def read(self, append: Append, **ranges: Any) -> pa.Table:
         return read_table(append.system, **ranges)
 
     def fetch(self, operator: str, frame: pa.Table, sources: Sources | None) -> pa.Table:
+        """Return the records as an output table gets them."""
         return with_positions(frame, sources)
 
     def write(self, operator: str, frame: pa.Table, write: TableWrite) -> WriteResult:
+        """Write records to a remote table, from this process."""
         return write_rows(frame, write, what=operator)

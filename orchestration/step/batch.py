@@ -155,13 +155,13 @@ def run_batch(
         local_tables = WrittenLocalTables(planned, spark.writers)
         parts = SparkParts(
             planned,
-            frames,
-            SparkDatasets(planned, local_tables),
-            TableLookups(planned, counts, frames),
-            WrittenOutputs(planned, counts, frames, writes(frames), before_output),
-            local_tables,
-            CalledSinks(planned, counts, before_output),
-            SparkState(planned, spark.times, spark.writers),
+            records=frames,
+            datasets=SparkDatasets(planned, local_tables),
+            tables=TableLookups(planned, counts, frames),
+            outputs=WrittenOutputs(planned, counts, frames, writes(frames), before_output),
+            local_tables=local_tables,
+            sinks=CalledSinks(planned, counts, before_output),
+            state=SparkState(planned, spark.times, spark.writers),
         )
         compiler = SparkCompiler(parts, spark.times)
         run_operators(planned, compiler.hand_on)
@@ -201,9 +201,9 @@ class SparkCompiler:
 
         planned = self.batch.planned
         # Records that are repartitioned only to be written continue unmoved.
-        aside = operator.spec.is_side_output and bool(planned.moves(operator.id))
+        is_moved_aside = operator.spec.is_side_output and bool(planned.moves(operator.id))
         try:
-            if aside and planned.has_consumers(operator.id):
+            if is_moved_aside and planned.has_consumers(operator.id):
                 # They are read twice: to be written, and to continue.
                 keep = self.batch.records.materialize
                 sources = [keep(operator.id, frame) for frame in sources]
@@ -211,15 +211,19 @@ class SparkCompiler:
             leaving = self._rename_copies(operator, self._compile(operator))
         except AnalysisException as error:
             raise analysis_error(operator, error) from error
-        return sources[0] if aside else leaving
+        if is_moved_aside:
+            return sources[0]
+        return leaving
 
     def _rename_copies(self, operator: Operator, leaving: DataFrame) -> DataFrame:
-        """Return the records that leave an operator with the copied values that they still have."""
+        """Return the records that leave an operator, with the copies of the values that they are
+        partitioned by (`copy_name`) under the names that these values have after it.
+        """
         if not list_copies(leaving.columns):
             return leaving
         planned = self.batch.planned
         after = planned.required_partitioning(operator.id)
-        before = after  # of records that begin a stream
+        before = after  # where a stream begins, records are partitioned by these names already
         if operator.spec.role is None:
             before = planned.required_partitioning(operator.inputs[0])
             for exchange in planned.moves(operator.id):
@@ -276,15 +280,20 @@ def add_branches(
     """
     if len(frames) < 2:
         return list(frames)
-    one_stream = len(planned.origins[operator.id].streams) == 1
+    is_of_one_stream = len(planned.origins[operator.id].streams) == 1
     branched: list[Frame] = []
     for number, (source, frame) in enumerate(zip(operator.inputs, frames, strict=True)):
-        origin = None if one_stream else planned.stream_of(source) or ""
+        origin = None
+        if not is_of_one_stream:
+            origin = planned.stream_of(source) or ""
         branched.append(add(frame, str(number), origin))
     return branched
 
 
 def _add_branch(frame: DataFrame, branch: str, origin: str | None) -> DataFrame:
+    """Return the records with BRANCH; with ORIGIN and without POSITION if there is an `origin`. A
+    branch goes before those that the records have already.
+    """
     if origin is not None:
         frame = frame.drop(*POSITION)
         if ORIGIN not in frame.columns:
@@ -310,7 +319,8 @@ def classify_batch(app: Application, inputs: BatchInputs) -> BatchInputs:
     rows = sum(map(_count_rows, partitioned.values()))
     size = sum(map(_count_bytes, partitioned.values()))
     records = inputs.records * (inputs.intent.tasks or 1)
-    if records > app.few_records or rows > SMALL_DATASETS or size > SMALL_BYTES:
+    has_small_datasets = rows <= SMALL_DATASETS and size <= SMALL_BYTES
+    if records > app.few_records or not has_small_datasets:
         return inputs
     all_rows = sum(map(_count_rows, whole.values()))
     interpreted = all_rows <= SMALL_ROWS and not inputs.looked_back_at
@@ -333,9 +343,11 @@ def read_whole(app: Application, inputs: BatchInputs) -> dict[str, View]:
 
 def _count_rows(view: View) -> int:
     """Return the rows of a version, by its manifest."""
+    if view is None:
+        return 0
     if isinstance(view, VersionReader):
         return count_stored_rows(view)
-    return 0 if view is None else view.rows
+    return view.rows
 
 
 def _count_bytes(view: View) -> int:
@@ -366,9 +378,12 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
     for stream, system in systems.items():
         if room <= 0:
             return None
-        arrived[stream] = read_table(system, ranges_to_read(system, stream, inputs.intent)[0])
+        asked = ranges_to_read(system, stream, inputs.intent)
+        arrived[stream] = read_table(system, asked.ranges)
         room -= arrived[stream].nbytes
-    return replace(inputs, arrived=arrived) if room > 0 else None
+    if room <= 0:
+        return None
+    return replace(inputs, arrived=arrived)
 
 
 def _room_for_records(inputs: BatchInputs) -> int:
@@ -382,8 +397,9 @@ def _room_for_records(inputs: BatchInputs) -> int:
         all_rows += rows
         if rows:
             room -= inputs.records * _count_bytes(view) // rows
-    # The first batch of a run over more rows would take longer than by tasks.
-    return room if all_rows <= SMALL_ROWS else 0
+    if all_rows > SMALL_ROWS:  # the first batch of a run would take longer than by tasks
+        return 0
+    return room
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,25 +421,33 @@ class FetchedWrites:
     def _fetch(self, frame: DataFrame) -> pa.Table | None:
         """Return the records of an output; None if they may be too large for this process."""
         arrived = self.frames.planned.inputs.arrived.values()
-        return fetch_small(frame, SMALL_BYTES // max(1, sum(rows.num_rows for rows in arrived)))
+        records = sum(rows.num_rows for rows in arrived)
+        largest = SMALL_BYTES // max(1, records)
+        return fetch_small(frame, largest)
 
     def append(self, operator: str, frame: DataFrame, append: Append) -> AppendResult:
-        # Tasks write to other systems, with marks of their own.
-        rows = self._fetch(frame) if split_stream_name(append.stream)[0] == LAKE else None
+        """Append records to a stream: of the lake from this process, if they are few enough."""
+        rows = None
+        system, _ = split_stream_name(append.stream)
+        if system == LAKE:  # tasks write to other systems, with marks of their own
+            rows = self._fetch(frame)
         if rows is None:
             self._not_fetched.add(append.stream)
             return self.by_tasks.append(operator, frame, append)
         return append.send_rows(rows)
 
     def read(self, append: Append, **ranges: Any) -> DataFrame:
+        """Return records that were appended, read by whoever has written them."""
         if append.stream in self._not_fetched:
             return self.by_tasks.read(append, **ranges)
         return small_frame(self.frames.session, read_table(append.system, **ranges))
 
     def fetch(self, operator: str, frame: DataFrame, sources: Sources | None) -> pa.Table:
+        """Return the records as an output table gets them."""
         return self.by_tasks.fetch(operator, frame, sources)
 
     def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
+        """Write records to a remote table, from this process if they are few enough."""
         rows = self._fetch(frame)
         if rows is None:
             return self.by_tasks.write(operator, frame, write)

@@ -170,6 +170,7 @@ class Append:
 
     @property
     def name(self) -> str:
+        """The name of the stream in its system: "name" of "system.name"."""
         return split_stream_name(self.stream)[1]
 
     def send(self, records: DataFrame | pa.Table, options: AppendOptions) -> AppendResult:
@@ -220,6 +221,22 @@ class Writes(Protocol[Frame]):
 
 
 @dataclass(frozen=True, slots=True)
+class _SentRecords:
+    """What an operator has appended to a stream."""
+
+    append: Append
+    result: AppendResult
+
+
+@dataclass(frozen=True, slots=True)
+class _RefusedRecords:
+    """The dead letters of what an operator has written to a table."""
+
+    table: str = ""
+    letters: Letters = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenOutputs(Generic[Frame]):
     """Writes the output streams and remote tables of a batch: `Outputs` of operators.
 
@@ -234,20 +251,28 @@ class WrittenOutputs(Generic[Frame]):
     frames: Frames[Frame]
     writes: Writes[Frame]
     before_output: Callable[..., Any]
-    _sent: dict[str, tuple[Append, AppendResult]] = field(default_factory=dict)
-    _letters: dict[str, tuple[str, Letters]] = field(default_factory=dict)
+    _sent: dict[str, _SentRecords] = field(default_factory=dict)
+    _refused: dict[str, _RefusedRecords] = field(default_factory=dict)
 
     # -- streams
 
     def send(
         self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
+        """Append records to a stream, which is created, or gets the columns of the records, if
+        needed.
+
+        A batch that was cut by retention is not appended again: its first append has more records.
+        """
         append = self._begin_append(operator, stream)
         system = append.system
         is_cut = self.planned.inputs.intent.cut
         evolves = system.capabilities.evolves
-        look = append.find_previous if is_cut or evolves else lambda: None
-        sent: AppendResult | None = self.before_output(stream, look)
+        sent: AppendResult | None = None
+        if is_cut or evolves:
+            sent = self.before_output(stream, append.find_previous)
+        else:
+            self.before_output(stream)
         schema = self.frames.schema(frame)
         changes = declared_changes(self.planned.app, stream)
         create = partial(system.create, append.name, schema=schema, key=key, partitions=partitions)
@@ -267,11 +292,12 @@ class WrittenOutputs(Generic[Frame]):
                 create()
             result = self.writes.append(operator, frame, append)
             create()
-        self._sent[operator] = append, result
+        self._sent[operator] = _SentRecords(append, result)
         counters = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
         self.counts.count(stream, counters)
 
     def _begin_append(self, operator: str, stream: str) -> Append:
+        """Return the append of an operator's records to a stream, in this batch."""
         context = self.planned.context
         system = require_writer(self.planned.system_of(stream))
         # one snapshot for all requests: appending fails, and is retried, if the stream has changed
@@ -288,15 +314,20 @@ class WrittenOutputs(Generic[Frame]):
         return Append(system, stream, producer, self.planned.number, options)
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
-        append, result = self._sent[operator]
+        """Return the records that the operator has sent, read back from the stream."""
+        sent = self._sent[operator]
         options: dict[str, Any] = {}
-        if append.system.capabilities.keeps_positions:
+        if sent.append.system.capabilities.keeps_positions:
             options["positions"] = True
-        return self.writes.read(append, ranges=append.ranges(result), **options)
+        ranges = sent.append.ranges(sent.result)
+        return self.writes.read(sent.append, ranges=ranges, **options)
 
     def send_dead_letters(
         self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
+        """Append rejected records to a stream, once per batch; if they were sent before, check that
+        none is missing.
+        """
         system = require_writer(self.planned.system_of(stream))
         writer = self.planned.context.writer
         append = Append(system, stream, writer, self.planned.number, AppendOptions())
@@ -310,12 +341,13 @@ class WrittenOutputs(Generic[Frame]):
     # -- output tables
 
     def commit(self, operator: str, frame: Frame, table: str) -> None:
+        """Append records to an output table in one commit, unless it has this batch already."""
         planned = self.planned
         sent = SentRows.of(planned, operator, table)
         output = open_output(planned.app.output_tables[table].table)
         producer = planned.context.writer
-        look = partial(output.find_batch, producer, planned.number, planned.clock)
-        found: CommittedBatch | None = self.before_output(table, look)
+        find = partial(output.find_batch, producer, planned.number, planned.clock)
+        found: CommittedBatch | None = self.before_output(table, find)
         if found is not None:
             self.frames.count(frame)  # counts upstream complete once their records are consumed
             counters = {"rows": found.rows or 0, "duplicate_batches": 1}
@@ -341,15 +373,19 @@ class WrittenOutputs(Generic[Frame]):
     # -- remote tables
 
     def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
+        """Write records to a remote table; in a replay none to a table that has, or will get, the
+        same records otherwise.
+        """
         self.before_output(send.table)
         planned = self.planned
         context = planned.context
         table = context.app.tables[send.table]
-        has_records = planned.inputs.consumed is None and table.on_replay == "skip"
-        if has_records or operator in planned.unsent:
+        is_replay = planned.inputs.consumed is None
+        skips = is_replay and table.on_replay == "skip"
+        if skips or operator in planned.unsent:
             # The table has these records, or will get them from the main position. If the replay
             # left marks, what the main position writes could look old.
-            self._letters[operator] = (send.table, ())
+            self._refused[operator] = _RefusedRecords(send.table)
             self.counts.count(send.table, {"skipped": self.frames.count(frame)})
             return
         update = send.update
@@ -357,17 +393,17 @@ class WrittenOutputs(Generic[Frame]):
             self._table_of_run(table),
             send.contract,
             send.on_null_key,
-            planned.partitions_at(operator),
-            " and ".join(planned.origins[operator].streams.values()),
-            build_marking(planned, operator, table, self.frames.names(frame)),
-            update is not None,
-            update.remove if update is not None else (),
-            send.args,
-            send.dead_letters,
+            tasks=planned.partitions_at(operator),
+            source=" and ".join(planned.origins[operator].streams.values()),
+            marking=build_marking(planned, operator, table, self.frames.names(frame)),
+            typed=update is not None,
+            remove=() if update is None else update.remove,
+            args=send.args,
+            dead_letters=send.dead_letters,
             sensitive=sensitive,
         )
         written = self.writes.write(operator, frame, write)
-        self._letters[operator] = (send.table, written.letters)
+        self._refused[operator] = _RefusedRecords(send.table, written.letters)
         context.open_tables.forget(send.table)
         self.counts.measure(send.table, written.metrics, written.counters)
 
@@ -381,9 +417,10 @@ class WrittenOutputs(Generic[Frame]):
         return limited.with_fence(context.fence, may_create=not has_begun)
 
     def refused_records(self, operator: str) -> Frame:
+        """Return the records that the table of the operator before this one rejected."""
         before = self.planned.operator_before(operator)
-        table, letters = self._letters.get(before, ("", ()))
-        return self.frames.of_table(table_of_letters(table, letters))
+        refused = self._refused.get(before, _RefusedRecords())
+        return self.frames.of_table(table_of_letters(refused.table, refused.letters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +435,7 @@ class NoOutputs(Generic[Frame]):
         pass
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
+        """Return the same records: nothing was written."""
         return frame
 
     def commit(self, operator: str, frame: Frame, table: str) -> None:
@@ -407,6 +445,7 @@ class NoOutputs(Generic[Frame]):
         pass
 
     def refused_records(self, operator: str) -> Frame:
+        """Return no records: nothing was written that a table could reject."""
         return self.frames.of_table(table_of_letters("", ()))
 
     def send_dead_letters(
@@ -424,6 +463,9 @@ class TableLookups(Generic[Frame]):
     frames: Frames[Frame]
 
     def look_up(self, operator: str, frame: Frame, lookup: TableLookup) -> Frame:
+        """Return the records with the columns looked up in a table, and MATCHED. Answers are
+        recorded, so a repeated batch gets the same.
+        """
         context = self.planned.context
         frames = self.frames
         frame = frames.materialize(operator, frame)
@@ -475,7 +517,7 @@ def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table
     order = (PARTITION, OFFSET, *tie_breakers(records.column_names))
     unsent = {*order, *list_batch_columns(records.column_names)}
     if sources is None:
-        unsent |= {*POSITION}
+        unsent.update(POSITION)
     rows = with_positions(records, sources)
     return rows.select([name for name in rows.column_names if name not in unsent])
 
@@ -517,9 +559,11 @@ def epochs_of_partitions(epochs: Mapping[int, int], partitions: pa.ChunkedArray)
     """Return the epoch of each of these partitions as int, 0 for those that `epochs` does not
     list.
     """
-    known = np.zeros(max([*epochs, *pc.unique(partitions).to_pylist(), 0]) + 1, np.int32)
-    known[list(epochs)] = list(epochs.values())
-    return pa.array(known[partitions.to_numpy()])
+    numbers = [*epochs, *pc.unique(partitions).to_pylist()]
+    by_partition = np.zeros(max(numbers, default=0) + 1, np.int32)
+    for partition, epoch in epochs.items():
+        by_partition[partition] = epoch
+    return pa.array(by_partition[partitions.to_numpy()])
 
 
 def table_of_letters(table: str, letters: Letters) -> pa.Table:
@@ -550,19 +594,22 @@ def check_letters_sent(append: Append, sent: AppendResult, letters: Letters, wha
     ranges = append.ranges(sent)
     present = set()
     if ranges:
-        present = set(map(_identify, read_table(append.system, ranges).to_pylist()))
+        for letter in read_table(append.system, ranges).to_pylist():
+            present.add(_identify(letter))
     lost = [letter for letter in letters if _identify(letter) not in present]
     if lost:
+        first = lost[0]
         raise errors.TableError(
-            f"{what}: this batch was retried, and table {lost[0]['table']} rejects"
+            f"{what}: this batch was retried, and table {first['table']} rejects"
             f" {len(lost)} record(s) that are not among the dead letters of its first run; the"
-            f" first has the key {lost[0]['key']}.",
+            f" first has the key {first['key']}.",
             "Correct the records or the table, then run the batch again.",
-            table=lost[0]["table"],
+            table=first["table"],
         )
 
 
 def _identify(letter: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the values by which a dead letter is told from others."""
     return tuple(letter[name] for name in _LETTER_IDENTITY)
 
 
@@ -589,7 +636,9 @@ def build_marking(
         identity = inputs.identities.get(ssp.qualified_stream)
         if identity:
             name += f"@{identity[:8]}"
-        epoch = inputs.intent.epochs.get(ssp, 0) if per_epoch else 0
+        epoch = 0
+        if per_epoch:
+            epoch = inputs.intent.epochs.get(ssp, 0)
         if epoch and inputs.consumed is None:
             name += f"~{epoch}"
             epoch = 0
@@ -599,4 +648,5 @@ def build_marking(
         return Marking((SOURCE,), SOURCE_OFFSET, sources, prefix=prefix)
     if ORIGIN in columns:
         return Marking((ORIGIN, PARTITION), OFFSET, sources, prefix=prefix)
-    return Marking((PARTITION,), OFFSET, sources, planned.stream_of(operator) or "", prefix)
+    stream = planned.stream_of(operator) or ""
+    return Marking((PARTITION,), OFFSET, sources, stream=stream, prefix=prefix)

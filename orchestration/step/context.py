@@ -163,9 +163,12 @@ def list_spans(places: pa.Table, partition: int) -> list[tuple[int, int]]:
     """Return the spans [start, end) of adjacent offsets among the places in a partition."""
     here = places.filter(pc.equal(places.column(PARTITION), partition))
     offsets = here.column(OFFSET).to_numpy()
-    starts = np.flatnonzero(np.diff(offsets, prepend=-2) != 1)
-    ends = np.append(starts[1:], len(offsets)) - 1
-    return list(zip(offsets[starts].tolist(), (offsets[ends] + 1).tolist(), strict=True))
+    is_first = np.diff(offsets, prepend=-2) != 1
+    first_places = np.flatnonzero(is_first)
+    last_places = np.append(first_places[1:], len(offsets)) - 1
+    starts = offsets[first_places].tolist()
+    ends = (offsets[last_places] + 1).tolist()
+    return list(zip(starts, ends, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,14 @@ class BatchMetrics:
     samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _CachedFrame:
+    """A DataFrame that Spark has cached, made of these dataset versions."""
+
+    versions: object
+    frame: DataFrame
+
+
 class BatchVersions:
     """The dataset versions that the batches of one run read, opened once, and a lease for each
     dataset.
@@ -202,7 +213,7 @@ class BatchVersions:
         self._tables: dict[str, TransientTable] = {}
         self._plans: dict[str, RecordedPlan] = {}
         self._leases: dict[str, Lease] = {}
-        self._frames: dict[str, tuple[object, DataFrame]] = {}
+        self._frames: dict[str, _CachedFrame] = {}
         self.refused: dict[object, errors.RestatementError] = {}
         """Why results are not restated because of some changes, so that this is found out once."""
 
@@ -220,7 +231,9 @@ class BatchVersions:
         the last batch.
         """
         if name not in self._tables:
-            last = state.last.intent.versions.get(name) if state.last else None
+            last = None
+            if state.last is not None:
+                last = state.last.intent.versions.get(name)
             dataset = require_changes(self._app.dataset(name))
             self._tables[name] = TransientTable(self._runtime.systems, dataset, last=last)
         return self._tables[name]
@@ -242,6 +255,7 @@ class BatchVersions:
         return self._reader(name, version)
 
     def _reader(self, name: str, version: str) -> VersionReader:
+        """Return the reader of a version, which is opened once."""
         if (name, version) not in self._readers:
             self._readers[name, version] = self.stored(name).version_of_batch(version)
         return self._readers[name, version]
@@ -283,20 +297,22 @@ class BatchVersions:
 
         It is cached until `unpersist`, or until it is asked for with other `versions`.
         """
-        kept = self._frames.get(rows)
-        if kept is None or kept[0] != versions:
-            if kept is not None:
-                kept[1].unpersist()
-            self._frames[rows] = versions, frame().persist()
-        return self._frames[rows][1]
+        cached = self._frames.get(rows)
+        if cached is not None:
+            if cached.versions == versions:
+                return cached.frame
+            cached.frame.unpersist()
+        cached = _CachedFrame(versions, frame().persist())
+        self._frames[rows] = cached
+        return cached.frame
 
     def unpersist(self) -> None:
         """Drop everything that `persisted` has cached, which frees Spark's memory for the tasks
         of a large batch.
         """
-        for _, frame in self._frames.values():
+        for cached in self._frames.values():
             with suppress(Exception):  # its session has ended
-                frame.unpersist()
+                cached.frame.unpersist()
         self._frames.clear()
 
     def plan_of(self, replay: Replay) -> RecordedPlan:
@@ -329,24 +345,26 @@ class BatchVersions:
             if not self._holds(name, wanted):
                 missing[name] = wanted
 
-        def acquire(name: str) -> bool:
-            held = self._leases.get(name)
-            wanted = missing[name]
+        def is_leased(name: str) -> bool:
             try:
-                self._leases[name] = Lease.acquire(
-                    self._runtime.lake, name, sorted(wanted), holder=self._runtime.by
-                )
+                self._acquire_lease(name, missing[name])
             except VersionDiscardedError:
                 if not reopened:  # a reopened version may have been rewritten by an erasure
                     raise
                 return False
-            if held is not None:
-                held.release()
-                self._forget_readers(name, wanted)
             return True
 
-        taken = map_in_threads(acquire, missing, requests_at_once(self._runtime.lake.store))
-        return [name for name, done in zip(missing, taken, strict=True) if not done]
+        leased = map_in_threads(is_leased, missing, requests_at_once(self._runtime.lake.store))
+        return [name for name, done in zip(missing, leased, strict=True) if not done]
+
+    def _acquire_lease(self, name: str, wanted: set[str]) -> None:
+        """Lease these versions of a dataset, in place of those that the last batch has leased."""
+        lake = self._runtime.lake
+        before = self._leases.get(name)
+        self._leases[name] = Lease.acquire(lake, name, sorted(wanted), holder=self._runtime.by)
+        if before is not None:
+            before.release()
+            self._forget_readers(name, wanted)
 
     def _holds(self, name: str, wanted: set[str]) -> bool:
         """Return whether the lease on a dataset has all these versions."""
@@ -433,6 +451,7 @@ class StepContext:
 
     @property
     def lake(self) -> Lake:
+        """The lake of the run."""
         return self.runtime.lake
 
     @property
@@ -442,10 +461,12 @@ class StepContext:
 
     @property
     def systems(self) -> Mapping[str, StreamSystem]:
+        """The stream systems of the run, by name."""
         return self.runtime.systems
 
     @property
     def spark(self) -> Callable[[], SparkSession]:
+        """Returns the Spark session of the run; the first call may start it."""
         return self.runtime.spark
 
     @property
@@ -465,10 +486,12 @@ class StepContext:
 
     @cached_property
     def log(self) -> BatchLog:
+        """The batch log of the application."""
         return BatchLog(self.lake, self.app.name)
 
     @cached_property
     def startpoints(self) -> StartpointManager:
+        """The stored startpoints of the application."""
         return open_startpoints(self.lake, self.app)
 
     @cached_property
@@ -534,14 +557,14 @@ class StepState:
     """How far a run of the step has come: the batch log as it last committed it, and its report so
     far.
 
-    `held` are the partitions that this run does not read, because their startpoint can't be read;
-    None before the run's first positions are stored. `shapes` are the columns of inputs and
+    `unreadable` are the partitions that this run does not read, because their startpoint can't be
+    read; None before the run's first positions are stored. `shapes` are the columns of inputs and
     datasets, and the numbers of buckets, that the last dry run checked; None before the first.
     """
 
     logged: LoggedState
     report: StepReport
-    held: frozenset[SystemStreamPartition] | None = None
+    unreadable: frozenset[SystemStreamPartition] | None = None
     shapes: Mapping[str, object] | None = None
 
     def with_messages(self, context: StepContext, texts: Sequence[str]) -> StepState:
@@ -550,8 +573,8 @@ class StepState:
         """
         for text in texts:
             context.report("startpoint", self.logged.state.batch, text=text)
-        told = (*self.report.startpoints, *texts)[-MAX_STARTPOINTS:]
-        return replace(self, report=replace(self.report, startpoints=told))
+        startpoints = (*self.report.startpoints, *texts)[-MAX_STARTPOINTS:]
+        return replace(self, report=replace(self.report, startpoints=startpoints))
 
     def with_batch(
         self, done: ClosedBatch, commit_seconds: float, outputs: BatchMetrics, *, few: bool
@@ -639,6 +662,7 @@ def _with_made_columns(dataset: AdjunctDataset, sensitive: frozenset[str]) -> fr
 
 
 def _sensitive_names(schema: Schema | None) -> frozenset[str]:
+    """Return the names of the columns that a schema marks as sensitive, in lower case."""
     if schema is None:
         return frozenset()
     return frozenset(field.name.lower() for field in schema.fields if field.sensitive)

@@ -120,6 +120,7 @@ class StoredColumns:
 
 
 async def _read_stored_types(function: TableFunction) -> dict[str, str] | None:
+    """Return the types of a table's columns as its store reports them; None if it does not."""
     try:
         return await function.stored_types()
     finally:
@@ -137,6 +138,9 @@ class CheckedLookups(Generic[Frame]):
     stored: StoredColumns
 
     def look_up(self, operator: str, frame: Frame, lookup: TableLookup) -> Frame:
+        """Return the records with the columns of the lookup, unknown; raises PlanningError for
+        columns that the table's store has not.
+        """
         table = self.planned.app.tables[lookup.table]
         stored = self.stored.read(lookup.table, table.read_function)
         check_stored_columns(operator, table, lookup, stored)
@@ -157,6 +161,7 @@ class CheckedOutputs(Generic[Frame]):
     def send(
         self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
+        """Check that a stream, and the datasets made from it, accept the columns of the records."""
         app = self.planned.app
         system = require_writer(self.planned.system_of(stream))
         name = split_stream_name(stream)[1]
@@ -166,9 +171,8 @@ class CheckedOutputs(Generic[Frame]):
         if changes and system.capabilities.evolves:
             check = partial(check, changes=changes)
         check()
-        if system.capabilities.evolves and any(
-            dataset.stream == stream for dataset in app.datasets
-        ):
+        feeds_dataset = any(dataset.stream == stream for dataset in app.datasets)
+        if feeds_dataset and system.capabilities.evolves:
             stored = system.info(name).schema
             if stored is not None:
                 changed = evolve(stored, AS_NAMED, sent, changes)
@@ -176,9 +180,11 @@ class CheckedOutputs(Generic[Frame]):
         self.inspect(operator, frame, placed=bool(key))
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
+        """Return the same records: nothing was written."""
         return frame
 
     def commit(self, operator: str, frame: Frame, table: str) -> None:
+        """Check that an output table accepts the columns of the records; log how it will change."""
         sent = SentRows.of(self.planned, operator, table)
         output = open_output(self.planned.app.output_tables[table].table)
         columns = sent.columns(self.frames.schema(frame))
@@ -187,6 +193,7 @@ class CheckedOutputs(Generic[Frame]):
         self.inspect(operator, frame, placed=False)
 
     def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
+        """Check that a remote table accepts the columns of the records."""
         table = self.planned.app.tables[send.table]
         updates = send.contract is not None
         names = self.frames.names(frame)
@@ -197,11 +204,13 @@ class CheckedOutputs(Generic[Frame]):
         self.inspect(operator, frame, placed=True)
 
     def refused_records(self, operator: str) -> Frame:
+        """Return no records: nothing was written that a table could reject."""
         return self.frames.of_table(table_of_letters("", ()))
 
     def send_dead_letters(
         self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
+        """Check that a stream accepts dead letters."""
         system = require_writer(self.planned.system_of(stream))
         name = split_stream_name(stream)[1]
         schema = self.frames.schema(frame)
@@ -216,6 +225,7 @@ class CheckedLocalTables:
     inspect: Inspect[DataFrame]
 
     def write(self, operator: str, frame: DataFrame, send: LocalSend) -> None:
+        """Compile what would be written to a local table."""
         self.inspect(operator, frame, placed=True)
         key = self.planned.app.dataset(send.table).key_sources
         prepare_table_rows(frame, key, send.deleted, send.on_null_key)
@@ -230,12 +240,16 @@ class CheckedSinks:
     inspect: Inspect[DataFrame]
 
     def call(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        """Pickle a function, and inspect the records that it would get."""
         sink_call(self.planned, operator, function, None, frame.columns)
         self.inspect(operator, frame, placed=False)
 
     def call_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
     ) -> DataFrame:
+        """Return a function's results as they would be partitioned; the function is called only if
+        they are computed.
+        """
         self.inspect(operator, frame, placed=False)
         call = sink_call(self.planned, operator, function, returns, frame.columns)
         made = plan_results(frame, call)
@@ -270,15 +284,16 @@ def compare_plans(context: StepContext, inputs: BatchInputs) -> PhysicalProof:
         spark = SparkOpened.of(planned, opened)
         frames = SparkFrames(planned, spark.times, spark.kept, inspector.inspect_kept)
         stored = StoredColumns()
+        local_tables = WrittenLocalTables(planned, spark.writers)
         parts = SparkParts(
             planned,
-            frames,
-            SparkDatasets(planned, WrittenLocalTables(planned, spark.writers)),
-            CheckedLookups(planned, frames, stored),
-            CheckedOutputs(planned, frames, stored, inspector.inspect),
-            CheckedLocalTables(planned, inspector.inspect),
-            CheckedSinks(planned, frames, inspector.inspect),
-            SparkState(planned, spark.times, spark.writers),
+            records=frames,
+            datasets=SparkDatasets(planned, local_tables),
+            tables=CheckedLookups(planned, frames, stored),
+            outputs=CheckedOutputs(planned, frames, stored, inspector.inspect),
+            local_tables=CheckedLocalTables(planned, inspector.inspect),
+            sinks=CheckedSinks(planned, frames, inspector.inspect),
+            state=SparkState(planned, spark.times, spark.writers),
         )
         compiler = DryCompiler(SparkCompiler(parts, spark.times))
         run_operators(planned, compiler.hand_on)
@@ -304,18 +319,20 @@ class DryCompiler:
             return frame
         if operator.spec.reads is not None:
             system = planned.system_of(operator.spec.reads)
-            return frames.kept.keep(frame) if system.capabilities.exchanges_reads else frame
+            if system.capabilities.exchanges_reads:
+                return frames.kept.keep(frame)
+            return frame
         if _is_read_back(planned, operator):
             # The next operators read them from the output, partitioned as it is.
             unstored = (*tie_breakers(frame.columns), *list_batch_columns(frame.columns))
             stored = frame.drop(*unstored)
-            by = [
-                value_column(stored.columns, name)
-                for name in planned.required_partitioning(operator.id)
-            ]
+            required = planned.required_partitioning(operator.id)
+            by = [value_column(stored.columns, name) for name in required]
             return frames.kept.keep(stored.repartition(planned.partitions_at(operator.id), *by))
         marked = mark_operator(operator.id, frame)
-        return frames.materialize(operator.id, marked) if planned.is_shared(operator) else marked
+        if planned.is_shared(operator):
+            return frames.materialize(operator.id, marked)
+        return marked
 
     def _compile(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
         """Return the records that leave an operator; errors name it."""
@@ -385,7 +402,10 @@ def _analyze_projections(runtime: Runtime, app: Application) -> None:
 def _hidden_columns(dataset: AdjunctDataset) -> set[str]:
     """Return the hidden columns that the expressions of a dataset read."""
     hidden = set()
-    for _, text, is_select in iterate_dataset_sql(dataset):
-        if not is_select:
-            hidden |= {column.name for column in parse_expression(text).columns}
-    return {name for name in hidden if name.startswith("__")}
+    for sql in iterate_dataset_sql(dataset):
+        if sql.is_query:
+            continue
+        for column in parse_expression(sql.text).columns:
+            if column.name.startswith("__"):
+                hidden.add(column.name)
+    return hidden

@@ -73,6 +73,9 @@ class SmallBatchesInProcess(BatchEngine):
         self._unproven: BatchInputs | None = None
 
     def analyze(self, context: StepContext, inputs: BatchInputs) -> PhysicalProof:
+        """Check a batch in this process; Spark's plans are compared only if Spark computes
+        a batch.
+        """
         self._unproven = None
         try:
             check_in_process(context, inputs)
@@ -85,6 +88,7 @@ class SmallBatchesInProcess(BatchEngine):
     def run(
         self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
     ) -> BatchMetrics:
+        """Write every output of the batch once, in this process if it can; return its metrics."""
         need = find_spark_need(context, inputs)
         if not need:
             try:

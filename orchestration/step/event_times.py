@@ -96,9 +96,7 @@ def running_watermarks(
 
 
 BLOCK_COLUMNS = ("partition", "first", "last", "oldest", "latest", "mark")
-BLOCK_SCHEMA = (
-    f"{BLOCK_COLUMNS[0]} int, {', '.join(f'{name} bigint' for name in BLOCK_COLUMNS[1:])}"
-)
+BLOCK_SCHEMA = "partition int, first bigint, last bigint, oldest bigint, latest bigint, mark bigint"
 """What tasks report of the times that they read, one row for each block of offsets and for each
 record behind.
 
@@ -108,6 +106,25 @@ last, and `mark`, the watermark that it is below, by what the task had read befo
 """
 ALWAYS = 2**62
 """The oldest time of a block without times, in microseconds: it is after all times."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """Records by partition and offset: equally long arrays of their partitions, offsets and event
+    times in microseconds, NEVER for none.
+    """
+
+    partition: np.ndarray[Any, Any]
+    offset: np.ndarray[Any, Any]
+    time: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """The last offset that a task has read of a partition, and the newest time up to it."""
+
+    last: int
+    newest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,59 +138,71 @@ class TimeBlockMapper:
     length: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        reached: dict[
-            int, tuple[int, int]
-        ] = {}  # partition: the last offset, and the newest time up to it
-        for batch in batches:
-            partition, offset, time = _sort_by_offset(batch)
-            for number, span in iter_partitions(partition):
-                last, newest = reached.get(number, (-1, NEVER))
-                before = self.prior.get(number, PriorTimes())
-                if newest > NEVER and last < offset[span.start]:  # else out of order: start again
-                    before = PriorTimes(newest, before.watermark)
-                after = np.maximum.accumulate(np.r_[before.newest, time[span]])
-                reached[number] = int(offset[span][-1]), int(after[-1])
-                yield self._blocks(
-                    number,
-                    offset[span],
-                    time[span],
-                    running_watermarks(before, after[:-1], self.delay),
-                )
+        """Yield rows of BLOCK_SCHEMA for batches of (partition, offset, time), the records of one
+        task.
 
-    def _blocks(
+        Within a partition, a batch whose offsets do not follow those before it begins anew: from
+        the times before the batch.
+        """
+        reached: dict[int, _Reached] = {}
+        for batch in batches:
+            timed = _sort_by_offset(batch)
+            for number, span in iter_partitions(timed.partition):
+                offset = timed.offset[span]
+                time = timed.time[span]
+                before = self.prior.get(number, PriorTimes())
+                earlier = reached.get(number, _Reached(-1, NEVER))
+                is_in_order = earlier.last < offset[0]
+                if is_in_order and earlier.newest > NEVER:
+                    before = PriorTimes(earlier.newest, before.watermark)
+                # The newest time before the first record, then up to each record.
+                newest = np.maximum.accumulate(np.r_[before.newest, time])
+                reached[number] = _Reached(int(offset[-1]), int(newest[-1]))
+                mark = running_watermarks(before, newest[:-1], self.delay)
+                yield self._make_blocks(number, offset, time, mark)
+
+    def _make_blocks(
         self,
         number: int,
         offset: np.ndarray[Any, Any],
         time: np.ndarray[Any, Any],
         mark: np.ndarray[Any, Any],
     ) -> pa.RecordBatch:
-        behind = (time > NEVER) & (time < mark)
+        """Return rows of BLOCK_SCHEMA for records of one partition: their offsets, their times, and
+        the watermark at each. First the blocks, then the records behind.
+        """
+        is_behind = (time > NEVER) & (time < mark)
         block = offset // self.length
         starts = np.flatnonzero(np.r_[True, block[1:] != block[:-1]])
-        oldest = np.minimum.reduceat(np.where(behind | (time == NEVER), ALWAYS, time), starts)
+        ends = np.r_[starts[1:], len(offset)] - 1
+        counted = np.where(is_behind | (time == NEVER), ALWAYS, time)
+        oldest = np.minimum.reduceat(counted, starts)
         latest = np.maximum.reduceat(time, starts)
-        own = offset[behind]
-        none = np.zeros(len(own), np.int64)
-        values = [
-            np.full(len(starts) + len(own), number, np.int32),
-            np.r_[offset[starts], own],
-            np.r_[offset[np.r_[starts[1:], len(offset)] - 1], own],
-            np.r_[oldest, none],
-            np.r_[latest, none],
+        behind = offset[is_behind]
+        no_time = np.zeros(len(behind), np.int64)
+        no_mark = np.zeros(len(starts), np.int64)
+        is_block = np.r_[np.ones(len(starts), bool), np.zeros(len(behind), bool)]
+        columns = [
+            pa.array(np.full(len(is_block), number, np.int32)),
+            pa.array(np.r_[offset[starts], behind]),
+            pa.array(np.r_[offset[ends], behind]),
+            pa.array(np.r_[oldest, no_time]),
+            pa.array(np.r_[latest, no_time]),
+            pa.array(np.r_[no_mark, mark[is_behind]], mask=is_block),
         ]
-        marks = pa.array(np.r_[starts, mark[behind]], mask=np.r_[starts >= 0, none > 0])
-        return pa.record_batch([*map(pa.array, values), marks], names=list(BLOCK_COLUMNS))
+        return pa.record_batch(columns, names=list(BLOCK_COLUMNS))
 
 
-def _sort_by_offset(
-    batch: pa.RecordBatch | pa.Table,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    partition, offset = (batch.column(place).to_numpy() for place in (0, 1))
+def _sort_by_offset(batch: pa.RecordBatch | pa.Table) -> _Timed:
+    """Return the records of (partition, offset, time), sorted by partition and offset."""
+    partition = batch.column(0).to_numpy()
+    offset = batch.column(1).to_numpy()
     time = batch.column(2).fill_null(NEVER).to_numpy()
-    if (partition[1:] == partition[:-1]).all() and (offset[1:] > offset[:-1]).all():
-        return partition, offset, time
+    is_of_one = (partition[1:] == partition[:-1]).all()
+    if is_of_one and (offset[1:] > offset[:-1]).all():
+        return _Timed(partition, offset, time)
     order = np.lexsort((offset, partition))
-    return partition[order], offset[order], time[order]
+    return _Timed(partition[order], offset[order], time[order])
 
 
 BLOCK_LENGTH = 1_024
@@ -188,23 +217,22 @@ def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], dela
     """Return the event times and late records of `records`, which has PARTITION, OFFSET and
     TIME, in any order.
     """
-    partition, offset, time = _sort_by_offset(records.select([PARTITION, OFFSET, TIME]))
-    mark = np.full(len(time), NEVER)
+    timed = _sort_by_offset(records.select([PARTITION, OFFSET, TIME]))
+    mark = np.full(len(timed.time), NEVER)
     newest = {}
     read_to = {}
-    for number, span in iter_partitions(partition):
+    for number, span in iter_partitions(timed.partition):
         before = prior.get(number, PriorTimes())
-        reached = np.maximum.accumulate(np.r_[before.newest, time[span]])
+        reached = np.maximum.accumulate(np.r_[before.newest, timed.time[span]])
         mark[span] = running_watermarks(before, reached[:-1], delay)
-        read_to[number] = int(offset[span][-1]) + 1
+        read_to[number] = int(timed.offset[span][-1]) + 1
         if reached[-1] > NEVER:
             newest[number] = int(reached[-1])
-    late = (time > NEVER) & (time < mark)
-    return Measured(
-        newest,
-        read_to,
-        _late_table(partition[late], offset[late], mark[late]) if late.any() else None,
-    )
+    is_late = (timed.time > NEVER) & (timed.time < mark)
+    behind = None
+    if is_late.any():
+        behind = _late_table(timed.partition[is_late], timed.offset[is_late], mark[is_late])
+    return Measured(newest, read_to, behind)
 
 
 def _find_late_by_blocks(
@@ -219,32 +247,52 @@ def _find_late_by_blocks(
         rows = times.select(PARTITION, OFFSET, TIME).mapInArrow(mapper, BLOCK_SCHEMA)
     else:
         rows = in_tasks.blocks(times.sparkSession, mapper)
-    found, behind, unsure = merge_blocks(rows.toArrow(), prior, delay, BLOCK_LENGTH)
-    if unsure.num_rows:
-        behind = pa.concat_tables([behind, _find_late_in_blocks(times, unsure, delay)])
-    return replace(found, behind=behind if behind.num_rows else None)
+    merged = merge_blocks(rows.toArrow(), prior, delay, BLOCK_LENGTH)
+    behind = merged.behind
+    if merged.unsure.num_rows:
+        behind = pa.concat_tables([behind, _find_late_in_blocks(times, merged.unsure, delay)])
+    if not behind.num_rows:
+        return merged.measured
+    return replace(merged.measured, behind=behind)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedBlocks:
+    """What tasks have found together: the event times, without late records; the late records of
+    blocks whose tasks were certain (`behind`); and the other blocks (`unsure`), as rows of their
+    partition, the first offset ("block"), and the newest time ("begun") and the watermark ("floor")
+    before the block.
+    """
+
+    measured: Measured
+    behind: pa.Table
+    unsure: pa.Table
 
 
 def merge_blocks(
     rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, length: int
-) -> tuple[Measured, pa.Table, pa.Table]:
+) -> MergedBlocks:
     """Merge the rows of BLOCK_SCHEMA of all tasks, in blocks of `length` offsets.
 
-    Returns the event times, the late records of blocks whose tasks were certain, and the other
-    blocks, as rows of their partition, the first offset, and the newest time and the watermark
-    before the block.
+    A task knows the times that it has read itself. Those of other tasks raise the watermark at its
+    blocks: a block is checked again if it has a time below this watermark that its task did not
+    find behind.
     """
     rows = rows.sort_by([("partition", "ascending"), ("last", "ascending")])
     blocks = rows.filter(rows["mark"].is_null())
     late = rows.filter(rows["mark"].is_valid())
-    partition, first, last, oldest, latest = (
-        blocks[name].to_numpy() for name in blocks.column_names[:-1]
-    )
-    late_partition, late_offset, late_mark = (
-        late[name].to_numpy() for name in ("partition", "last", "mark")
-    )
+    partition = blocks["partition"].to_numpy()
+    first = blocks["first"].to_numpy()
+    last = blocks["last"].to_numpy()
+    oldest = blocks["oldest"].to_numpy()
+    latest = blocks["latest"].to_numpy()
+    late_partition = late["partition"].to_numpy()
+    late_offset = late["last"].to_numpy()
+    late_mark = late["mark"].to_numpy()
+    # Of each row of a block: the newest time and the watermark before it, by the rows of all tasks.
     begun = np.full(len(last), NEVER)
     mark = np.full(len(last), NEVER)
+    # The row of the block that each late record is in.
     place = np.zeros(len(late_mark), np.int64)
     newest = {}
     read_to = {}
@@ -253,25 +301,25 @@ def merge_blocks(
         reached = np.maximum.accumulate(np.r_[before.newest, latest[span]])
         begun[span] = reached[:-1]
         mark[span] = running_watermarks(before, reached[:-1], delay)
-        of_partition = slice(*np.searchsorted(late_partition, [number, number + 1]))
-        place[of_partition] = span.start + np.searchsorted(last[span], late_offset[of_partition])
+        late_start, late_end = np.searchsorted(late_partition, [number, number + 1])
+        in_span = np.searchsorted(last[span], late_offset[late_start:late_end])
+        place[late_start:late_end] = span.start + in_span
         read_to[number] = int(last[span][-1]) + 1
         if reached[-1] > NEVER:
             newest[number] = int(reached[-1])
     # Several Arrow batches or tasks may each have reported a part of a block, the tasks in any
     # order.
-    begins = last - last % length
-    other = np.r_[len(last) > 0, (partition[1:] != partition[:-1]) | (begins[1:] != begins[:-1])][
-        : len(last)
-    ]
-    mixed = ~other & np.r_[False, first[1:] <= last[:-1]][: len(last)]
-    block = np.cumsum(other) - 1
-    unsure = np.bincount(block, (oldest < mark) | mixed) > 0
-    sure = ~unsure[block[place]]
-    behind = _late_table(
-        late_partition[sure], late_offset[sure], np.maximum(late_mark, mark[place])[sure]
-    )
-    again = np.flatnonzero(other)[unsure]
+    begins = last - last % length  # the first offset of the block
+    is_other_block = (partition[1:] != partition[:-1]) | (begins[1:] != begins[:-1])
+    overlaps_previous = first[1:] <= last[:-1]
+    is_first = np.r_[True, is_other_block][: len(last)]  # of the rows of a block
+    is_mixed = ~is_first & np.r_[False, overlaps_previous][: len(last)]
+    block = np.cumsum(is_first) - 1  # the number of each row's block
+    is_unsure = np.bincount(block, (oldest < mark) | is_mixed) > 0
+    is_sure = ~is_unsure[block[place]]
+    exact_mark = np.maximum(late_mark, mark[place])
+    behind = _late_table(late_partition[is_sure], late_offset[is_sure], exact_mark[is_sure])
+    again = np.flatnonzero(is_first)[is_unsure]
     floors = [prior.get(number, PriorTimes()).watermark for number in partition[again].tolist()]
     recheck = {
         PARTITION: pa.array(partition[again], pa.int32()),
@@ -279,7 +327,7 @@ def merge_blocks(
         "begun": pa.array(begun[again], pa.int64()),
         "floor": pa.array(floors, pa.int64()),
     }
-    return Measured(newest, read_to), behind, pa.table(recheck)
+    return MergedBlocks(Measured(newest, read_to), behind, pa.table(recheck))
 
 
 def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
@@ -302,12 +350,15 @@ def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.T
         F.col(TIME) < F.col("mark")
     )
     rows = late.select(PARTITION, OFFSET, "mark").toArrow()
-    return _late_table(*(rows[name].to_numpy() for name in (PARTITION, OFFSET, "mark")))
+    return _late_table(rows[PARTITION].to_numpy(), rows[OFFSET].to_numpy(), rows["mark"].to_numpy())
 
 
 def _late_table(
     partition: np.ndarray[Any, Any], offset: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]
 ) -> pa.Table:
+    """Return a table of late records: their positions, and as BEHIND the watermarks that they are
+    below, given in microseconds.
+    """
     return pa.table(
         {
             PARTITION: pa.array(partition, pa.int32()),
@@ -339,6 +390,9 @@ class TaskTimeReader:
     def _map(
         self, mapper: TimeBlockMapper, places: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
+        """Yield rows of BLOCK_SCHEMA of the partitions that a task reads, given by their places in
+        `partitions`.
+        """
         for batch in places:
             for place in batch.column(0).to_pylist():
                 yield from mapper(self.of(self.partitions[place]))
@@ -357,9 +411,8 @@ def extract_times(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.
     Times before the year 1, and after `latest`, count as none.
     """
     time = records[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
-    time = pc.if_else(
-        pc.and_(pc.greater_equal(time, MIN_MICROS), pc.less_equal(time, latest)), time, None
-    )
+    counts = pc.and_(pc.greater_equal(time, MIN_MICROS), pc.less_equal(time, latest))
+    time = pc.if_else(counts, time, None)
     return pa.table({PARTITION: records[PARTITION], OFFSET: records[OFFSET], TIME: time})
 
 
@@ -373,7 +426,10 @@ class _TimeReads:
 
     @property
     def columns(self) -> list[str]:
-        return [] if self.name == TIMESTAMP else [self.name]
+        """The columns that are read besides those of the position."""
+        if self.name == TIMESTAMP:
+            return []
+        return [self.name]
 
     def read_times(self, latest: int) -> pa.Table:
         """Return the times, read by this process; those after `latest` count as none."""
@@ -390,11 +446,19 @@ class _TimeReads:
 _LONGEST = 2**60  # microseconds: longer than from the first time to the last
 
 
-def ranges_to_read(
-    streams: StreamSystem, stream: str, intent: Intent
-) -> tuple[Ranges, dict[int, int]]:
-    """Return the ranges that a batch reads of a stream, and the epochs of their partitions that
-    are not 0.
+@dataclass(frozen=True, slots=True)
+class AskedRanges:
+    """The ranges that a batch reads of a stream, and the epochs of its partitions that are not
+    0.
+    """
+
+    ranges: Ranges
+    epochs: Mapping[int, int]
+
+
+def ranges_to_read(streams: StreamSystem, stream: str, intent: Intent) -> AskedRanges:
+    """Return the ranges that a batch reads of a stream; empty ones in a batch that only reads
+    others, so that its records have their columns.
     """
     ranges = intent.ranges_of(stream)
     if not ranges:  # the batch replays other streams: read no records of this one
@@ -403,7 +467,7 @@ def ranges_to_read(
     epochs = {}
     for ssp, epoch in of_stream(intent.epochs, stream).items():
         epochs[ssp.partition] = epoch
-    return ranges, epochs
+    return AskedRanges(ranges, epochs)
 
 
 class BatchTimes:
@@ -461,8 +525,11 @@ class BatchTimes:
         """Return the watermarks of the stateful operator of this name, before and after the
         batch.
         """
-        prior = self._inputs.times.operators.get(name)
-        return Watermarks(prior, prior if self.after is None else self.after.operators.get(name))
+        before = self._inputs.times.operators.get(name)
+        after = before
+        if self.after is not None:
+            after = self.after.operators.get(name)
+        return Watermarks(before, after)
 
     @requested_once
     def after(self) -> TimeState | None:
@@ -486,19 +553,21 @@ class BatchTimes:
     # -- columns
 
     def _records(self, stream: str) -> DataFrame:
+        """Return the stream's records of the batch, with the batch's epochs added."""
         if stream in self._read:
             return self._read[stream]
         context = self._context
         streams = context.system_of(stream)
-        ranges, epochs = ranges_to_read(streams, stream, self._inputs.intent)
+        asked = ranges_to_read(streams, stream, self._inputs.intent)
         if stream in self._inputs.arrived:
             records = small_frame(context.spark(), self._inputs.arrived[stream])
         else:
             options = read_options(streams)
-            records = read_frame(self._system_now(stream), context.spark(), ranges, **options)
-        if epochs:
+            system = self._system_now(stream)
+            records = read_frame(system, context.spark(), asked.ranges, **options)
+        if asked.epochs:
             # They are added: records that an application wrote in a replay have an epoch already.
-            epoch = F.col(EPOCH) + number_by_partition(epochs)
+            epoch = F.col(EPOCH) + number_by_partition(asked.epochs)
             records = records.withColumn(EPOCH, epoch.cast("int"))
         is_read_twice = not streams.capabilities.reads_in_tasks and self._is_measured(stream)
         if is_read_twice:
@@ -528,10 +597,12 @@ class BatchTimes:
         return self._offsets(stream) > 0
 
     def _offsets(self, stream: str) -> int:
+        """Return how many offsets the batch reads of a stream."""
         ranges = self._inputs.intent.ranges_of(stream)
         return sum(self._context.count_offsets(ranges).values())
 
     def _was_read_before(self, stream: str) -> Column:
+        """Return the condition that a record was read before, by an earlier batch."""
         if self._is_replay and not self._is_dry_run:
             # not a literal: Spark would drop the count of these records
             return F.col(OFFSET) >= F.lit(-1)
@@ -550,9 +621,16 @@ class BatchTimes:
         return again
 
     def _partition_times(self, stream: str) -> Mapping[SystemStreamPartition, PartitionTimes]:
+        """Return the event times of the stream's partitions at the start of the batch."""
         return of_stream(self._inputs.times.partitions, stream)
 
     def _measure(self, stream: str) -> Measured:
+        """Return the event times of the records that the batch reads first of a stream, and those
+        behind.
+
+        The quickest way that is certain to give all times is taken: this process reads few records,
+        then Spark, then tasks.
+        """
         if not self._is_measured(stream):
             return Measured()
         offsets = self._offsets(stream)
@@ -590,10 +668,13 @@ class BatchTimes:
         if name is None or not isinstance(system, NumberedOffsets):
             return None
         unread = self._unread(stream)
-        return None if unread is None else _TimeReads(system, unread, name)
+        if unread is None:
+            return None
+        return _TimeReads(system, unread, name)
 
     def _unread(self, stream: str) -> Ranges | None:
-        """Return the parts of the batch's ranges, of numbered offsets, that were not read before.
+        """Return the part of each of the batch's ranges, of numbered offsets, that no earlier batch
+        has read; without partitions of which all was read.
 
         None if a partition has several such parts.
         """
@@ -602,13 +683,15 @@ class BatchTimes:
         for ssp, span in self._inputs.intent.ranges_of(stream).items():
             start = int(span.start)
             end = int(span.end)
-            gaps = [(0, end)]
+            not_read_before = [(0, end)]
             if ssp in known:
-                gaps = [*known[ssp].skipped, (known[ssp].read_to, end)]
+                not_read_before = [*known[ssp].skipped, (known[ssp].read_to, end)]
             parts = []
-            for low, high in gaps:
-                if max(low, start) < min(high, end):
-                    parts.append(OffsetRange(str(max(low, start)), str(min(high, end))))
+            for low, high in not_read_before:
+                first = max(low, start)
+                until = min(high, end)
+                if first < until:
+                    parts.append(OffsetRange(str(first), str(until)))
             if len(parts) > 1:
                 return None
             if parts:
@@ -616,6 +699,7 @@ class BatchTimes:
         return unread
 
     def _with_behind(self, stream: str, records: DataFrame) -> DataFrame:
+        """Return the records with BEHIND: the watermark that a late record is below, else null."""
         marks = self._measured(stream).behind
         if marks is None:
             none = F.lit(None).cast("timestamp")
@@ -631,15 +715,16 @@ def number_by_partition(numbers: Mapping[int, int]) -> Column:
     """Return a column that looks up each record's partition in `numbers`; 0 for partitions that
     it does not list.
     """
-    by_place = bigint_array(
-        numbers.get(partition, 0) for partition in range(max(numbers, default=0) + 1)
-    )
+    partitions = range(max(numbers, default=0) + 1)
+    by_place = bigint_array(numbers.get(partition, 0) for partition in partitions)
     return F.coalesce(F.get(by_place, F.col(PARTITION)), F.lit(0))
 
 
 def _to_prior(time: datetime | None) -> int:
+    """Return a time in microseconds, NEVER for None."""
     return NEVER if time is None else to_microseconds(time)
 
 
 def _to_micros(delay: timedelta) -> int:
+    """Return a span in microseconds, no longer than from the first time to the last."""
     return min(delay // timedelta(microseconds=1), _LONGEST)

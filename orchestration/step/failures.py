@@ -83,10 +83,11 @@ class Failure:
 
     def problem(self, what: str, *, show_text: bool) -> str:
         """Return the failure as a sentence; with the error's own text only if `show_text`."""
+        shown = self.message if show_text else self.kind
         if self.part is not None:
-            return f"{what}: {truncate_text(self.part)}: {self.message if show_text else self.kind}"
+            return f"{what}: {truncate_text(self.part)}: {shown}"
         if f"[{self.kind}]" in self.message:  # Spark's own text, which ends with what to do
-            return f"{what}: {self.message if show_text else self.kind}"
+            return f"{what}: {shown}"
         if show_text and self.message:
             return f"{what} raised {self.kind}: {truncate_text(self.message)}"
         return f"{what} raised {self.kind}"
@@ -102,19 +103,25 @@ def parse_failure(error: Exception) -> Failure | None:
     if condition is None:
         return None
     quoted = _QUOTED.search(text)
-    # Spark reports conditions of the data without the exception's class.
+    # Errors of such classes are of expressions. Others are only if they quote one, or if Spark
+    # could not read a value, which it reports without the exception's class.
+    has_class = "Exception" in kind and kind not in _OTHER_KINDS
     is_of_data = quoted is not None or _DATA.search(text) is not None
-    is_of_expression = "Exception" in kind and kind not in _OTHER_KINDS
-    if not is_of_data and not is_of_expression:
+    if not has_class and not is_of_data:
         return None
-    message = first_message_line(error).partition(" SQLSTATE")[0]
-    message = message.partition(' If necessary set "spark.sql')[0]
-    message = message.removeprefix("org.apache.spark.SparkException: ")
+    message = _shorten_message(first_message_line(error))
     if quoted is None:
         return Failure(condition["condition"], message)
     begin = len(quoted["before"])
     part = quoted["line"][begin : begin + len(quoted["part"])]
     return Failure(condition["condition"], message, quoted["text"].strip().strip("."), part)
+
+
+def _shorten_message(message: str) -> str:
+    """Return Spark's message without its class, its SQLSTATE and settings that hide the failure."""
+    shortened, _, _ = message.partition(" SQLSTATE")
+    shortened, _, _ = shortened.partition(' If necessary set "spark.sql')
+    return shortened.removeprefix("org.apache.spark.SparkException: ")
 
 
 def _parse_python_failure(text: str) -> Failure:
@@ -157,7 +164,8 @@ def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
             continue
         seen.add(here.id)
         yield here
-        if here.id == operator or here.spec.role != "output":
+        is_read_from = here.id != operator and here.spec.role == "output"
+        if not is_read_from:
             waiting.extend(here.inputs)
 
 
@@ -169,10 +177,16 @@ def _quotes(spec: Any, text: str | None) -> bool:
 
 
 def _functions(spec: Any) -> list[Callable[..., Any]]:
-    return [part for part in _iter_parts(spec) if callable(part) and not isinstance(part, type)]
+    """Return the functions that an operator was given."""
+    functions = []
+    for part in _iter_parts(spec):
+        if callable(part) and not isinstance(part, type):
+            functions.append(part)
+    return functions
 
 
 def _iter_parts(value: Any) -> Iterator[Any]:
+    """Yield the values in a dataclass or sequence, those of nested ones in place of them."""
     if is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from _iter_parts(getattr(value, field.name))
@@ -183,13 +197,24 @@ def _iter_parts(value: Any) -> Iterator[Any]:
         yield value
 
 
+def _find_code(function: Callable[..., Any]) -> CodeType | None:
+    """Return the code of a function, or of what a decorator or `partial` wraps, or of an object's
+    `__call__`; None if it is not written in Python.
+    """
+    inner: object = function
+    for wrapped in ("func", "__wrapped__"):
+        if hasattr(function, wrapped):
+            inner = getattr(function, wrapped)
+    code: CodeType | None = getattr(inner, "__code__", None)
+    if code is None:
+        method = type(inner).__dict__.get("__call__")
+        code = getattr(method, "__code__", None)
+    return code
+
+
 def _has_line(function: Callable[..., Any], place: CodeLine | None) -> bool:
     """Return whether this line is in a function, or in a function that is defined inside it."""
-    inner = getattr(function, "__wrapped__", getattr(function, "func", function))
-    code = getattr(inner, "__code__", None)
-    if code is None:
-        code = getattr(type(inner).__dict__.get("__call__"), "__code__", None)
-    waiting = [code]
+    waiting: list[object] = [_find_code(function)]
     while waiting:
         here = waiting.pop()
         if place is None or not isinstance(here, CodeType):
@@ -204,8 +229,15 @@ def _has_line(function: Callable[..., Any], place: CodeLine | None) -> bool:
 SEARCH_SECONDS = 60.0
 _MAX_POSITIONS = 2_000_000
 Probe = Callable[["DataFrame"], "DataFrame"]
-Sample = tuple[int, int, dict[str, Any]]
-"""A record that an operator failed on, after its partition and offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A record that an operator failed on, and its position."""
+
+    partition: int
+    offset: int
+    record: dict[str, Any]
 
 
 def _run_with_timeout(
@@ -239,7 +271,7 @@ def _bisect_records(
     rows = arriving.select(PARTITION, OFFSET).distinct().limit(_MAX_POSITIONS + 1).collect()
     if len(rows) > _MAX_POSITIONS:
         return None
-    places = sorted((row[0], row[1]) for row in rows)
+    places = sorted((row[PARTITION], row[OFFSET]) for row in rows)
     while len(places) > 1:
         if time.monotonic() > ends:
             return None
@@ -254,18 +286,23 @@ def _bisect_records(
     if not _fails(probe(found), same):
         return None
     row = found.first()
-    return None if row is None else (*places[0], row.asDict(recursive=True))
+    if row is None:
+        return None
+    partition, offset = places[0]
+    return Sample(partition, offset, row.asDict(recursive=True))
 
 
 def _filter_range(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
-    (first, low) = places[0]
-    (last, high) = places[-1]
+    """Return the records from the first to the last of these places, which are sorted."""
+    first_partition, first_offset = places[0]
+    last_partition, last_offset = places[-1]
     partition = F.col(PARTITION)
     offset = F.col(OFFSET)
-    return frame.where(
-        ((partition > first) | ((partition == first) & (offset >= low)))
-        & ((partition < last) | ((partition == last) & (offset <= high)))
-    )
+    is_of_first = (partition == first_partition) & (offset >= first_offset)
+    is_of_last = (partition == last_partition) & (offset <= last_offset)
+    is_from_first = (partition > first_partition) | is_of_first
+    is_up_to_last = (partition < last_partition) | is_of_last
+    return frame.where(is_from_first & is_up_to_last)
 
 
 def _fails(frame: DataFrame, same: Callable[[Exception], bool]) -> bool:
@@ -307,7 +344,8 @@ def explain_failure(
     ours = find_adjunct_error(error)
     if isinstance(ours, errors.ManifestMismatchError) and ours.partition_by is not None:
         return _explain_broken_promise(batch, operator, ours)
-    if ours is not None or type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+    is_of_spark = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+    if ours is not None or not is_of_spark:
         return None
     failure = parse_failure(error)
     if failure is None:
@@ -322,7 +360,9 @@ def explain_failure(
         quoted = suspects
     elif failure.of_expression:
         failed = _find_failing_operator(batch, suspects or before, failure)
-    hidden = frozenset[str]().union(*(batch.sensitive(one.id) for one in quoted))
+    hidden = frozenset[str]()
+    for each in quoted:
+        hidden |= batch.sensitive(each.id)
     if failed is None:
         explained = _explain_any(suspects, operator, failure, hidden)
     else:
@@ -349,10 +389,10 @@ def _explain_broken_promise(
     none.
     """
     upstream = iter_upstream(batch.planned.app, operator)
-    promising = [one for one in upstream if one.spec.keeps_partitioning]
+    promising = [each for each in upstream if each.spec.keeps_partitioning]
     if not promising:
         return None
-    names = " or ".join(sorted(one.id for one in promising))
+    names = " or ".join(sorted(each.id for each in promising))
     about: dict[str, Any] = {"operator": promising[0].id}
     place = promising[0].declared_at
     if place is not None:
@@ -382,7 +422,8 @@ def _find_failing_operator(
     # In the order of definition: if an operator fails, all before it succeed.
     for candidate in batch.planned.app.operators:
         has_user_code = bool(candidate.spec.sql or _functions(candidate.spec))
-        if candidate.id not in likely_ids or not has_user_code or len(candidate.inputs) != 1:
+        is_likely = candidate.id in likely_ids and has_user_code
+        if not is_likely or len(candidate.inputs) != 1:
             continue
         seconds = deadline - time.monotonic()
         if seconds <= 0:
@@ -408,9 +449,14 @@ def _fails_alone(batch: FailedBatch, operator: Operator, failure: Failure, secon
 
 
 def _is_alike(other: Failure | None, failure: Failure) -> bool:
+    """Whether another failure is of the same kind, and of the same part of an expression if both
+    name it.
+    """
     if other is None or other.kind != failure.kind:
         return False
-    return None in (other.part, failure.part) or other.part == failure.part
+    if other.part is None or failure.part is None:
+        return True
+    return other.part == failure.part
 
 
 def _explain_with_sample(
@@ -433,19 +479,17 @@ def _explain_with_sample(
         return True
 
     sample = None
-    arriving = batch.arrived[failed.id]
-    if len(arriving) == 1:
+    if len(batch.arrived[failed.id]) == 1:
+        (arriving,) = batch.arrived[failed.id]
         probe = partial(probe_operator, batch, failed)
-        sample = _run_with_timeout(
-            arriving[0], lambda ends: _bisect_records(arriving[0], probe, same, ends)
-        )
+        sample = _run_with_timeout(arriving, partial(_bisect_records, arriving, probe, same))
     about: dict[str, Any] = {"operator": failed.id}
     record = None
     if sample is not None:
-        partition, offset, record = sample
+        record = sample.record
         failure = seen[-1]
         about["stream"] = batch.planned.stream_of(failed.inputs[0])
-        about |= {"partition": partition, "offset": str(offset)}
+        about |= {"partition": sample.partition, "offset": str(sample.offset)}
     problem = failure.problem(what, show_text=not hidden)
     place = failure.place or failed.declared_at
     return operator_failed_error(problem, place, record, hidden, **about)
@@ -481,6 +525,7 @@ class _Probed:
         self._own = own
 
     def __getattr__(self, name: str) -> Any:
+        """Return what replaces a method of the part, or the method itself if it has no effect."""
         if name in self._own:
             return self._own[name]
         if self._part is None or name not in _WITHOUT_EFFECT:
@@ -513,7 +558,9 @@ def probe_operator(batch: FailedBatch, operator: Operator, frame: DataFrame) -> 
         state=_Probed(),
     )
     leaving: DataFrame = operator.spec.compile(operator.id, [frame], probe)
-    return sent[-1] if sent else leaving
+    if sent:
+        return sent[-1]
+    return leaving
 
 
 def call_frame_function(operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
@@ -561,6 +608,9 @@ def call_frame_function(operator: str, function: DataFrameFunction, frame: DataF
 
 
 def analysis_error(operator: Operator, error: AnalysisException) -> errors.PlanningError:
+    """Return the error for an expression or function that Spark's analyzer rejects, without Spark's
+    plan.
+    """
     problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
     place = failing_line(error) or operator.declared_at
     if place is not None:

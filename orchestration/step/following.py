@@ -129,8 +129,11 @@ class Following:
         self._clock = self._machine.clock
         self._looks: dict[str, Look] = {**watched.streams, "startpoints": watched.startpoints}
         self._end = self._clock() + lasts.total_seconds()
-        self._next = self._next_sources = self._eager_until = self._clock()
-        self._next_busy = self._clock() + _BUSY_EVERY
+        now = self._clock()
+        self._next = now
+        self._next_sources = now
+        self._eager_until = now
+        self._next_busy = now + _BUSY_EVERY
         self._failing_since: float | None = None
         self._seen: dict[str, object] = {}
         self._said = False
@@ -160,18 +163,18 @@ class Following:
             self._tick()
             now = self._clock()
             if held and now >= retry_at:
-                holds = self._try_refresh()
-                if holds is not None:
-                    return holds
+                goes_on = self._try_refresh()
+                if goes_on is not None:
+                    return goes_on
                 retry_at = now + _HELD_EVERY
             if now < self._next:
                 self._machine.sleep(min(self._next - now, max(0.0, self._end - now)))
                 continue
             pause = _PAUSE / 2 if now < self._eager_until else _PAUSE
             self._next = now + pause
-            holds = self._look_once()
-            if holds is not None:
-                return holds
+            goes_on = self._look_once()
+            if goes_on is not None:
+                return goes_on
         self._say(f"this run ends: {self.ended}")
         return False
 
@@ -191,10 +194,10 @@ class Following:
         self._eager_until = self._clock() + _EAGER_FOR
         if name not in self._watched.streams:
             return False
-        holds = self._try_refresh()
-        if holds is None:
+        goes_on = self._try_refresh()
+        if goes_on is None:
             self._seen.pop(name)  # it is looked at again
-        return holds
+        return goes_on
 
     def go_on(self) -> bool:
         """Check once, after a batch, what `wait` checks again and again; return whether the step
@@ -204,25 +207,28 @@ class Following:
         startpoints were requested, or that another run asks for the application.
         """
         self._tick()
-        datasets = tuple(self._watched.datasets)
-        if not self._is_over():
-            looks = [partial(self._has_changed, name) for name in ("startpoints", *datasets)]
-            _, starts_anew, *news = call_in_threads(
-                self._ask, *looks, at_once=self._watched.at_once
-            )
-        if self.ended:
+        if self._is_over():
             self._say(f"this run ends: {self.ended}")
             return False
-        if starts_anew:
+        datasets = tuple(self._watched.datasets)
+        looks = [partial(self._has_changed, name) for name in ("startpoints", *datasets)]
+        _, has_startpoints, *has_changed = call_in_threads(
+            self._ask, *looks, at_once=self._watched.at_once
+        )
+        if self.ended:  # another run asks
+            self._say(f"this run ends: {self.ended}")
             return False
-        if not any(news) and self._clock() < self._next_busy:
+        if has_startpoints:
+            return False
+        if not any(has_changed) and self._clock() < self._next_busy:
             return True
-        holds = self._try_refresh()
-        if holds is None:
-            for name, is_new in zip(datasets, news, strict=True):
-                if is_new:
-                    self._seen.pop(name)  # it is looked at again
-        return holds is not False
+        goes_on = self._try_refresh()
+        if goes_on is not None:
+            return goes_on
+        for name, is_new in zip(datasets, has_changed, strict=True):
+            if is_new:
+                self._seen.pop(name)  # it is looked at again
+        return True
 
     def _try_refresh(self) -> bool | None:
         """Return the result of `refresh`; None if a store does not answer.
@@ -231,7 +237,7 @@ class Following:
         """
         now = self._clock()
         try:
-            holds = self._watched.refresh()
+            goes_on = self._watched.refresh()
         except TransientError as error:
             if self._failing_since is None:
                 self._failing_since = now
@@ -242,9 +248,10 @@ class Following:
             return None
         self._failing_since = None
         self._next_busy = self._clock() + _BUSY_EVERY
-        return holds
+        return goes_on
 
     def _is_over(self) -> bool:
+        """Whether the run is to end, because of its time or its memory; `ended` says why."""
         if not self.ended and self._clock() >= self._end:
             self.ended = f"it has stayed for {self._lasts}"
         used = self._machine.memory()
@@ -256,6 +263,9 @@ class Following:
         return bool(self.ended)
 
     def _has_changed(self, name: str) -> bool:
+        """Look at a stream or the startpoints; return whether it differs from what was seen
+        last.
+        """
         before = self._seen.get(name)
         self._seen[name] = self._look(name)
         return self._seen[name] != before
@@ -316,7 +326,8 @@ def follow_application(
         if not is_advanced_by_runs(dataset):
             continue
         if dataset.stream is None:
-            sources = sources or not dataset.is_owned_by(app.name)
+            is_own = dataset.is_owned_by(app.name)
+            sources = sources or not is_own
             continue
         names.add(dataset.stream)
         if not advances_between_batches(dataset, fed):

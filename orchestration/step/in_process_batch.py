@@ -120,6 +120,7 @@ def _compute(
     lookups: Tables[pa.Table],
     outputs: Outputs[pa.Table],
 ) -> None:
+    """Compute the operators of a batch in order, after its inputs and datasets have been read."""
     _read_at_once(frames, datasets)
     batch = BatchParts(frames.planned, frames, datasets, lookups, outputs)
     run_operators(frames.planned, partial(_compute_operator, frames.planned, batch))
@@ -151,6 +152,7 @@ def _read_at_once(frames: ArrowFrames, datasets: ArrowDatasets) -> None:
 def _compute_operator(
     planned: PlannedBatch, batch: Batch[pa.Table], operator: Operator, sources: Sequence[pa.Table]
 ) -> pa.Table:
+    """Return the records that leave an operator; NeedsSpark then names it."""
     arriving = add_branches(planned, operator, sources, _add_branch)
     try:
         return operator.spec.compile(operator.id, arriving, batch)
@@ -159,6 +161,9 @@ def _compute_operator(
 
 
 def _add_branch(table: pa.Table, branch: str, origin: str | None) -> pa.Table:
+    """Return the records with BRANCH; with ORIGIN and without POSITION if there is an `origin`. A
+    branch goes before those that the records have already.
+    """
     if origin is not None:
         table = table.drop_columns([name for name in POSITION if name in table.column_names])
         if ORIGIN not in table.column_names:
@@ -170,4 +175,5 @@ def _add_branch(table: pa.Table, branch: str, origin: str | None) -> pa.Table:
 
 
 def _repeat(text: str, records: pa.Table) -> pa.Array:
+    """Return a column with this text for each record."""
     return pa.repeat(pa.scalar(text), records.num_rows)

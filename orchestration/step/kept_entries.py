@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from dagster_adjunct.assets.reading.interval_ids import add_interval_id
@@ -17,13 +18,21 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader, read_en
 _MAX_KEPT = 32
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A value, and the version that it was read of."""
+
+    version: Any
+    value: Any
+
+
 class EntryCache:
     """The entries that the batches of a run have joined, of each dataset in the version that was
     used last.
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], _Kept] = OrderedDict()
 
     def get(self, view: VersionReader, key: tuple[str, ...]) -> KeyedEntries:
         """Return the entries of a version by its key."""
@@ -40,7 +49,9 @@ class EntryCache:
         """Return the rows over time of a version with history, or of several versions, by their
         key; `with_ids` as `read_rows_over_time` does.
         """
-        schema = add_interval_id(reader.schema) if with_ids else reader.schema
+        schema = reader.schema
+        if with_ids:
+            schema = add_interval_id(schema)
         versions = reader.versions if isinstance(reader, VersionsOverTime) else (reader.version,)
         found: TimedEntries = self._get(
             (reader.dataset, key, "over time", with_ids),
@@ -65,12 +76,12 @@ class EntryCache:
         of another version's.
         """
         kept = self._kept.pop(what, None)  # taken out, as several threads do this at the same time
-        if kept is None or kept[0] != version:
-            kept = version, read()
+        if kept is None or kept.version != version:
+            kept = _Kept(version, read())
         self._kept[what] = kept
         while len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)
-        return kept[1]
+        return kept.value
 
 
 def count_stored_rows(reader: Reader | ServedOverTime) -> int:

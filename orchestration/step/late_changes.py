@@ -30,17 +30,17 @@ def pass_watermarks(
     """
     passed = {}
     late = {}
-    for one in list_waits(app.operators):
-        manifest = manifests.get(one.dataset)
+    for wait in list_waits(app.operators):
+        manifest = manifests.get(wait.dataset)
         if manifest is None:
             continue
-        last = before.get(one.dataset)
-        until = joined.known.get(one.join)
+        last = before.get(wait.dataset)
+        until = joined.known.get(wait.join)
         if last is not None:
-            late[one.dataset] = _count_since(last, manifest)
+            late[wait.dataset] = _count_since(last, manifest)
             until = last.until if until is None else max(until, last.until)
         if until is not None:
-            passed[one.dataset] = PassedTime(
+            passed[wait.dataset] = PassedTime(
                 until=until,
                 late=_count_late(manifest, until) or 0,
                 all_late=manifest.counters.get(LATE_CHANGES, 0),
@@ -75,7 +75,7 @@ def late_counters(app: Application, intent: Intent) -> Counters:
     counters: Counters = {}
     if intent.reads_again:
         return counters
-    for one in list_waits(app.operators):
-        if one.dataset in intent.joined.late:
-            counters[one.join] = {LATE_CHANGES: intent.joined.late[one.dataset]}
+    for wait in list_waits(app.operators):
+        if wait.dataset in intent.joined.late:
+            counters[wait.join] = {LATE_CHANGES: intent.joined.late[wait.dataset]}
     return counters

@@ -50,7 +50,9 @@ class OpenTables:
         """Return the table as this session's tasks may use it (None: this process): within the
         part of its rate that the run has.
         """
-        return table if self.credits is None else self.credits.with_credits(table, session)
+        if self.credits is None:
+            return table
+        return self.credits.with_credits(table, session)
 
     def reader(
         self, table: AnyTable, spark: Callable[[], SparkSession], session: SparkSession | None
@@ -66,6 +68,7 @@ class OpenTables:
             self._readers.pop(table).close()
 
     def close(self) -> None:
+        """Close all tables."""
         for name in list(self._readers):
             self.forget(name)
 
@@ -104,8 +107,10 @@ def distinct_keys(
         raise found.error(operator, place, hidden=sensitive, operator=operator, table=lookup.table)
     fields = []
     for part in distinct.schema:
-        is_time = pa.types.is_timestamp(part.type)
-        fields.append((part.name, pa.timestamp("us", tz="UTC") if is_time else part.type))
+        kind = part.type
+        if pa.types.is_timestamp(kind):
+            kind = pa.timestamp("us", tz="UTC")
+        fields.append((part.name, kind))
     return distinct.cast(pa.schema(fields))
 
 
@@ -198,12 +203,18 @@ def _as_keys(part: pa.Table, lookup: TableLookup) -> Sequence[Any]:
     key.
     """
     columns = [part.column(place).to_pylist() for place in range(len(lookup.keys))]
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    keys: Sequence[Any] = columns[0]
+    if len(columns) > 1:
+        keys = list(zip(*columns, strict=True))
+    return keys
 
 
 def _build_answers(
     keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any], lookup: TableLookup
 ) -> pa.Table:
+    """Return the answers of a table for these keys; None among `records` is a key without a record.
+    Raises TableError for a record that is no mapping.
+    """
     what = f"table {lookup.table}"
     found = []
     for record in records:
@@ -216,17 +227,20 @@ def _build_answers(
             )
         found.append(record is not None)
     columns = [*keys.select(key_columns(lookup)).columns, pa.array(found, pa.bool_())]
-    known = [one.value.column for one in lookup.answers]
-    for one in lookup.answers:
-        column = one.value.column
-        values = arrow_column_from_records(what, wanted, records, column, one.column_type, known)
-        columns.append(read_path(pa.table({column: values}), one.value.steps))
+    known = [answer.value.column for answer in lookup.answers]
+    for answer in lookup.answers:
+        column = answer.value.column
+        values = arrow_column_from_records(what, wanted, records, column, answer.column_type, known)
+        columns.append(read_path(pa.table({column: values}), answer.value.steps))
     return pa.table(columns, names=_answers_schema(keys, lookup).names)
 
 
 def _answers_schema(keys: pa.Table, lookup: TableLookup) -> pa.Schema:
+    """Return the columns of answers: those of the key, FOUND, and one for each value that is looked
+    up.
+    """
     fields = [(name, keys.schema.field(name).type) for name in key_columns(lookup)]
     fields.append((FOUND, pa.bool_()))
-    for place, one in enumerate(lookup.answers):
-        fields.append((f"{place}:{one.value}", arrow_type(one.value.type)))
+    for place, answer in enumerate(lookup.answers):
+        fields.append((f"{place}:{answer.value}", arrow_type(answer.value.type)))
     return pa.schema(fields)

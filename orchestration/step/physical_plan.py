@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -132,7 +131,7 @@ def _check_write_placement(
         )
     moving = []
     for name, moved in spark_plan.exchanges.items():
-        if any(to in found for to, _ in moved):
+        if any(exchange.partitioning in found for exchange in moved):
             moving.append(name)
     raise PlanningError(
         f"{operator}: the plan writes records without a shuffle, as already partitioned by"
@@ -162,21 +161,33 @@ class SparkJoin:
     broadcast: bool = False
 
     def describe_scan(self) -> str:
+        """Return in words how the dataset's side is read."""
         if self.broadcast:
             return "all of it in every task"
-        return "not by buckets" if self.buckets is None else f"a bucketed scan of {self.buckets}"
+        if self.buckets is None:
+            return "not by buckets"
+        return f"a bucketed scan of {self.buckets}"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkExchange:
+    """An exchange in Spark's plan: into which partitioning ("hashpartitioning(k, 4)"), and on which
+    side of a join, if any.
+    """
+
+    partitioning: str
+    side: Side | None
 
 
 @dataclass(frozen=True, slots=True)
 class SparkPlan:
     """The joins and exchanges of one physical plan by operator, and the partitioning of its result.
 
-    An exchange is its partitioning ("hashpartitioning(k, 4)"), and the side of a join that it is
-    on, if any. Operators without one have an empty list.
+    Operators without an exchange have an empty list.
     """
 
     joins: Mapping[str, SparkJoin]
-    exchanges: Mapping[str, list[tuple[str, Side | None]]]
+    exchanges: Mapping[str, list[SparkExchange]]
     partitioning: str
 
 
@@ -195,17 +206,37 @@ def inspect_spark_plan(
     """
     top = cached_plan(frame) if persisted else executed_plan(frame)
     reader = _PlanReader(joins, {operator: []})
-    waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
+    waiting = [_PlanNode(top, operator, None)]
     while waiting:
-        node, owner, side = waiting.pop()
-        owner_below, sides_below = reader.visit(node, owner, side)
-        if not sides_below:
+        visited = waiting.pop()
+        below = reader.visit(visited)
+        if not below.sides:
             continue
-        children = node.children()
+        children = visited.node.children()
         for index in range(children.size()):
-            side_below = sides_below[min(index, len(sides_below) - 1)]
-            waiting.append((children.apply(index), owner_below, side_below))
+            side = below.sides[min(index, len(below.sides) - 1)]
+            waiting.append(_PlanNode(children.apply(index), below.owner, side))
     return SparkPlan(reader.found, reader.exchanges, _partitioning_text(top.outputPartitioning()))
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanNode:
+    """A node of Spark's plan that works for the operator `owner`, on a side of its join, if any."""
+
+    node: Any
+    owner: str
+    side: Side | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Below:
+    """The owner of the nodes below a node, and the side of each of them.
+
+    The last side is that of all further ones. Without a side they are not visited.
+    """
+
+    owner: str
+    sides: tuple[Side | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,35 +246,34 @@ class _PlanReader:
     """
 
     joins: Collection[str]
-    exchanges: dict[str, list[tuple[str, Side | None]]]
+    exchanges: dict[str, list[SparkExchange]]
     found: dict[str, SparkJoin] = field(default_factory=dict)
 
-    def visit(
-        self, node: Any, owner: str, side: Side | None
-    ) -> tuple[str, tuple[Side | None, ...]]:
-        """Record what a node does for the operator `owner`, on a side of its join.
-
-        Returns the owner of the nodes below, and the side of each of them; the last side is that of
-        all further ones. Without a side they are not visited.
-        """
+    def visit(self, visited: _PlanNode) -> _Below:
+        """Record what a node does for its owner; return for whom the nodes below work."""
+        node = visited.node
+        owner = visited.owner
+        side = visited.side
         name = node.nodeName()
         if name.startswith("CollectMetrics") and node.name().startswith(_MARK):
             owner = node.name().removeprefix(_MARK)
             self.exchanges.setdefault(owner, [])
-            return owner, (None,)
+            return _Below(owner, (None,))
         if name.startswith(("BroadcastExchange", "ReusedExchange")):
             self._note_broadcast(name, node, owner, side)
-            return owner, ()
+            return _Below(owner, ())
         if name.startswith(("Exchange", "ShuffleExchange")):
-            self.exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
+            partitioning = _partitioning_text(node.outputPartitioning())
+            self.exchanges[owner].append(SparkExchange(partitioning, side))
         elif "Join" in name and owner in self.joins and owner not in self.found:
             self.found[owner] = SparkJoin(name.partition("(")[0])
-            return owner, ("stream", "dataset")
+            return _Below(owner, ("stream", "dataset"))
         else:
             self._note_buckets(name, node, owner, side)
-        return owner, (side,)
+        return _Below(owner, (side,))
 
     def _note_broadcast(self, name: str, node: Any, owner: str, side: Side | None) -> None:
+        """Record that the dataset's side of the owner's join is broadcast, if this node does so."""
         join = self.found.get(owner)
         if join is None or side != "dataset":
             return
@@ -251,6 +281,9 @@ class _PlanReader:
             join.broadcast = True
 
     def _note_buckets(self, name: str, node: Any, owner: str, side: Side | None) -> None:
+        """Record the buckets of the first bucketed scan on the dataset's side of the
+        owner's join.
+        """
         join = self.found.get(owner)
         if join is None or side != "dataset" or join.buckets is not None:
             return
@@ -259,12 +292,14 @@ class _PlanReader:
 
 
 def _is_bucketed(name: str, node: Any) -> bool:
+    """Whether a node scans files by buckets."""
     if not name.startswith("Scan ") or node.getClass().getSimpleName() != "FileSourceScanExec":
         return False
     return bool(node.bucketedScan())
 
 
 def _partitioning_text(partitioning: Any) -> str:
+    """Return a partitioning as text, with plain names of columns."""
     return _ATTRIBUTE.sub("", partitioning.toString()).replace(COPY, "")
 
 
@@ -332,18 +367,22 @@ class PlanInspector:
         return spark_plan
 
     def _compare(
-        self, operator: str, moved: Sequence[tuple[str, Side | None]], join: SparkJoin | None
+        self, operator: str, moved: Sequence[SparkExchange], join: SparkJoin | None
     ) -> None:
         """Compare the join and the exchanges of one operator with the application's plan."""
         dataset = self._datasets.get(operator)
-        by_side: dict[Side | None, list[str]] = defaultdict(list)
-        for to, side in moved:
-            by_side[side].append(to)
-        of_dataset = by_side["dataset"]
+        of_dataset = [each.partitioning for each in moved if each.side == "dataset"]
+        of_records = [each.partitioning for each in moved if each.side != "dataset"]
         if dataset is not None and join is not None:
-            kind = _JOIN_NAMES.get(join.kind, join.kind)
-            counts = len(by_side["stream"]), len(of_dataset)
-            self._joins.append(JoinProof(operator, dataset, kind, join.describe_scan(), *counts))
+            proof = JoinProof(
+                operator,
+                dataset,
+                kind=_JOIN_NAMES.get(join.kind, join.kind),
+                reads=join.describe_scan(),
+                stream_exchanges=sum(each.side == "stream" for each in moved),
+                dataset_exchanges=len(of_dataset),
+            )
+            self._joins.append(proof)
         if dataset is not None and of_dataset:
             problem = (
                 f"{operator}: Spark shuffles dataset {dataset}, which the plan proved to be"
@@ -356,9 +395,9 @@ class PlanInspector:
             self._differences.append(difference)
         listed = self._planned.app.operator(operator).spec.moves
         for exchange in self._planned.exchanges.get(operator, ()):
-            listed += exchange.reason in _IN_FRAMES
-        others = [to for to, side in moved if side != "dataset"]
-        self._note_unlisted(operator, dataset, others[listed:])
+            if exchange.reason in _IN_FRAMES:
+                listed += 1
+        self._note_unlisted(operator, dataset, of_records[listed:])
 
     def _note_unlisted(self, operator: str, dataset: str | None, unlisted: Sequence[str]) -> None:
         """Note exchanges of records that the plan does not list."""

@@ -83,17 +83,15 @@ from dagster_adjunct.resources.threads import call_in_threads
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSnapshot:
-    """A snapshot of each input stream, and the ids of the served versions of stored datasets and
-    state tables.
+class ServedVersions:
+    """The served versions of stored datasets and state tables, when the next batch is planned.
 
-    The id is None where there is no version. `limited` has the manifests of datasets with a maximum
-    staleness: version and offsets of one commit, so that the batch reads exactly what was found
-    fresh. `known` are the watermarks of datasets that records wait for, by join, `waited` the
-    manifests of those that follow changes, and `over_time`
-    has all versions of the bounded datasets that are joined by time. `handed` is the part of this
-    run's fan-out that is still stored at its start; None after the start. `changes` are the streams
-    of changes of datasets by which results are restated: what they end with is served, or has been.
+    - `versions`: the id of each version; None where there is none.
+    - `limited`: the manifests of datasets with a maximum staleness: version and offsets of one
+      commit, so that the batch reads exactly what was found fresh.
+    - `known`: the watermarks of datasets that records wait for, by join.
+    - `waited`: the manifests of those of them that follow changes.
+    - `over_time`: all versions of the bounded datasets that are joined by time.
     """
 
     versions: dict[str, str | None]
@@ -101,13 +99,28 @@ class BatchSnapshot:
     known: Mapping[str, datetime | None]
     waited: Mapping[str, UnboundedManifest]
     over_time: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSnapshot:
+    """What the next batch is planned over.
+
+    - `served`: the served versions of datasets and state tables.
+    - `handed`: the part of this run's fan-out that is still stored at its start; None after the
+      start.
+    - `streams`: a snapshot of each input stream.
+    - `changes`: the streams of changes of datasets by which results are restated: what they end
+      with is served, or has been.
+    """
+
+    served: ServedVersions
     handed: FanOut | None
     streams: Mapping[str, StreamSnapshot]
     changes: Mapping[str, StreamSnapshot]
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedBatch:
+class NextBatch:
     """The intent of a batch, and the snapshots of the input streams that it was planned over.
 
     The intent names dataset versions only once these are leased, except in a recorded replay, which
@@ -164,34 +177,23 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     a local table whose declaration does not match what is stored.
     """
 
-    def read_handed() -> FanOut | None:
-        if run.held is not None:
-            return None
-        return context.fan_out.without_taken_back(context.startpoints.get_fan_outs())
-
     # Before the served versions: what a batch reads is never older than the changes before it.
     changes = snapshot_changes(context)
-    _, opened, handed, streams = call_in_threads(
+    _, served, handed, streams = call_in_threads(
         context.check,
-        partial(_open_versions, context),
-        read_handed,
+        partial(_open_served_versions, context),
+        partial(_read_handed, context, run),
         partial(snapshot_streams, context.systems, context.app.inputs, context.at_once),
         at_once=context.at_once,
     )
-    context.versions.keep(opened.readers)
-    versions: dict[str, str | None] = {}
-    for name, reader in opened.readers.items():
-        versions[name] = None if reader is None else reader.version
-    return BatchSnapshot(
-        versions,
-        opened.limited,
-        opened.known,
-        opened.waited,
-        opened.over_time,
-        handed,
-        streams,
-        changes,
-    )
+    return BatchSnapshot(served, handed, streams, changes)
+
+
+def _read_handed(context: StepContext, run: StepState) -> FanOut | None:
+    """Return the part of this run's fan-out that is still stored; None after the run's start."""
+    if run.unreadable is not None:
+        return None
+    return context.fan_out.without_taken_back(context.startpoints.get_fan_outs())
 
 
 def snapshot_changes(context: StepContext) -> dict[str, StreamSnapshot]:
@@ -203,26 +205,16 @@ def snapshot_changes(context: StepContext) -> dict[str, StreamSnapshot]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenVersions:
-    """Readers of the served versions, by dataset and state table, and what `BatchSnapshot` has of
-    the same manifests.
+def _open_served_versions(context: StepContext) -> ServedVersions:
+    """Return the served versions, for which the run keeps open readers.
+
+    Members of a version set are read in one snapshot.
     """
-
-    readers: dict[str, VersionReader | None]
-    limited: dict[str, DatasetManifest | None]
-    known: dict[str, datetime | None]
-    waited: dict[str, UnboundedManifest]
-    over_time: dict[str, tuple[str, ...]]
-
-
-def _open_versions(context: StepContext) -> _OpenVersions:
-    """Return the served versions. Members of a version set are read in one snapshot."""
     app = context.app
     stored = context.versions.stored
     readers: dict[str, VersionReader | None] = {}
     limited: dict[str, DatasetManifest | None] = {}
-    together = {}
+    unlimited = {}
     own = list_own_tables(app)
     for dataset in app.datasets:
         name = dataset.name
@@ -232,25 +224,29 @@ def _open_versions(context: StepContext) -> _OpenVersions:
             limited[name] = stored(name).manifest()
             readers[name] = stored(name).reader_of(limited[name])
         else:
-            together[name] = stored(name)
+            unlimited[name] = stored(name)
     for table in own:
         manifest = stored(table.name).manifest()
         if manifest is not None:
             manifest = require_local_manifest(manifest, table)
         readers[table.name] = stored(table.name).reader_of(manifest)
-    manifests = current_manifests(together)
+    manifests = current_manifests(unlimited)
     for name, found in manifests.items():
-        readers[name] = together[name].reader_of(found)
+        readers[name] = unlimited[name].reader_of(found)
     _require_bootstrapped(context, readers)
     for name in context.states:
         readers[name] = stored(name).current()
-    read = {**manifests, **limited}
-    return _OpenVersions(
-        readers,
-        limited,
-        _find_watermarks(app, read),
-        _list_waited(app, read),
-        list_versions_over_time(app, read),
+    context.versions.keep(readers)
+    versions: dict[str, str | None] = {}
+    for name, reader in readers.items():
+        versions[name] = None if reader is None else reader.version
+    manifests |= limited
+    return ServedVersions(
+        versions=versions,
+        limited=limited,
+        known=_find_watermarks(app, manifests),
+        waited=_list_waited(app, manifests),
+        over_time=list_versions_over_time(app, manifests),
     )
 
 
@@ -270,9 +266,9 @@ def _find_watermarks(
 ) -> dict[str, datetime | None]:
     """Return, by join, the watermarks of the datasets that records wait for."""
     known = {}
-    for one in list_waits(app.operators):
-        dataset = app.dataset(one.dataset)
-        known[one.join] = known_until(dataset, manifests[one.dataset], over_time=one.over_time)
+    for wait in list_waits(app.operators):
+        dataset = app.dataset(wait.dataset)
+        known[wait.join] = known_until(dataset, manifests[wait.dataset], over_time=wait.over_time)
     return known
 
 
@@ -281,10 +277,10 @@ def _list_waited(
 ) -> dict[str, UnboundedManifest]:
     """Return the manifests of the datasets with changes that records wait for."""
     waited = {}
-    for one in list_waits(app.operators):
-        manifest = manifests[one.dataset]
+    for wait in list_waits(app.operators):
+        manifest = manifests[wait.dataset]
         if isinstance(manifest, UnboundedManifest):
-            waited[one.dataset] = manifest
+            waited[wait.dataset] = manifest
     return waited
 
 
@@ -300,61 +296,63 @@ def store_first_positions(context: StepContext, run: StepState, seen: BatchSnaps
     plans = load_plans(context.lake, context.app.name, seen.handed)
     start = start_run(
         context.app,
-        {**seen.streams, **seen.changes},
-        context.tasks,
-        seen.handed,
-        logged.state,
-        context.lake.now(),
-        plans,
+        streams={**seen.streams, **seen.changes},
+        tasks=context.tasks,
+        fan_out=seen.handed,
+        state=logged.state,
+        now=context.lake.now(),
+        plans=plans,
         is_first=context.earlier is None,
     )
     if start.state != logged.state:
-        logged = context.log.commit(
-            logged, start.state, by=context.run, note="; ".join(start.carried) or None
-        )
+        note = "; ".join(start.carried) if start.carried else None
+        logged = context.log.commit(logged, start.state, by=context.run, note=note)
     if start.done:
         context.startpoints.remove_fan_outs(start.done)
-    return replace(run, logged=logged, held=start.held).with_messages(context, start.messages)
+    run = replace(run, logged=logged, unreadable=start.held)
+    return run.with_messages(context, start.messages)
 
 
 def plan_batch(
     context: StepContext, run: StepState, seen: BatchSnapshot
-) -> PlannedBatch | NothingToRead:
+) -> NextBatch | NothingToRead:
     """Return the plan of the next batch over a snapshot; nothing is committed but the places of
     records to restate.
 
-    Too much to restate is an error once nothing else is left to read.
+    Batches that read records again, in a restatement or a replay, take turns with batches of the
+    main input. Too much to restate is an error once nothing else is left to read.
     """
     state = run.logged.state
     streams = {**seen.streams, **seen.changes}
-    positions = input_positions(context.app, streams, state, run.held or ())
+    unreadable = run.unreadable or frozenset()
+    positions = input_positions(context.app, streams, state, unreadable)
     losses = check_positions(context.app, streams, state.offsets, positions)
     is_turn_of_main = state.has_just_read_again
-    refused = None
+    too_much = None
     if not is_turn_of_main:
         try:
             restatement = _plan_restatement(context, state, seen, positions)
         except errors.RestatementError as error:
             restatement = None
-            refused = error
+            too_much = error
         if restatement is not None:
-            return PlannedBatch(restatement, seen.streams)
-    if positions.replays and not is_turn_of_main:
-        return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
+            return NextBatch(restatement, seen.streams)
+        if positions.replays:
+            return NextBatch(_plan_replay_batch(context, state, positions), seen.streams)
     readable = _find_readable(context, seen, positions, state.held)
     intent = _plan_main_batch(context, state, positions, readable)
     if intent is not None:
-        return PlannedBatch(intent, seen.streams, losses)
-    if positions.replays:
-        return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
-    if refused is not None:
-        raise refused
+        return NextBatch(intent, seen.streams, losses)
+    if too_much is not None:
+        raise too_much
     if is_turn_of_main:
+        if positions.replays:
+            return NextBatch(_plan_replay_batch(context, state, positions), seen.streams)
         restatement = _plan_restatement(context, state, seen, positions)
         if restatement is not None:
-            return PlannedBatch(restatement, seen.streams)
-    later = find_changes(context.app, state, positions, _list_served(context.app, seen))
-    return NothingToRead(positions, losses, readable.held, bool(later))
+            return NextBatch(restatement, seen.streams)
+    later = find_changes(context.app, state, positions, _list_served(context.app, seen.served))
+    return NothingToRead(positions, losses, readable.held, restates_later=bool(later))
 
 
 def _find_readable(
@@ -370,16 +368,23 @@ def _find_readable(
     """
     unread = dict(sorted(positions.unread.items()))
     now = context.lake.now()
-    waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark, stored)
-    ends = unread
+    waiting = Waiting(
+        context.app,
+        seen.streams,
+        known=seen.served.known,
+        now=now,
+        spark=context.spark,
+        stored=stored,
+    )
+    available = dict(unread)
     held: dict[SystemStreamPartition, HeldRecord] = {}
-    limited = _limit_ranges(context, ends)
-    while True:
+    limited = _limit_ranges(context, available)
+    while True:  # until no further record waits in what the others may read instead
         found = waiting.hold_back(limited, unread)
         for record in found.held:
             held[record.ssp] = record
-            ends = {**ends, record.ssp: found.ranges[record.ssp]}
-        limited = _limit_ranges(context, ends)
+            available[record.ssp] = found.ranges[record.ssp]
+        limited = _limit_ranges(context, available)
         if limited == found.ranges:
             return HeldRanges(limited, tuple(held.values()), found.early)
 
@@ -391,20 +396,20 @@ def _plan_restatement(
 
     Without records to read again it has no ranges, and only moves the positions in the changes.
     """
-    served = _list_served(context.app, seen)
+    served = _list_served(context.app, seen.served)
     changes = find_due(context.app, state, positions, served, context.lake.now())
     if not changes:
         return None
     refused = context.versions.refused
-    of_changes = tuple(sorted(changes.items()))
-    if of_changes in refused:
-        raise refused[of_changes]
+    due_changes = tuple(sorted(changes.items()))
+    if due_changes in refused:
+        raise refused[due_changes]
     now = context.lake.now()
     asked = AskedApplication(context.lake, context.systems, context.app, context.plan, state, now)
     try:
         due = find_restatement(asked, seen.streams, positions, changes, served)
     except errors.RestatementError as error:
-        refused[of_changes] = error
+        refused[due_changes] = error
         raise
     places = ""
     if due.records:
@@ -424,13 +429,13 @@ def _plan_restatement(
     )
 
 
-def _list_served(app: Application, seen: BatchSnapshot) -> dict[str, VersionIds]:
-    """Return what is served of the datasets whose later changes results follow."""
-    served: dict[str, VersionIds] = {}
+def _list_served(app: Application, served: ServedVersions) -> dict[str, VersionIds]:
+    """Return the served versions of the datasets by whose later changes results are restated."""
+    ids: dict[str, VersionIds] = {}
     for dataset in app.restated.values():
         name = dataset.name
-        served[name] = seen.versions[name], seen.over_time.get(name, ())
-    return served
+        ids[name] = (served.versions[name], served.over_time.get(name, ()))
+    return ids
 
 
 def _plan_replay_batch(
@@ -469,14 +474,21 @@ def _plan_recorded_batch(
     pieces: dict[SystemStreamPartition, RecordedPiece] = {}
     for ssp, replay in replays.items():
         if replay.recorded == plan.id:
-            ahead = (p for p in plan.pieces[ssp] if context.compare(ssp, p.end, replay.next) > 0)
-            pieces[ssp] = next(ahead)
+            pieces[ssp] = _find_next_piece(context, plan, replay)
     number = min(piece.batch for piece in pieces.values())
     ranges = {}
     for ssp, piece in pieces.items():
         if piece.batch == number:
             ranges[ssp] = OffsetRange(replays[ssp].next, piece.end)
     return _new_replay_intent(context, state, ranges, replays, plan.versions[number])
+
+
+def _find_next_piece(context: StepContext, plan: RecordedPlan, replay: Replay) -> RecordedPiece:
+    """Return the first piece of the plan that the replay has not read to its end."""
+    for piece in plan.pieces[replay.ssp]:
+        if context.compare(replay.ssp, piece.end, replay.next) > 0:
+            return piece
+    raise AssertionError(f"{replay.describe()} has read all of its plan")
 
 
 def _plan_main_batch(
@@ -503,7 +515,8 @@ def _plan_main_batch(
             epochs[ssp] = epoch
         time = context.app.inputs[ssp.qualified_stream].event_time
         may_be_idle = time is not None and time.idle_after is not None
-        if may_be_idle and context.compare(ssp, span.end, unread[ssp].end) < 0:
+        leaves_records = context.compare(ssp, span.end, unread[ssp].end) < 0
+        if may_be_idle and leaves_records:
             waiting.append(ssp)
     return _new_intent(
         context,
@@ -519,7 +532,8 @@ def _plan_main_batch(
 
 
 def _list_in_time(app: Application, readable: HeldRanges) -> tuple[str, ...]:
-    joins = [one.join for one in list_waits(app.operators)]
+    """Return the waiting joins of which no record is read before the dataset is complete."""
+    joins = [wait.join for wait in list_waits(app.operators)]
     return tuple(join for join in joins if join not in readable.early)
 
 
@@ -532,9 +546,13 @@ def share_by_lag(lags: Epochs, limit: int) -> Epochs:
     total = sum(lags.values())
     if total <= limit:
         return dict(lags)
-    shares = {ssp: lag * limit // total for ssp, lag in lags.items()}
-    by_remainder = sorted(lags, key=lambda ssp: (-(lags[ssp] * limit % total), str(ssp)))
-    for ssp in by_remainder[: limit - sum(shares.values())]:
+    shares = {}
+    remainders = []
+    for ssp, lag in lags.items():
+        shares[ssp], remainder = divmod(lag * limit, total)
+        remainders.append((-remainder, str(ssp), ssp))
+    left = limit - sum(shares.values())
+    for _, _, ssp in sorted(remainders)[:left]:
         shares[ssp] += 1
     return shares
 
@@ -542,6 +560,7 @@ def share_by_lag(lags: Epochs, limit: int) -> Epochs:
 def _new_intent(
     context: StepContext, state: ApplicationState, ranges: Ranges, **more: Any
 ) -> Intent:
+    """Return the intent of the next batch, which reads these ranges, with `more` of its fields."""
     broadcast = any(operator.spec.role in BROADCAST for operator in context.app.operators)
     return Intent(
         batch=state.batch + 1,
@@ -573,13 +592,14 @@ def _limit_ranges(context: StepContext, spans: Ranges) -> Ranges:
     limited = dict(spans)
     lags = context.count_offsets(spans)
     for ssp, share in share_by_lag(lags, context.app.max_batch_records).items():
-        # `advance` might give another notation of the end, but a replay ends only at exactly this
-        # text.
-        if share < lags[ssp]:
-            start = spans[ssp].start
-            end = context.systems[ssp.system].advance(ssp, start, share)
-            if context.compare(ssp, end, spans[ssp].end) < 0:
-                limited[ssp] = OffsetRange(start, end)
+        # A whole range keeps its end as it is written: `advance` might write the same offset in
+        # another way, but a replay ends only at exactly this text.
+        if share == lags[ssp]:
+            continue
+        start = spans[ssp].start
+        end = context.systems[ssp.system].advance(ssp, start, share)
+        if context.compare(ssp, end, spans[ssp].end) < 0:
+            limited[ssp] = OffsetRange(start, end)
     return limited
 
 
@@ -590,7 +610,7 @@ def _are_all_empty(context: StepContext, spans: Ranges) -> bool:
 
 def resume_open_batch(
     context: StepContext, state: ApplicationState, left_open: Intent
-) -> PlannedBatch:
+) -> NextBatch:
     """Return the batch that a crash left open, to be repeated by this run, with its versions
     leased.
 
@@ -599,21 +619,23 @@ def resume_open_batch(
     OffsetOutOfRangeError otherwise, or if a stream was recreated.
     """
     streams = snapshot_open_inputs(context, left_open, state.offsets.streams)
-    ranges = {
-        ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in streams
-    }
+    ranges = {}
+    for ssp, span in left_open.ranges.items():
+        if ssp.qualified_stream in streams:
+            ranges[ssp] = span
     left_open = left_open.model_copy(update={"ranges": ranges, "run": context.run})
     deleted = find_lost_ranges(context, left_open)
     if deleted:
         lost = dict(deleted)
         for ssp in left_open.startpoints:
             start = state.offsets.resolved.get(ssp)
-            if start is not None and start.position == "oldest":
-                lost.pop(ssp, None)  # "oldest" is what is left
+            starts_at_oldest = start is not None and start.position == "oldest"
+            if starts_at_oldest:
+                lost.pop(ssp, None)  # nothing is lost: it was to read what is left
         check_open_batch(context.app, left_open, lost)
         left_open = _truncate_batch(context, left_open, deleted, lost)
     context.versions.lease(left_open.joined, reopened=True)
-    return PlannedBatch(left_open, streams)
+    return NextBatch(left_open, streams)
 
 
 def snapshot_open_inputs(
@@ -669,8 +691,8 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Ranges, lost:
 
 
 def lease_versions(
-    context: StepContext, state: ApplicationState, planned: PlannedBatch, seen: BatchSnapshot
-) -> PlannedBatch:
+    context: StepContext, state: ApplicationState, planned: NextBatch, seen: BatchSnapshot
+) -> NextBatch:
     """Lease the versions that the planned batch reads, served or recorded; return the batch whose
     intent names them.
 
@@ -683,27 +705,28 @@ def lease_versions(
     joined = intent.joined.model_copy(update={"followed": followed})
     intent = intent.model_copy(update={"joined": joined})
     if joined.reading == RECORDED:
-        joined = _lease_recorded(context, intent, seen)
+        joined = _lease_recorded(context, intent, seen.served)
     else:
-        joined = _lease_served(context, state, joined, seen)
+        joined = _lease_served(context, state, joined, seen.served)
     for text in planned.losses:
         context.report("lost", intent.batch, text=text)
     return replace(planned, intent=intent.model_copy(update={"joined": joined}))
 
 
-def _list_followed_versions(planned: PlannedBatch) -> dict[str, tuple[str, ...]]:
+def _list_followed_versions(planned: NextBatch) -> dict[str, tuple[str, ...]]:
     """Return the versions between which the batch reads the changes of datasets."""
     followed: dict[str, tuple[str, ...]] = {}
     for name, stream in planned.streams.items():
         needed = stream.system.needed_versions(planned.intent.ranges_of(name))
         for dataset, versions in needed.items():
-            both = (*followed.get(dataset, ()), *versions)
-            followed[dataset] = tuple(dict.fromkeys(both))
+            earlier = followed.get(dataset, ())
+            new = [version for version in versions if version not in earlier]
+            followed[dataset] = (*earlier, *new)
     return followed
 
 
 def _lease_served(
-    context: StepContext, state: ApplicationState, joined: JoinedVersions, seen: BatchSnapshot
+    context: StepContext, state: ApplicationState, joined: JoinedVersions, served: ServedVersions
 ) -> JoinedVersions:
     """Lease the served versions, and all other versions of bounded datasets that are joined by
     time.
@@ -711,48 +734,48 @@ def _lease_served(
     Tables that live for one run are brought up to date here, before the intent: a change that can't
     be applied would keep an open batch from ever finishing.
     """
-    for name, manifest in seen.limited.items():
+    for name, manifest in served.limited.items():
         _check_fresh(context, name, manifest)
-    over_time = dict(seen.over_time)
-    served = _find_served(context, seen)
+    commits = _find_served_commits(context, served)
     leased = joined.model_copy(
-        update={"versions": seen.versions, "over_time": over_time, "served": served}
+        update={"versions": served.versions, "over_time": dict(served.over_time), "served": commits}
     )
     context.versions.lease(leased)
     # Opened once they are leased. Of several versions with the same time only the one sealed last
     # is read.
-    for name, ids in over_time.items():
+    over_time = {}
+    for name, ids in served.over_time.items():
         over_time[name] = context.versions.over_time(name, ids).versions
     versions: dict[str, str | None] = {}
     for dataset in context.app.datasets:
         if dataset.persistent:
-            versions[dataset.name] = seen.versions[dataset.name]
+            versions[dataset.name] = served.versions[dataset.name]
         else:
             versions[dataset.name] = _advance_transient(context, state, dataset.name)
     for name in context.states:
-        versions[name] = seen.versions[name]
+        versions[name] = served.versions[name]
     restated = {}
     for dataset in context.app.restated.values():
         view = context.versions.view(dataset.name, versions[dataset.name], state)
         sealed = view.sealed if isinstance(view, VersionReader) else None
-        restated[dataset.name] = describe_read(sealed, seen.over_time.get(dataset.name, ()))
+        restated[dataset.name] = describe_read(sealed, served.over_time.get(dataset.name, ()))
     joined = joined.model_copy(
         update={
             "versions": versions,
             "over_time": over_time,
-            "served": served,
-            "known": dict(seen.known),
+            "served": commits,
+            "known": dict(served.known),
             "restated": restated,
         }
     )
-    return pass_watermarks(context.app, joined, seen.waited, state.passed)
+    return pass_watermarks(context.app, joined, served.waited, state.passed)
 
 
-def _find_served(context: StepContext, seen: BatchSnapshot) -> dict[str, ServedCommits]:
+def _find_served_commits(context: StepContext, served: ServedVersions) -> dict[str, ServedCommits]:
     """Return the commits that joins with what was known then look back to, by dataset."""
     found: dict[str, ServedCommits] = {}
     for name in list_known_then(context.app):
-        version = seen.versions.get(name)
+        version = served.versions.get(name)
         if version is None:
             continue
         columns = context.versions.columns_of(name, version)
@@ -811,7 +834,7 @@ def _advance_transient(context: StepContext, state: ApplicationState, name: str)
     return report.version
 
 
-def _lease_recorded(context: StepContext, intent: Intent, seen: BatchSnapshot) -> JoinedVersions:
+def _lease_recorded(context: StepContext, intent: Intent, served: ServedVersions) -> JoinedVersions:
     """Lease the versions of recorded replays, which the intent names already.
 
     State tables are read as they are served: they leave out records that were read before.
@@ -821,6 +844,32 @@ def _lease_recorded(context: StepContext, intent: Intent, seen: BatchSnapshot) -
         f"Cancel it (adjunct startpoint clear MODULE:APP {min(intent.ranges)} --reason …) and ask"
         " again with "
     )
+    joined = joined.model_copy(update={"versions": _list_recorded(context, joined, cancel)})
+    # Versions that a discard spared for the plan may be read, although they can't be leased.
+    for name in context.versions.lease(joined, reopened=True):
+        manifest = context.versions.stored(name).require_manifest()
+        for version in joined.list_all()[name]:
+            if not is_readable(context.lake, manifest, version):
+                raise errors.VersionDiscardedError(
+                    f"a recorded replay can't continue: dataset {name!r}: version {version} is"
+                    " gone, maybe erased.",
+                    f"{cancel}versions=as-of, or current.",
+                    dataset=name,
+                    version=version,
+                )
+    states = {name: served.versions[name] for name in context.states}
+    context.versions.lease(JoinedVersions(versions=states))
+    return joined.model_copy(update={"versions": joined.versions | states})
+
+
+def _list_recorded(
+    context: StepContext, joined: JoinedVersions, cancel: str
+) -> dict[str, str | None]:
+    """Return the recorded version of each dataset of the application.
+
+    Raises ConfigurationError for a dataset that the recorded batch did not read, or not as it was
+    known then; its next step begins with `cancel`.
+    """
     versions: dict[str, str | None] = {}
     for dataset in context.app.datasets:
         if dataset.name not in joined.versions:
@@ -841,19 +890,4 @@ def _lease_recorded(context: StepContext, intent: Intent, seen: BatchSnapshot) -
                 application=context.app.name,
                 dataset=name,
             )
-    joined = joined.model_copy(update={"versions": versions})
-    # Versions that a discard spared for the plan may be read, although they can't be leased.
-    for name in context.versions.lease(joined, reopened=True):
-        manifest = context.versions.stored(name).require_manifest()
-        for version in joined.list_all()[name]:
-            if not is_readable(context.lake, manifest, version):
-                raise errors.VersionDiscardedError(
-                    f"a recorded replay can't continue: dataset {name!r}: version {version} is"
-                    " gone, maybe erased.",
-                    f"{cancel}versions=as-of, or current.",
-                    dataset=name,
-                    version=version,
-                )
-    states = {name: seen.versions[name] for name in context.states}
-    context.versions.lease(JoinedVersions(versions=states))
-    return joined.model_copy(update={"versions": versions | states})
+    return versions

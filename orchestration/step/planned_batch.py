@@ -67,8 +67,13 @@ def merge_origins(origins: Sequence[Origin]) -> Origin:
     for origin in origins:
         streams |= origin.streams
         positions.add(origin.positions)
-    made_of = origins[0].made_of if len(streams) == 1 else None
-    return Origin(streams, made_of, positions.pop() if len(positions) == 1 else None)
+    made_of = None
+    if len(streams) == 1:
+        made_of = origins[0].made_of
+    one_position = None
+    if len(positions) == 1:
+        (one_position,) = positions
+    return Origin(streams, made_of, one_position)
 
 
 def _origin_after(
@@ -147,8 +152,9 @@ class PlannedBatch:
         unsent: frozenset[str] = frozenset()
         restating = inputs.intent.restating
         if restating is not None:
-            needed, unsent = context.plan.operators_that_restate(restating.datasets)
-            operators = tuple(operator for operator in operators if operator.id in needed)
+            needed = context.plan.operators_that_restate(restating.datasets)
+            unsent = needed.unsent
+            operators = tuple(each for each in operators if each.id in needed.operators)
         return PlannedBatch(
             context,
             inputs,
@@ -170,18 +176,22 @@ class PlannedBatch:
 
     @property
     def number(self) -> int:
+        """The number of the batch."""
         return self.inputs.intent.batch
 
     @property
     def clock(self) -> datetime:
+        """The start of the batch, by the lake's clock; a repeated batch has the same."""
         return self.inputs.intent.clock
 
     @property
     def reading(self) -> JoinVersions:
+        """Which versions joins use."""
         return self.inputs.intent.joined.reading
 
     @property
     def tasks(self) -> int:
+        """The number of tasks, each of which gets a copy of broadcast records."""
         return self.inputs.intent.tasks or len(self.context.plan.tasks)
 
     @property
@@ -190,25 +200,38 @@ class PlannedBatch:
         return self.number == 0
 
     def partitions_at(self, operator: str) -> int:
+        """Return the planned partition count of the records that leave an operator."""
         return self.planned[operator].partitions
 
     def required_partitioning(self, operator: str) -> Sequence[str]:
+        """Return the columns that records are partitioned by after an operator; () where nothing
+        relies on it.
+        """
         return self.planned[operator].partitioned_by
 
     def stream_of(self, operator: str) -> str | None:
+        """Return the stream that the positions of an operator's records are in; None if there are
+        several.
+        """
         return self.origins[operator].positions
 
     def may_be_early(self, operator: str) -> bool:
+        """Whether records of a join may be read before its dataset is complete up to their time."""
         joined = self.inputs.intent.joined
         return operator in joined.known and operator not in joined.in_time
 
     def known_until(self, operator: str) -> datetime | None:
+        """Return the watermark of the dataset that the records of a join wait for; None for
+        none.
+        """
         return self.inputs.intent.joined.known.get(operator)
 
     def has_consumers(self, operator: str) -> bool:
+        """Whether another operator uses the records of this one."""
         return self.consumers.get(operator, 0) > 0
 
     def has_diverted_consumer(self, operator: str) -> bool:
+        """Whether an operator reads the records that this one diverts."""
         return operator in self.diverted_from
 
     def is_shared(self, operator: Operator) -> bool:
@@ -237,6 +260,7 @@ class PlannedBatch:
         return before
 
     def system_of(self, stream: str) -> StreamSystem:
+        """Return the system of a stream, for an input as it was when the batch was planned."""
         return system_of(self.context, self.inputs, stream)
 
     def sources(self, operator: str) -> Sources | None:
@@ -244,13 +268,18 @@ class PlannedBatch:
         there are several.
         """
         stream = self.origins[operator].made_of
-        return None if stream is None else self.inputs.sources(self.context.writer, stream)
+        if stream is None:
+            return None
+        return self.inputs.sources(self.context.writer, stream)
 
     def recorded_answers(self, operator: str, asked: dict[str, Any]) -> RecordedAnswers:
         """Return what an operator has recorded in this batch of answers to what it has `asked`."""
         return RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
 
     def sensitive(self, operator: str, *arriving: Collection[str]) -> frozenset[str]:
+        """Return the columns of an operator's input whose values must not appear in errors;
+        `arriving` has the names of the columns of each input.
+        """
         compiled = self.app.operator(operator)
         match = compiled.spec.match
         names: set[str] = set()
@@ -264,7 +293,9 @@ class PlannedBatch:
 
 def system_of(context: StepContext, inputs: BatchInputs, stream: str) -> StreamSystem:
     """Return the system of a stream, for an input as it was when the batch was planned."""
-    return inputs.streams.get(stream) or context.system_of(stream)
+    if stream in inputs.streams:
+        return inputs.streams[stream]
+    return context.system_of(stream)
 
 
 def sensitive_columns(
@@ -318,29 +349,45 @@ def schema_of_dataset(planned: PlannedBatch, dataset: str, *, over_time: bool = 
         return declared.stored
     read: Reader | View = planned.inputs.views[dataset]
     if over_time:
-        read, _ = reader_over_time(planned, dataset)
-    return _declared_schema(planned, declared) if read is None else read.schema
+        read = find_history(planned, dataset).reader
+    if read is None:
+        return _declared_schema(planned, declared)
+    return read.schema
 
 
 def _declared_schema(planned: PlannedBatch, dataset: AdjunctDataset) -> Schema:
+    """Return the columns that a dataset without a version will have; none if its input has none
+    yet.
+    """
     if not isinstance(dataset.input, str):
         return derive_stored_schema(dataset, dataset.input.schema)
     stream = split_stream_name(dataset.input)[1]
     records = planned.system_of(dataset.input).info(stream).schema
-    return Schema(()) if records is None else derive_stored_schema(dataset, records)
+    if records is None:
+        return Schema(())
+    return derive_stored_schema(dataset, records)
 
 
-def reader_over_time(planned: PlannedBatch, dataset: str) -> tuple[Reader | None, int | None]:
-    """Return a reader of a dataset's rows over time (None if it has no version yet), and the
-    time from which its history is known, in microseconds (None if all of it is known).
+@dataclass(frozen=True, slots=True)
+class DatasetHistory:
+    """A reader of a dataset's rows over time, None if it has no version yet.
+
+    The history is known from the time `known_from` on, in microseconds; None if all of it is known.
     """
+
+    reader: Reader | None = None
+    known_from: int | None = None
+
+
+def find_history(planned: PlannedBatch, dataset: str) -> DatasetHistory:
+    """Return the history of a dataset that a batch joins by time."""
     view = planned.inputs.views[dataset]
     versions = planned.inputs.over_time.get(dataset)
     if versions is None and isinstance(view, VersionReader):
         if planned.app.dataset(dataset).follows_changes:
             history = view.sealed.history
-            return view, None if history is None else history.pruned
+            return DatasetHistory(view, None if history is None else history.pruned)
         versions = VersionsOverTime(view.store, dataset, [view.sealed])
     if versions is None:
-        return None, None
-    return versions, versions.edge  # versions before it may have been discarded
+        return DatasetHistory()
+    return DatasetHistory(versions, versions.edge)  # versions before it may have been discarded

@@ -90,18 +90,17 @@ def measure_stream_progress(
         return StreamProgress()
     ssps = [SystemStreamPartition(name, stream, number) for number in range(info.partitions)]
     upcoming = system.upcoming(ssps)
-    known = dict(state.checkpoint)
-    for ssp, start in state.offsets.resolved.items():
-        known[ssp] = start.offset
-    starts = {ssp: known[ssp] for ssp in ssps if ssp in known}
+    starts = _list_stored_positions(state, ssps)
     due = _describe_lost_end(system, starts, upcoming)
     if info.was_recreated(state.offsets.streams.get(source.stream)):
         due = f"{source.stream} was deleted and recreated"
-    fresh = [ssp for ssp in ssps if ssp not in known]
-    if fresh and choose_default_offset(source, info, system) == "oldest":
-        starts |= system.oldest(fresh)
-    elif fresh:
-        due = due or f"{source.stream}: no position is stored yet"
+    fresh = [ssp for ssp in ssps if ssp not in starts]
+    if fresh:
+        begins_at_oldest = choose_default_offset(source, info, system) == "oldest"
+        if begins_at_oldest:
+            starts |= system.oldest(fresh)
+        elif not due:
+            due = f"{source.stream}: no position is stored yet"
     unread = {}
     lag = 0
     for ssp, offset in starts.items():
@@ -110,6 +109,22 @@ def measure_stream_progress(
         if behind:
             unread[ssp] = offset
     return StreamProgress(lag + _count_replayed(system, source, state), unread, due)
+
+
+def _list_stored_positions(
+    state: ApplicationState, ssps: Iterable[SystemStreamPartition]
+) -> Offsets:
+    """Return the offset at which each of these partitions is read next, if it is stored: that of
+    its startpoint, else the checkpoint.
+    """
+    positions = {}
+    for ssp in ssps:
+        start = state.offsets.resolved.get(ssp)
+        if start is not None:
+            positions[ssp] = start.offset
+        elif ssp in state.checkpoint:
+            positions[ssp] = state.checkpoint[ssp]
+    return positions
 
 
 def _count_replayed(system: StreamSystem, source: InputSpec, state: ApplicationState) -> int:
@@ -159,7 +174,7 @@ def describe_unfinished(state: ApplicationState) -> tuple[str, ...]:
 
 def find_version_delivered_to_all(
     lake: Lake, systems: Mapping[str, StreamSystem], datasets: Sequence[BoundedDataset]
-) -> tuple[str | None, str]:
+) -> NextVersion:
     """Return the next version that a dataset, or all members of a version set, can build; else what
     they wait for.
 
@@ -168,16 +183,17 @@ def find_version_delivered_to_all(
     delivered = {}
     for dataset in datasets:
         delivered[dataset.name] = find_delivered_version(lake, systems, dataset)
-    for version in dict.fromkeys(found.version for found in delivered.values()):
+    versions = dict.fromkeys(found.version for found in delivered.values())
+    for version in versions:
+        if version is None:
+            continue
         others = [dataset for dataset in datasets if delivered[dataset.name].version != version]
-        if version is not None and all(_has_taken(lake, other, version) for other in others):
-            return version, ""
+        if all(_has_taken(lake, other, version) for other in others):
+            return NextVersion(version)
     if len(datasets) == 1:
-        return None, delivered[datasets[0].name].awaited
-    awaited = []
-    for name, found in delivered.items():
-        awaited.append(f"{name}: {found.awaited or f'version {found.version} is there'}")
-    return None, "; ".join(awaited)
+        return NextVersion(None, delivered[datasets[0].name].awaited)
+    awaited = [f"{name}: {found.describe()}" for name, found in delivered.items()]
+    return NextVersion(None, "; ".join(awaited))
 
 
 def _has_taken(lake: Lake, dataset: BoundedDataset, version: str) -> bool:
@@ -216,7 +232,7 @@ def describe_waiting_datasets(
                 waiting.append(_describe_waiting(lake, systems, dataset))
             except StreamNotFoundError as error:
                 waiting.append(error.problem)
-    return tuple(filter(None, waiting))
+    return tuple(text for text in waiting if text)
 
 
 def _describe_waiting(
@@ -256,6 +272,12 @@ class NextVersion:
     awaited: str = ""
     outside: tuple[str, ...] = ()
 
+    def describe(self) -> str:
+        """Return in words that the version is there, or what is awaited."""
+        if self.version is None:
+            return self.awaited
+        return f"version {self.version} is there"
+
 
 def find_delivered_version(
     lake: Lake, systems: Mapping[str, StreamSystem], dataset: BoundedDataset
@@ -272,8 +294,8 @@ def find_delivered_version(
         return NextVersion(arrived.version, "", arrived.outside)
     awaited = "nothing was delivered"
     if arrived.missing:
-        named = f"version {arrived.version}" if arrived.version else "the next one"
-        awaited = f"{named} waits for {', '.join(arrived.missing)}"
+        version = f"version {arrived.version}" if arrived.version else "the next one"
+        awaited = f"{version} waits for {', '.join(arrived.missing)}"
     return NextVersion(None, awaited, arrived.outside)
 
 
@@ -316,11 +338,11 @@ class StepEvent:
             case "lease" | "startpoint" | "lost" | "follow":
                 return str(detail["text"])
             case "planned":
-                counted = [
-                    f"{count} {kind}{'s' if count > 1 else ''}"
-                    for kind, count in detail.items()
-                    if count
-                ]
+                counted = []
+                for kind, count in detail.items():
+                    if count:
+                        plural = "s" if count > 1 else ""
+                        counted.append(f"{count} {kind}{plural}")
                 return f"planned: {', '.join(counted)}"
         parts = [_EVENT_TEXTS[self.what].format(**{"unit": "records", **detail})]
         if detail.get("restates"):
@@ -471,9 +493,10 @@ def times_after_batch(
             continue
         skipped = prior.skipped
         if ssp in spans:
-            skipped = prior.skipped_after(*spans[ssp])
+            start, end = spans[ssp]
+            skipped = prior.skipped_after(start, end)
             # Offsets without records, such as those of Kafka's transactions, were not skipped.
-            read_to = max(read_to, spans[ssp][1])
+            read_to = max(read_to, end)
         newest = _latest(prior.newest, read.newest_in(ssp.partition))
         watermark = prior.watermark
         if newest is not None:
@@ -506,30 +529,36 @@ def compute_operator_watermark(
     """Return the watermark of a stateful operator at these times of its sources; never below its
     former one.
     """
-    _, lowest = _find_holding_partition(app, times, name, clock)
+    lowest = _find_lowest_mark(app, times, name, clock).watermark
     return _latest(lowest, times.operators.get(name))
 
 
-def _find_holding_partition(
-    app: Application, times: TimeState, name: str, clock: datetime
-) -> tuple[SystemStreamPartition | None, datetime | None]:
-    """Return the source partition that holds an operator's watermark back, None if all are idle;
-    and the watermark that it allows, None before any record.
+@dataclass(frozen=True, slots=True)
+class _LowestMark:
+    """The source partition that holds an operator's watermark back, None if all are idle; and the
+    watermark that it allows, None before any record.
     """
+
+    partition: SystemStreamPartition | None
+    watermark: datetime | None
+
+
+def _find_lowest_mark(
+    app: Application, times: TimeState, name: str, clock: datetime
+) -> _LowestMark:
+    """Return the lowest watermark of the source partitions of an operator that are not idle."""
     declared = declared_event_times(app)
-    holding = None
-    lowest = None
+    lowest = _LowestMark(None, None)
     for stream, span in watermark_inputs(app.operators)[name].items():
         for ssp, prior in sorted(of_stream(times.partitions, stream).items()):
             if is_idle(declared.get(stream), prior, clock):
                 continue
             if prior.watermark is None:
-                return ssp, None
+                return _LowestMark(ssp, None)
             mark = subtract_span(prior.watermark, span)
-            if lowest is None or mark < lowest:
-                holding = ssp
-                lowest = mark
-    return holding, lowest
+            if lowest.watermark is None or mark < lowest.watermark:
+                lowest = _LowestMark(ssp, mark)
+    return lowest
 
 
 def find_holding_partitions(
@@ -540,7 +569,7 @@ def find_holding_partitions(
     """
     holding = {}
     for name in watermark_inputs(app.operators):
-        holding[name], _ = _find_holding_partition(app, times, name, clock)
+        holding[name] = _find_lowest_mark(app, times, name, clock).partition
     return holding
 
 
@@ -640,7 +669,9 @@ def measure_input_times(
 
 def _subtract(later: datetime | None, earlier: datetime | None) -> timedelta | None:
     """Return the time between the two; None if one is unknown."""
-    return None if later is None or earlier is None else later - earlier
+    if later is None or earlier is None:
+        return None
+    return later - earlier
 
 
 def _find_lowest(marks: Mapping[SystemStreamPartition, datetime | None]) -> SystemStreamPartition:
@@ -650,7 +681,8 @@ def _find_lowest(marks: Mapping[SystemStreamPartition, datetime | None]) -> Syst
         if mark is None:
             return ssp
         known.append((mark, ssp))
-    return min(known)[1]
+    _, lowest = min(known)
+    return lowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -669,7 +701,7 @@ def measure_state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize
     """Return the sizes of those datasets that are state tables."""
     sizes = {}
     for name in names:
-        manifest = DatasetLog(lake, name).read()[1]
+        _, manifest = DatasetLog(lake, name).read()
         if manifest is None or manifest.declaration.expires is None:
             continue
         rows = 0

@@ -68,8 +68,10 @@ def call_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
     "calls".
     """
     done = map_in_arrow(_sort_records(frame), partial(_call_in_task, call, []), "rows bigint")
-    rows, calls = done.agg(F.sum("rows"), F.count("*")).collect()[0]
-    return {"rows": rows or 0, "calls": calls}
+    ((rows, calls),) = done.agg(F.sum("rows"), F.count("*")).collect()
+    if rows is None:  # there are no records
+        rows = 0
+    return {"rows": rows, "calls": calls}
 
 
 def call_unless_recorded(
@@ -100,7 +102,9 @@ def call_unless_recorded(
     answered = _call_on_frame(frame, call).toArrow()
     calls = answered.group_by([PLACE, _CALL]).aggregate([]).num_rows
     kept = record.keep(1, answered.drop_columns([_CALL]))
-    first = kept if kept is not None else record.read(1)
+    first = kept
+    if first is None:  # another run of the batch was faster
+        first = record.read(1)
     if first is None:
         raise errors.CommitConflictError(
             f"batch {record.batch} of application {record.application!r} was closed by another run,"
@@ -120,6 +124,9 @@ def plan_results(frame: DataFrame, call: SinkCall) -> DataFrame:
 
 
 def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
+    """Return a DataFrame of the function's results, with hidden columns, PLACE and the number of
+    the call.
+    """
     from pyspark.sql.types import IntegerType, StructField, StructType
 
     assert call.returns is not None
@@ -146,10 +153,12 @@ _CALL = "__call"
 
 
 def _sort_records(frame: DataFrame) -> DataFrame:
+    """Return the records of each partition in the order of their positions."""
     return frame.sortWithinPartitions("__partition", "__offset", *tie_breakers(frame.columns))
 
 
 def _call_in_task(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield what `_call_on_batches` does, and encode errors for the driver."""
     yield from encode_task_errors(_call_on_batches(call, kept, batches))
 
 
@@ -169,7 +178,8 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
     if task is not None:
         partition = task.partitionId()
         attempt = task.attemptNumber()
-    for number, records in enumerate(part for part in batches if part.num_rows):
+    filled = (records for records in batches if records.num_rows)
+    for number, records in enumerate(filled):
         check_readable_records(records, operator, name, call.stream, call.sensitive)
         context = SinkContext(
             call.application, call.batch, partition, number, attempt, fence=call.fence
@@ -183,10 +193,11 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
             yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
             continue
         made = cast_result(operator, name, result, count, returns, show_values=not call.sensitive)
-        own = [pa.array([value] * count, pa.int32()) for value in (partition, number)]
         columns = [records.column(column) for column in kept]
+        place = pa.array([partition] * count, pa.int32())
+        numbers = pa.array([number] * count, pa.int32())
         yield pa.RecordBatch.from_arrays(
-            [*columns, *made, *own], [*kept, *returns.names, PLACE, _CALL]
+            [*columns, *made, place, numbers], [*kept, *returns.names, PLACE, _CALL]
         )
 
 
@@ -256,6 +267,9 @@ def _describe_misshapen(result: Any, rows: int, returns: Schema) -> str | None:
 
 
 def _cast_result_column(column: pa.Array, kind: str) -> pa.Array:
+    """Return a result's column as the declared type. Raises ArrowException for values that do not
+    fit.
+    """
     if kind == "timestamp" and not is_same_family(column.type, arrow_type(kind)):
         raise pa.ArrowInvalid("expected a timestamp with a time zone")
     if is_nested(kind):
@@ -264,6 +278,7 @@ def _cast_result_column(column: pa.Array, kind: str) -> pa.Array:
 
 
 def _result_error(operator: str, name: str, what: str) -> errors.OperatorFailedError:
+    """Return the error for a function that returned `what`."""
     return errors.OperatorFailedError(
         f"{operator}: {name} returned {what}.",
         "Change the function or the declared returns=.",
@@ -302,7 +317,8 @@ class RecordedAnswers:
         abandon = f"adjunct checkpoint abandon {self.application} --reason …"
         try:
             table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-            about = json.loads((table.schema.metadata or {})[_ABOUT])
+            metadata = table.schema.metadata or {}
+            about = json.loads(metadata[_ABOUT])
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise errors.MalformedDocumentError(
                 f"the answers of {self.operator} in batch {self.batch} of application"
@@ -328,9 +344,8 @@ class RecordedAnswers:
         """
         answers = answers.replace_schema_metadata({_ABOUT: json.dumps(self.about)})
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(
-            sink, answers.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
-        ) as writer:
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(sink, answers.schema, options=options) as writer:
             writer.write_table(answers)
         try:
             self.lake.store.put_if_absent(self._key(turn), sink.getvalue().to_pybytes())
@@ -339,11 +354,13 @@ class RecordedAnswers:
         return answers
 
     def _key(self, turn: int) -> str:
+        """Return the key of the object with the answers of this turn."""
         prefix = answers_prefix(self.lake, self.application)
         return f"{prefix}{self.batch}/{self.operator}/{turn}.arrow"
 
 
 def _describe_asked(about: Mapping[str, Any]) -> str:
+    """Return as text what answers are about."""
     return ", ".join(f"{name} {value}" for name, value in about.items())
 
 

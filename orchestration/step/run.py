@@ -121,10 +121,10 @@ def advance_unit(
         reports = advance_members(runtime, unit, on_stage=on_stage)
     else:
         reports = [advance_with_runtime(runtime, unit[0], on_stage=on_stage)]
-    return [
-        _discard_retired(runtime.lake, dataset, report, runtime.by, on_stage)
-        for dataset, report in zip(unit, reports, strict=True)
-    ]
+    done = []
+    for dataset, report in zip(unit, reports, strict=True):
+        done.append(_discard_retired(runtime.lake, dataset, report, runtime.by, on_stage))
+    return done
 
 
 def _discard_retired(
@@ -136,7 +136,7 @@ def _discard_retired(
     if not report.sealed:
         return report
     if dataset.follows_changes:  # a commit of changes alone retires no files
-        manifest = DatasetLog(lake, dataset.name).read()[1]
+        _, manifest = DatasetLog(lake, dataset.name).read()
         limit = subtract_span(lake.now(), dataset.discard.grace)
         if manifest is None or all(retired.at > limit for retired in manifest.retired):
             return report
@@ -325,13 +325,22 @@ class RunCalls:
     tick: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True, slots=True)
+class _PlannedStep:
+    """The plan of a step over the streams as they were when it began, and the identities of the
+    streams that the run reads.
+    """
+
+    plan: ExecutionPlan
+    identities: Mapping[str, str | None]
+
+
 @dataclass(slots=True)
 class _LeasedRun:
     """A run that holds its lease: it plans and begins each step.
 
     `writes_as` is the name by which tables know a renamed application; nobody renames it while this
-    run has the lease. `planned` is the plan over the streams as they were when the last step began,
-    and the identities of those that the run reads.
+    run has the lease. `planned` is the last step that has begun.
     """
 
     runtime: Runtime
@@ -343,13 +352,14 @@ class _LeasedRun:
     max_batches: int | None
     opened: ExitStack
     writes_as: str | None = None
-    planned: tuple[ExecutionPlan, dict[str, str | None]] | None = None
+    planned: _PlannedStep | None = None
     registered: RegisteredTables | None = None
 
     @property
     def plan(self) -> ExecutionPlan:
+        """The plan of the current step."""
         assert self.planned is not None
-        return self.planned[0]
+        return self.planned.plan
 
     def begin(self) -> StepContext:
         """Plan a step, advance the datasets, and return what the step works with."""
@@ -368,14 +378,18 @@ class _LeasedRun:
         # Startpoints are fanned out once a step, which rewinding datasets may have done already.
         if fan_out is None:
             fan_out = fan_out_for_run(runtime, app, self.plan)
-        hooks = RunHooks(self.calls.on_event, self.calls.on_report, self._follow_datasets)
+        hooks = RunHooks(
+            on_event=self.calls.on_event,
+            on_report=self.calls.on_report,
+            between_batches=self._follow_datasets,
+        )
         return StepContext(
             runtime,
             app,
             self.plan,
             fan_out,
-            hooks,
-            self.max_batches,
+            hooks=hooks,
+            max_batches=self.max_batches,
             still_ours=self.lease.check,
             lease=self.lease,
             registered=self.registered,
@@ -395,14 +409,20 @@ class _LeasedRun:
         return True
 
     def _read_catalog(self) -> Catalog:
+        """Return the facts of the application's streams as they are now."""
         return read_catalog(self.app, self.runtime.systems)
 
-    def _plan_step(self, catalog: Catalog) -> tuple[ExecutionPlan, dict[str, str | None]]:
+    def _plan_step(self, catalog: Catalog) -> _PlannedStep:
+        """Return the plan of a step over these streams."""
         read = {*self.app.inputs, *list_dataset_streams(self.app)}
         identities = {name: facts.identity for name, facts in catalog.items() if name in read}
-        return build_plan(self.app, catalog, writes_as=self.writes_as), identities
+        plan = build_plan(self.app, catalog, writes_as=self.writes_as)
+        return _PlannedStep(plan, identities)
 
     def _register_tables(self) -> RegisteredTables:
+        """Report the plan and its warnings, and register the application's remote tables until the
+        run's end.
+        """
         calls = self.calls
         for note in note_table_order(self.plan.tables):
             calls.warn(note)
@@ -412,6 +432,7 @@ class _LeasedRun:
         return self.opened.enter_context(tables)
 
     def _follow_datasets(self) -> None:
+        """Advance the datasets that are followed while batches run."""
         on_report = self.calls.on_advance
         on_stage = self.calls.on_stage
         advance_followed_datasets(self.runtime, self.app, on_report=on_report, on_stage=on_stage)
@@ -441,11 +462,26 @@ def run_batches(
         lease = opened.enter_context(RunLease(lake, app.name, runtime.by, claim))
         fenced = {name: system.fenced(lease.fence) for name, system in systems.items()}
         of_run = replace(runtime, lake=lake.fenced(lease.fence), systems=fenced)
-        run = _LeasedRun(of_run, app, lease, advance, calls, adopt, max_batches, opened)
+        run = _LeasedRun(
+            of_run,
+            app,
+            lease,
+            advance=advance,
+            calls=calls,
+            adopt=adopt,
+            max_batches=max_batches,
+            opened=opened,
+        )
         following = None
         if claim.stays is not None:
             following = follow_application(
-                of_run, app, claim.stays, lease.asked_by, run.refresh, calls.say, calls.tick
+                of_run,
+                app,
+                claim.stays,
+                asked=lease.asked_by,
+                refresh=run.refresh,
+                say=calls.say,
+                tick=calls.tick,
             )
         report = run_steps(following, run.begin)
         return report, run.plan

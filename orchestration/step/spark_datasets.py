@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.operators.lookups import (
 )
 from dagster_adjunct.orchestration.step.planned_batch import (
     PlannedBatch,
-    reader_over_time,
+    find_history,
     schema_of_dataset,
 )
 from dagster_adjunct.orchestration.step.spark_state import WrittenLocalTables
@@ -79,6 +79,14 @@ class TimedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetEntries:
+    """The entries of a dataset, with the columns of `schema` and maybe others."""
+
+    frame: DataFrame
+    schema: Schema
+
+
+@dataclass(frozen=True, slots=True)
 class SparkDatasets:
     """The datasets that Spark joins: `Datasets` of operators.
 
@@ -94,15 +102,19 @@ class SparkDatasets:
         return self.planned.context.spark()
 
     def schema_of(self, dataset: str, *, over_time: bool = False) -> Schema:
+        """Return the columns of a dataset's entries, or of its rows over time."""
         return schema_of_dataset(self.planned, dataset, over_time=over_time)
 
     def match(self, operator: str, frame: DataFrame, lookup: EntryLookup) -> DataFrame:
+        """Return all records with what the lookup takes of their entries, and MATCHED; as of a time
+        also with BEFORE_HISTORY and NO_TIME.
+        """
         dataset = self.planned.app.dataset(lookup.dataset)
         hint: Callable[[DataFrame], DataFrame] = _hint_merge
         if self.planned.gathered or dataset.broadcast:
             hint = F.broadcast
         if lookup.as_of is None:
-            return join_entries(frame, *self.entries(lookup.dataset), lookup, hint)
+            return join_entries(frame, self.entries(lookup.dataset), lookup, hint)
         if lookup.as_of.known_then:
             rows = self.served(lookup.dataset)
         else:
@@ -112,9 +124,8 @@ class SparkDatasets:
 
     # -- entries
 
-    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
-        """Return the entries of a dataset and their columns; a local table includes what the batch
-        has sent to it.
+    def entries(self, dataset: str) -> DatasetEntries:
+        """Return the entries of a dataset; a local table includes what the batch has sent to it.
 
         A dataset without `bootstrap` that is not built yet has the columns that it will have. A dry
         run takes local tables for empty.
@@ -122,20 +133,23 @@ class SparkDatasets:
         declared = self.planned.app.dataset(dataset)
         schema = schema_of_dataset(self.planned, dataset)
         if isinstance(declared, LocalTable) and self.planned.is_dry_run:
-            return self._no_entries(declared, schema), schema
+            return DatasetEntries(self._no_entries(declared, schema), schema)
         if isinstance(declared, LocalTable) and declared.is_owned_by(self.planned.app.name):
-            return self.local_tables.open(declared).reader().frame(self._session), schema
+            frame = self.local_tables.open(declared).reader().frame(self._session)
+            return DatasetEntries(frame, schema)
         view = self.planned.inputs.views[dataset]
         if view is None:
-            return self._no_entries(declared, schema), schema
-        return self._frame_of(view), schema
+            return DatasetEntries(self._no_entries(declared, schema), schema)
+        return DatasetEntries(self._frame_of(view), schema)
 
     def _frame_of(self, view: VersionReader | TransientVersion) -> DataFrame:
+        """Return the entries of a version, cached for later batches if the batch is gathered."""
         if not self.planned.gathered or not isinstance(view, VersionReader):
             return view.frame(self._session)
         return self._persisted(view.dataset, view.version, lambda: view.frame(self._session))
 
     def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
+        """Return no entries, in the buckets of a dataset that has no version yet."""
         if dataset.partitions is None or not set(dataset.partition_by) <= set(schema.names):
             return self._session.createDataFrame([], schema.ddl())
         layout = BucketLayout(schema, dataset.partition_by, dataset.partitions, dataset.key)
@@ -149,13 +163,18 @@ class SparkDatasets:
         """Return the rows over time of a dataset, of the versions that the batch started with;
         `with_ids` as `frame_over_time` does.
         """
-        reader, known_from = reader_over_time(self.planned, dataset)
-        if reader is not None:
-            known = None if known_from is None else datetime_from_micros(known_from)
-            history = self._history_of(reader, with_ids=with_ids)
-            return TimedRows(history, reader.schema, known, choose_time_bins(reader))
-        schema = schema_of_dataset(self.planned, dataset, over_time=True)
-        return self._no_rows(dataset, add_interval_id(schema) if with_ids else schema)
+        history = find_history(self.planned, dataset)
+        reader = history.reader
+        if reader is None:
+            schema = schema_of_dataset(self.planned, dataset, over_time=True)
+            if with_ids:
+                schema = add_interval_id(schema)
+            return self._no_rows(dataset, schema)
+        known_from = None
+        if history.known_from is not None:
+            known_from = datetime_from_micros(history.known_from)
+        rows = self._history_of(reader, with_ids=with_ids)
+        return TimedRows(rows, reader.schema, known_from, choose_time_bins(reader))
 
     def served(self, dataset: str) -> TimedRows:
         """Return the rows that a dataset has served, up to the commit that the batch started with,
@@ -164,12 +183,14 @@ class SparkDatasets:
         reader = self.planned.inputs.served.get(dataset)
         if reader is None:
             return self._no_rows(dataset, schema_of_dataset(self.planned, dataset))
-        known = None if reader.known_from is None else datetime_from_micros(reader.known_from)
+        known_from = None
+        if reader.known_from is not None:
+            known_from = datetime_from_micros(reader.known_from)
         frame = reader.frame(self._session)
         if self.planned.gathered:
-            kept = f"{dataset} as served"
-            frame = self._persisted(kept, reader.commits, lambda: reader.frame(self._session))
-        return TimedRows(frame, reader.schema, known)
+            name = f"{dataset} as served"
+            frame = self._persisted(name, reader.commits, lambda: reader.frame(self._session))
+        return TimedRows(frame, reader.schema, known_from)
 
     def _no_rows(self, dataset: str, schema: Schema) -> TimedRows:
         """Return no rows over time, in the buckets of a dataset that has no version yet."""
@@ -186,6 +207,10 @@ class SparkDatasets:
         return TimedRows(bucketed_frame(self._session, store, dataset, layout, []), schema, None)
 
     def _history_of(self, reader: Reader, *, with_ids: bool) -> DataFrame:
+        """Return the rows over time of one or several versions, cached for later batches if the
+        batch is gathered.
+        """
+
         def frame() -> DataFrame:
             return frame_over_time(reader, self._session, with_ids=with_ids)
 
@@ -202,24 +227,25 @@ class SparkDatasets:
 
 
 def _hint_merge(side: DataFrame) -> DataFrame:
+    """Let Spark join this side by a sort-merge join."""
     return side.hint("merge")
 
 
 def join_entries(
     frame: DataFrame,
-    entries: DataFrame,
-    schema: Schema,
+    entries: DatasetEntries,
     lookup: EntryLookup,
     hint: Callable[[DataFrame], DataFrame],
 ) -> DataFrame:
     """Return all records with what the lookup takes of their entries, and MATCHED."""
-    added = _added_columns(entries, lookup)
+    added = _added_columns(entries.frame, lookup)
     if lookup.added is None:
-        added = [F.struct(*map(named_column, schema.names)).alias(ENTRY)]
-    keys = _key_names(lookup.on)
-    side = entries.select(*_key_columns(lookup.on), *added, F.lit(True).alias(MATCHED))
+        whole = F.struct(*[named_column(name) for name in entries.schema.names])
+        added = [whole.alias(ENTRY)]
+    key = _key_columns(lookup.on)
+    side = entries.frame.select(*key, *added, F.lit(True).alias(MATCHED))
     joined = frame.join(hint(side), _same_key(frame, side, lookup.on), "left")
-    return joined.drop(*keys)
+    return joined.drop(*_key_names(lookup.on))
 
 
 def _added_columns(entries: DataFrame, lookup: EntryLookup) -> list[Column]:
@@ -231,6 +257,7 @@ def _added_columns(entries: DataFrame, lookup: EntryLookup) -> list[Column]:
 
 
 def _key_names(on: Pairs) -> list[str]:
+    """Return the names of the key's columns on a dataset's side."""
     return [f"__key_{index}" for index in range(len(on))]
 
 
@@ -241,6 +268,7 @@ def _key_columns(on: Pairs) -> list[Column]:
 
 
 def _same_key(frame: DataFrame, side: DataFrame, on: Pairs) -> Column:
+    """Return the condition that a record and a row of the dataset's side have the same key."""
     is_same = F.lit(True)
     for (stream, _), key in zip(on, _key_names(on), strict=True):
         is_same = is_same & (value_column(frame.columns, stream) == side[key])

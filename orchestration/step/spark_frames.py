@@ -65,6 +65,15 @@ _PLACE = (PARTITION, OFFSET, TASK, BRANCH, ORDINAL, ORIGIN)
 
 
 @dataclass(frozen=True, slots=True)
+class _CheckedRecords:
+    """An operator's check of records, and what Spark observes of it."""
+
+    operator: str
+    checked: Checked
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True)
 class SparkFrames:
     """DataFrames as the records of a batch: `SparkRecords` of operators, and `Frames` of outputs.
 
@@ -76,7 +85,7 @@ class SparkFrames:
     kept: PersistedFrames
     on_kept: Callable[[str, DataFrame], None] = lambda operator, frame: None
     _observed: list[tuple[str, Observation]] = field(default_factory=list)
-    _checked: list[tuple[str, Checked, Observation]] = field(default_factory=list)
+    _checked: list[_CheckedRecords] = field(default_factory=list)
     _diverted: dict[str, DataFrame] = field(default_factory=dict)
 
     @property
@@ -104,10 +113,14 @@ class SparkFrames:
         return types_from_spark(frame.schema)
 
     def schema(self, frame: DataFrame) -> Schema:
+        """Return the columns of records as an output stream gets them."""
         own = [named_column(name) for name in frame.columns if not name.startswith("__")]
         return Schema.from_spark(frame.select(*own).schema)
 
     def sent_types(self, frame: DataFrame) -> dict[str, str | None]:
+        """Return the types of the columns that a table gets, also of those in UPDATE and DEFAULT by
+        "struct.column".
+        """
         types: dict[str, str | None] = {}
         for column in frame.schema.fields:
             if column.name.startswith("__"):
@@ -127,6 +140,9 @@ class SparkFrames:
         return frame.selectExpr(*expressions)
 
     def select_update(self, frame: DataFrame, names: Sequence[str], update: Update) -> DataFrame:
+        """Return the records with these columns, and with UPDATE and DEFAULT of a partial
+        update.
+        """
         return frame.selectExpr(*names, *_with_lists(frame, update).expressions())
 
     def with_columns(self, frame: DataFrame, columns: Sequence[tuple[str, str]]) -> DataFrame:
@@ -135,6 +151,9 @@ class SparkFrames:
     def explode(
         self, operator: str, frame: DataFrame, expression: str, name: str, *, keep_empty: bool
     ) -> DataFrame:
+        """Return a record for each element of the array or map that an expression gives, with the
+        element as column `name` and its number in ORDINAL.
+        """
         from pyspark.sql.types import ArrayType, MapType
 
         values = F.expr(expression)
@@ -152,17 +171,23 @@ class SparkFrames:
         return made.select(*columns.values(), ordinal_column(frame, number).alias(ORDINAL))
 
     def merge(self, operator: str, frames: Sequence[DataFrame]) -> DataFrame:
+        """Return the records of all inputs, partitioned as the plan requires after the operator."""
         by = self.planned.required_partitioning(operator)
-        copied = set.intersection(*(set(list_copies(frame.columns)) for frame in frames))
-        first, *others = (frame.drop(*set(list_copies(frame.columns)) - copied) for frame in frames)
+        copied = [set(list_copies(frame.columns)) for frame in frames]
+        in_all = set.intersection(*copied)
+        parts = []
+        for frame, copies in zip(frames, copied, strict=True):
+            parts.append(frame.drop(*(copies - in_all)))
+        first, *others = parts
         if by:
             # If all inputs are partitioned alike, Spark unions partition by partition. To find out,
             # it compares the names that the columns have in files; an alias with metadata makes it
             # compare the current names.
-            keys = dict.fromkeys(_read_column(name, first.columns) for name in by)
-            first = first.withColumns(
-                {name: named_column(name).alias(name, metadata={"merged": 1}) for name in keys}
-            )
+            renamed = {}
+            for path in by:
+                name = _read_column(path, first.columns)
+                renamed[name] = named_column(name).alias(name, metadata={"merged": 1})
+            first = first.withColumns(renamed)
         merged = first
         for other in others:
             merged = merged.unionByName(other, allowMissingColumns=True)
@@ -175,6 +200,9 @@ class SparkFrames:
         return merged.repartition(partitions, *[value_column(merged.columns, name) for name in by])
 
     def repartition(self, frame: DataFrame, partitions: int, by: Sequence[str]) -> DataFrame:
+        """Return the records in partitions by these columns; unmoved if all are in one
+        partition.
+        """
         if self.planned.gathered:
             return frame
         # From here on Spark knows the values themselves, also in functions of users.
@@ -192,42 +220,58 @@ class SparkFrames:
         return _add_barrier(frame.coalesce(1))
 
     def call_frame(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+        """Return the result of a user's DataFrame function, which must keep the hidden columns and
+        the values that it promises to keep.
+        """
         # Without the barrier Spark pushes later filters below the function, and calls its UDFs
         # twice for a record.
         made = _add_barrier(call_frame_function(operator, function, frame))
         kept = self.planned.required_partitioning(operator)
-        return _check_copies(
-            operator, made, [name for name in kept if copy_name(name) in made.columns]
-        )
+        copied = [path for path in kept if copy_name(path) in made.columns]
+        return _check_copies(operator, made, copied)
 
     def call(self, frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
+        """Return what a user's function returns for each record, called in tasks."""
         return call_in_tasks(frame, call, kept)
 
     # -- computed records
 
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
+        """Return the same records, cached for the batch."""
         kept = self.kept.keep(frame)
         self.on_kept(operator, kept)
         return kept
 
     def first(self, frame: DataFrame, flags: Sequence[str]) -> Mapping[str, Any] | None:
+        """Return the first record, by position, in which one of these boolean columns is true; None
+        if there is none, and in a dry run.
+        """
         if self.planned.is_dry_run:
             return None
         flagged = frame.where(reduce(or_, [F.col(name) for name in flags]))
         row = flagged.orderBy(PARTITION, OFFSET, *tie_breakers(frame.columns)).first()
-        return None if row is None else row.asDict(recursive=True)
+        if row is None:
+            return None
+        return row.asDict(recursive=True)
 
     def divert(self, operator: str, frame: DataFrame) -> None:
-        before = self._diverted.get(operator)
-        self._diverted[operator] = frame if before is None else before.unionByName(frame)
+        """Add records to those that the operator has diverted."""
+        if operator in self._diverted:
+            frame = self._diverted[operator].unionByName(frame)
+        self._diverted[operator] = frame
 
     def diverted(self, operator: str) -> DataFrame:
+        """Return the records that the operator before this one has diverted."""
         return self._diverted[self.planned.operator_before(operator)]
 
     def count(self, frame: DataFrame) -> int:
         return frame.count()
 
     def count_failed(self, operator: str, frame: DataFrame, checked: Checked) -> DataFrame:
+        """Return all records; once they are computed, `observed` has the number that fail the
+        check, and `sampled` describes some: the first one of those whose offsets have the same
+        remainder.
+        """
         from pyspark.sql import Observation
 
         failed = F.col(checked.flag)
@@ -243,22 +287,27 @@ class SparkFrames:
             sample.append(F.min(F.when(is_in_group, described)).alias(f"{_SAMPLE}{number}"))
         observation = Observation(f"{operator}-{uuid4().hex}")
         self._observed.append((operator, observation))
-        self._checked.append((operator, checked, observation))
+        self._checked.append(_CheckedRecords(operator, checked, observation))
         counts = [F.count(F.lit(1)).alias("rows"), F.count_if(failed).alias("failed")]
         return frame.observe(observation, *counts, *sample)
 
     def count_records(
         self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]
     ) -> DataFrame:
+        """Return the records; once they are computed, `observed` has how many match each
+        condition.
+        """
         from pyspark.sql import Observation
 
         observation = Observation(f"{operator}-{uuid4().hex}")
         self._observed.append((operator, observation))
-        return frame.observe(
-            observation, *[F.count_if(met).alias(name) for name, met in conditions.items()]
-        )
+        counts = [F.count_if(is_met).alias(name) for name, is_met in conditions.items()]
+        return frame.observe(observation, *counts)
 
     def keep_matches(self, operator: str, frame: DataFrame, how: How) -> DataFrame:
+        """Return joined records without the columns that mark matches, and count them; an inner
+        join drops those without an entry.
+        """
         # An inner join is a left join whose unmatched records are counted and then dropped.
         conditions = {"rows": F.lit(True), "unmatched": F.col(MATCHED).isNull()}
         for flag, name in TIME_COUNTS.items():
@@ -283,16 +332,18 @@ class SparkFrames:
         the records are computed.
         """
         samples: dict[str, list[str]] = {}
-        for operator, checked, observation in self._checked:
+        for each in self._checked:
             rows = []
-            for name, row in _read_observation(observation).items():
+            for name, row in _read_observation(each.observation).items():
                 if name.startswith(_SAMPLE) and row is not None:
                     rows.append(row)
-            for row in sorted(rows, key=lambda row: (row[PARTITION], row[OFFSET])):
+            rows.sort(key=lambda row: (row[PARTITION], row[OFFSET]))
+            for row in rows:
                 record = row.asDict(recursive=True)
-                for number, name in enumerate(checked.shown):
+                for number, name in enumerate(each.checked.shown):
                     record[name] = record.pop(f"{_SHOWN}{number}")
-                samples.setdefault(operator, []).append(checked.describe(record))
+                described = each.checked.describe(record)
+                samples.setdefault(each.operator, []).append(described)
         return samples
 
     # -- lookups in remote tables
@@ -303,6 +354,9 @@ class SparkFrames:
     def distinct_keys(
         self, operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool
     ) -> pa.Table:
+        """Return the distinct keys of the records, collected to this process; keys with a null are
+        left out.
+        """
         # Under names that need no quotes, which dropna() would not accept.
         keys = []
         for name, key in zip(lookup.keys, lookups.key_columns(lookup), strict=True):
@@ -314,6 +368,7 @@ class SparkFrames:
     def add_answers(
         self, operator: str, frame: DataFrame, lookup: TableLookup, answers: pa.Table
     ) -> DataFrame:
+        """Return all records with the answers for their keys, and MATCHED."""
         names = [answer.name for answer in lookup.answers]
         named = answers.rename_columns([*lookups.key_columns(lookup), lookups.FOUND, *names])
         answered = frame_from_arrow(self.session, named)
@@ -322,6 +377,9 @@ class SparkFrames:
     def add_unknown_answers(
         self, operator: str, frame: DataFrame, lookup: TableLookup
     ) -> DataFrame:
+        """Return the records with the columns that `add_answers` adds, of the same types, for
+        a dry run.
+        """
         return lookups.add_unknown_answers(self.materialize(operator, frame), lookup)
 
 
@@ -363,8 +421,9 @@ def _with_lists(frame: DataFrame, update: Update) -> Update:
     appended = frame.selectExpr(*[expression for _, expression in update.append])
     lists: list[tuple[str, str]] = []
     for (name, text), column in zip(update.append, appended.schema.fields, strict=True):
-        is_list = column.dataType.typeName() == "array"
-        listed = text if is_list else f"case when ({text}) is not null then array({text}) end"
+        listed = text
+        if column.dataType.typeName() != "array":
+            listed = f"case when ({text}) is not null then array({text}) end"
         lists.append((name, listed))
     return replace(update, append=tuple(lists))
 
@@ -375,7 +434,9 @@ def _check_copies(operator: str, frame: DataFrame, paths: Sequence[str]) -> Data
     """
     for path in paths:
         column, *steps = split_path(path)
-        value = reduce(lambda value, step: value.getField(step), steps, named_column(column))
+        value = named_column(column)
+        for step in steps:
+            value = value.getField(step)
         problem = f"{operator} has keeps_partitioning=True, and changes {path}"
         failed = F.raise_error(F.lit(problem)).cast("boolean")
         same = named_column(copy_name(path)).eqNullSafe(value)
@@ -392,7 +453,9 @@ def _add_barrier(frame: DataFrame) -> DataFrame:
 
 def _read_column(name: str, names: Collection[str]) -> str:
     """Return the column that `value_column` reads of records with the columns `names`."""
-    return copy_name(name) if copy_name(name) in names else column_of(name, names)
+    if copy_name(name) in names:
+        return copy_name(name)
+    return column_of(name, names)
 
 
 def rename_copies(frame: DataFrame, before: Sequence[str], after: Sequence[str]) -> DataFrame:
@@ -404,9 +467,8 @@ def rename_copies(frame: DataFrame, before: Sequence[str], after: Sequence[str])
     if len(before) == len(after):
         for old, new in zip(before, after, strict=True):
             renamed[copy_name(old)] = copy_name(new)
-    copies = list_copies(frame.columns)
-    kept = frame.drop(*[name for name in copies if name not in renamed])
-    return kept.withColumnsRenamed({name: renamed[name] for name in copies if name in renamed})
+    outdated = [name for name in list_copies(frame.columns) if name not in renamed]
+    return frame.drop(*outdated).withColumnsRenamed(renamed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +482,7 @@ class TaskWrites:
         return self.frames.planned
 
     def append(self, operator: str, frame: DataFrame, append: Append) -> AppendResult:
+        """Append records to a stream, in tasks."""
         options = replace(
             append.options,
             order_by=(PARTITION, OFFSET, *tie_breakers(frame.columns)),
@@ -430,15 +493,18 @@ class TaskWrites:
         return append.send(sent.drop(*list_batch_columns(sent.columns)), options)
 
     def read(self, append: Append, **ranges: Any) -> DataFrame:
+        """Return records that were appended, read by Spark."""
         options = read_options(append.system)
         return read_frame(append.system, self.frames.session, **options, **ranges)
 
     def fetch(self, operator: str, frame: DataFrame, sources: Sources | None) -> pa.Table:
+        """Return the records as an output table gets them, collected to this process."""
         rows = fetch_small(frame, sys.maxsize)
         assert rows is not None, "no row is too large"
         return with_positions(rows, sources)
 
     def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
+        """Write records to a remote table, in tasks."""
         moves = operator in self._planned.exchanges and not self._planned.inputs.few
         gathered = self.frames.gather_small(frame)
         return write_table(gathered, write, exchange=moves, what=operator)

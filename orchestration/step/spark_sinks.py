@@ -28,6 +28,7 @@ class CalledSinks:
     before_output: Callable[[str], Any]
 
     def call(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        """Call a function with the records, and count records and calls."""
         self.before_output(function_label(function))
         call = sink_call(self.planned, operator, function, None, frame.columns)
         given = frame.drop(*list_copies(frame.columns))
@@ -36,9 +37,13 @@ class CalledSinks:
     def call_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
     ) -> DataFrame:
+        """Return the results of a function for the records, partitioned like these; a repeated
+        batch reuses the recorded results.
+        """
         planned = self.planned
         label = function_label(function)
-        asked = {"function": label, "returns": {field.name: field.type for field in returns.fields}}
+        types = {field.name: field.type for field in returns.fields}
+        asked = {"function": label, "returns": types}
         call = sink_call(planned, operator, function, returns, frame.columns)
         results, counted = recorded_answers.call_unless_recorded(
             frame.drop(*list_copies(frame.columns)),
@@ -63,13 +68,13 @@ def sink_call(
     """Return how tasks call a function with records that have these columns; pickles it."""
     return recorded_answers.SinkCall(
         operator,
-        function_label(function),
-        pickle_function(operator, function),
-        planned.app.name,
-        planned.number,
-        returns,
-        planned.stream_of(operator),
-        planned.sensitive(operator, columns),
-        planned.inputs.intent.cut,
-        planned.context.fence,
+        name=function_label(function),
+        shipped=pickle_function(operator, function),
+        application=planned.app.name,
+        batch=planned.number,
+        returns=returns,
+        stream=planned.stream_of(operator),
+        sensitive=planned.sensitive(operator, columns),
+        cut=planned.inputs.intent.cut,
+        fence=planned.context.fence,
     )

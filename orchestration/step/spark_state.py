@@ -115,14 +115,17 @@ class StateTable:
         rows = bucketed_frame(
             self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations
         )
-        # Not a literal: Spark forgets the partitioning of a relation that it knows to be empty, and
-        # adds an exchange.
         generation = F.col(GENERATION_COLUMN)
-        sent = self.writes.sent
-        new = (generation.isin(*sent) if sent else generation < F.lit(0)).alias(NEW)
-        return self._keep_unexpired(rows.select(*map(named_column, self.spec.schema.names), new))
+        # False, but not as a literal: Spark forgets the partitioning of a relation that it knows to
+        # be empty, and adds an exchange.
+        is_new = generation < F.lit(0)
+        if self.writes.sent:
+            is_new = generation.isin(*self.writes.sent)
+        own = [named_column(name) for name in self.spec.schema.names]
+        return self._keep_unexpired(rows.select(*own, is_new.alias(NEW)))
 
     def _keep_unexpired(self, rows: DataFrame) -> DataFrame:
+        """Return the rows that had not expired before the batch."""
         before = self.watermarks.before
         if before is None:
             return rows
@@ -162,14 +165,23 @@ class SparkState:
     tables: dict[str, StateTable] = field(default_factory=dict)
 
     def watermarks(self, name: str) -> Watermarks:
+        """Return the watermarks of the stateful operator of this name, before and after the
+        batch.
+        """
         return self.times.watermarks(name)
 
     def table(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateTable:
+        """Return the state table of this name, opened once; its rows expire by the watermark of the
+        operator `of`, by default the one of that name.
+        """
         if name not in self.tables:
             self.tables[name] = self._open(name, spec, self.watermarks(of or name))
         return self.tables[name]
 
     def _open(self, name: str, spec: StateSpec, watermarks: Watermarks) -> StateTable:
+        """Return a state table as the batch reads and writes it; in a dry run, check its
+        declaration.
+        """
         context = self.planned.context
         inputs = self.planned.inputs
         dataset = declare_state_dataset(context.writer, name, spec)
@@ -178,7 +190,7 @@ class SparkState:
         writer = self.writers.open(dataset, inputs.views.get(dataset.name), context.writer)
         kept = inputs.consumed is not None
         real = not self.planned.is_dry_run
-        return StateTable(context, dataset, writer, spec, watermarks, kept, real)
+        return StateTable(context, dataset, writer, spec, watermarks, kept=kept, real=real)
 
     def check_zone_rules(self, name: str, zone: str, outdated: Column) -> None:
         """Raise ZoneRulesError in a dry run for stored rows, not expired, to which the present
@@ -201,7 +213,10 @@ class SparkState:
 
 
 def _check_zone_rules(context: StepContext, state: StateTable, zone: str, outdated: Column) -> None:
-    manifest = DatasetLog(context.lake, state.writes.name).read()[1]
+    """Raise ZoneRulesError for stored rows that were computed by other rules of the zone and are
+    `outdated` by the present ones.
+    """
+    _, manifest = DatasetLog(context.lake, state.writes.name).read()
     if manifest is None or manifest.version is None:
         return
     stored_rules = manifest.declaration.zone_rules
@@ -245,6 +260,9 @@ class WrittenLocalTables:
         return self._opened[dataset.name]
 
     def write(self, operator: str, frame: DataFrame, send: LocalSend) -> None:
+        """Write the last record of each key to a local table, and count; a replay writes only what
+        its own joins read.
+        """
         counted = self.counters.setdefault(
             send.table, {"rows": 0, "deleted": 0, "duplicate_batches": 0}
         )
@@ -258,29 +276,34 @@ class WrittenLocalTables:
             self.counters[send.table] = sum_counters(counted, done)
 
     def _is_read_in_replays(self, table: str) -> bool:
+        """Whether a replay of recorded versions joins what the batch sends to a table."""
         joined = self.planned.context.plan.tables_joined_after_sends()
         return self.planned.reading == RECORDED and table in joined
 
     def _send(self, operator: str, frame: DataFrame, send: LocalSend) -> dict[str, int]:
+        """Send records to a local table and return what was counted. Raises NullKeyError, with the
+        first record that has no key.
+        """
         dataset = self.planned.app.dataset(send.table)
         assert isinstance(dataset, LocalTable), "the planner checks what operators send to"
         key = dataset.key_sources
-        rows, null_keys = prepare_table_rows(frame, key, send.deleted, send.on_null_key)
+        prepared = prepare_table_rows(frame, key, send.deleted, send.on_null_key)
         order = (PARTITION, OFFSET, *tie_breakers(frame.columns))
-        columns = [
-            value_column(frame.columns, dataset.source_of(name)).alias(name)
-            for name in dataset.stored.names
-        ]
+        columns = []
+        for name in dataset.stored.names:
+            columns.append(value_column(frame.columns, dataset.source_of(name)).alias(name))
         try:
             done = self.open(dataset).send(
-                rows.select(*columns, *map(named_column, (TOMBSTONE, *order))),
+                prepared.rows.select(*columns, *map(named_column, (TOMBSTONE, *order))),
                 order_by=order,
                 partitioned=self.planned.is_partitioned(operator),
             )
         except NullKeyError as error:
             stream = self.planned.stream_of(operator)
-            raise locate_null_key(error, operator, rows, key, stream) from error
-        return done if null_keys is None else {**done, "null_keys": null_keys()}
+            raise locate_null_key(error, operator, prepared.rows, key, stream) from error
+        if prepared.count_null_keys is None:
+            return done
+        return {**done, "null_keys": prepared.count_null_keys()}
 
     def commit(self, before_output: Callable[[str], Any]) -> Counters:
         """Commit the tables, unless the batch is a bounded replay; return their counters."""
@@ -293,31 +316,37 @@ class WrittenLocalTables:
         return self.counters
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """Records for a local table; `count_null_keys` returns, once they are computed, how many with a
+    null key were skipped. It is None if these are not skipped.
+    """
+
+    rows: DataFrame
+    count_null_keys: Callable[[], int] | None = None
+
+
 def prepare_table_rows(
     frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
-) -> tuple[DataFrame, Callable[[], int] | None]:
-    """Return the records with `__tombstone`, also where the SQL condition `deleted` is true; and a
-    function that, once they are computed, returns how many records with a null key were skipped
-    (None if these are not skipped).
-    """
+) -> PreparedRows:
+    """Return the records with `__tombstone`, also where the SQL condition `deleted` is true."""
     from pyspark.sql import Observation
 
     if deleted is not None:
-        frame = frame.withColumn(
-            TOMBSTONE,
-            F.coalesce(F.col(TOMBSTONE), F.lit(False)) | F.coalesce(F.expr(deleted), F.lit(False)),
-        )
+        is_tombstone = F.coalesce(F.col(TOMBSTONE), F.lit(False))
+        is_deleted = F.coalesce(F.expr(deleted), F.lit(False))
+        frame = frame.withColumn(TOMBSTONE, is_tombstone | is_deleted)
     if on_null_key == "fail":
-        return frame, None  # the writer rejects them
-    lacks = _lacks_key(frame.columns, key)
+        return PreparedRows(frame)  # the writer rejects them
+    lacks_key = _lacks_key(frame.columns, key)
     observed = Observation()
-    watched = frame.observe(
-        observed, F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("null_keys")
-    )
-    return watched.where(~lacks), lambda: int(observed.get["null_keys"])
+    count = F.coalesce(F.sum(lacks_key.cast("long")), F.lit(0)).alias("null_keys")
+    watched = frame.observe(observed, count)
+    return PreparedRows(watched.where(~lacks_key), lambda: int(observed.get["null_keys"]))
 
 
 def _lacks_key(names: Collection[str], key: tuple[str, ...]) -> Column:
+    """Return the condition that a part of a record's key is null."""
     return reduce(or_, [value_column(names, name).isNull() for name in key])
 
 
@@ -333,8 +362,11 @@ def locate_null_key(
     """
     lacking = rows.where(_lacks_key(rows.columns, key))
     first = lacking.select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
-    where = f"{stream}." if stream is not None else "partition "
-    place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
+    place = ""
+    if first is not None:
+        partition, offset = first
+        where = f"partition {partition}" if stream is None else f"{stream}.{partition}"
+        place = f"; the first is {where} at offset {offset}"
     problem = f"{operator}: {error.problem.rstrip('.')}{place}."
     step = 'Filter them out, or skip and count them: send_to(…, on_null_key="skip").'
     return errors.NullKeyError(

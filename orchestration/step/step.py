@@ -45,12 +45,14 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ClosedBatch,
     Counters,
     LoggedState,
+    OffsetState,
     add_counters,
     check_not_renamed,
 )
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges
 from dagster_adjunct.orchestration.operators.lookups import RESTATED
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
+from dagster_adjunct.orchestration.startpoints.restatement import Places
 from dagster_adjunct.orchestration.step.batch import classify_batch
 from dagster_adjunct.orchestration.step.context import (
     BatchInputs,
@@ -64,8 +66,8 @@ from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engin
 from dagster_adjunct.orchestration.step.late_changes import late_counters
 from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.plan_batch import (
+    NextBatch,
     NothingToRead,
-    PlannedBatch,
     find_lost_ranges,
     lease_versions,
     maintain_local_tables,
@@ -115,7 +117,7 @@ _APPLICATION_ERRORS = (
     errors.TableError,
 )
 
-# What a batch meets where records of its inputs are gone.
+# What reading a batch raises where records of its inputs are gone.
 _MISSING_RECORDS = (errors.ManifestMismatchError, errors.OffsetOutOfRangeError)
 
 
@@ -164,9 +166,19 @@ def _open_step(context: StepContext, engine: BatchEngine | None) -> Iterator[_Ru
     with RunCredits(context.lake) as credits, closing(OpenTables(credits)) as tables:
         context = replace(context, writes_as=logged.state.writes_as, open_tables=tables)
         with closing(context.versions):
-            report = context.earlier or StepReport(0, False, {}, {}, {}, logged.state)
-            begun = StepState(logged, report)
-            yield _RunningStep(context, engine or choose_engine(context), logged, begun)
+            report = context.earlier
+            if report is None:
+                report = StepReport(
+                    batches=0,
+                    caught_up=False,
+                    counters={},
+                    versions={},
+                    seconds={},
+                    state=logged.state,
+                )
+            if engine is None:
+                engine = choose_engine(context)
+            yield _RunningStep(context, engine, logged, StepState(logged, report))
 
 
 @dataclass(slots=True)
@@ -227,7 +239,7 @@ class _RunningStep:
         except (errors.StreamNotFoundError, errors.OffsetOutOfRangeError) as gone:
             raise gone from missing
 
-    def _prepare_batch(self) -> PlannedBatch | NothingToRead:
+    def _prepare_batch(self) -> NextBatch | NothingToRead:
         """Return the open batch, or plan and lease the next one; nothing of a new batch is
         committed yet.
 
@@ -246,7 +258,10 @@ class _RunningStep:
                 return self._plan_batch()
         return self._plan_batch()
 
-    def _plan_batch(self) -> PlannedBatch | NothingToRead:
+    def _plan_batch(self) -> NextBatch | NothingToRead:
+        """Return the next batch, with its versions leased. Raises VersionDiscardedError if one is
+        discarded meanwhile.
+        """
         seen = snapshot_inputs(self.context, self.state)
         self.state = store_first_positions(self.context, self.state, seen)
         planned = plan_batch(self.context, self.state, seen)
@@ -254,7 +269,7 @@ class _RunningStep:
             return planned
         return lease_versions(self.context, self.logged, planned, seen)
 
-    def _run_batch(self, batch: PlannedBatch, began: float) -> bool:
+    def _run_batch(self, batch: NextBatch, began: float) -> bool:
         """Run a batch whose planning `began` at this time; return False if retention was faster,
         so that it is to be resumed as a batch that was left open.
         """
@@ -273,7 +288,7 @@ class _RunningStep:
         self.context.hooks.on_report(replace(self.state.report, state=self.logged))
         return True
 
-    def _commit_intent(self, batch: PlannedBatch) -> BatchInputs:
+    def _commit_intent(self, batch: NextBatch) -> BatchInputs:
         """Commit the intent of the batch, after a dry run has shown that its outputs accept it;
         return what it reads.
 
@@ -281,7 +296,8 @@ class _RunningStep:
         """
         context = self.context
         before = self.logged
-        intent, views = self._open_versions(batch.intent)
+        views = self._open_views(batch.intent)
+        intent = self._name_views(batch.intent, views)
         self._check_outputs(intent, views, batch.streams)
         if context.registered is not None:
             context.registered.begin_batch(context.fence)
@@ -289,21 +305,24 @@ class _RunningStep:
         self.state = replace(self.state, logged=logged)
         restating = intent.restating
         records = sum(context.count_offsets(intent.ranges).values())
+        places: Places = {}
         if restating is not None:
             records = restating.records
+            if restating.records:
+                places = read_places(context, restating)
+        over_time = {}
+        for name, ids in intent.joined.over_time.items():
+            over_time[name] = context.versions.over_time(name, ids)
         inputs = BatchInputs(
             intent,
             views,
             identities=before.offsets.streams,
             records=records,
-            over_time={
-                name: context.versions.over_time(name, ids)
-                for name, ids in intent.joined.over_time.items()
-            },
+            over_time=over_time,
             served=open_served(context.versions, intent, views),
             times=times_at_batch_start(context.app, before, intent),
             streams={name: stream.system for name, stream in batch.streams.items()},
-            places=read_places(context, restating) if restating and restating.records else {},
+            places=places,
         )
         inputs = classify_batch(context.app, inputs)
         if not inputs.few:
@@ -319,18 +338,22 @@ class _RunningStep:
         )
         return inputs
 
-    def _open_versions(self, intent: Intent) -> tuple[Intent, dict[str, View]]:
-        """Return the intent, and the versions that it names, opened.
-
-        A resumed batch reads the versions of per-run tables that are left after retention: then
-        the intent names these.
-        """
+    def _open_views(self, intent: Intent) -> dict[str, View]:
+        """Return the dataset versions that the intent names, opened."""
         views: dict[str, View] = {}
-        versions = dict(intent.versions)
         for name, version in intent.versions.items():
-            view = self.context.versions.view(name, version, self.logged)
-            views[name] = view
-            if isinstance(view, TransientVersion) and view.version != version:
+            views[name] = self.context.versions.view(name, version, self.logged)
+        return views
+
+    def _name_views(self, intent: Intent, views: Mapping[str, View]) -> Intent:
+        """Return the intent with the versions that were opened.
+
+        They are others where a resumed batch reads a per-run table of which retention has left a
+        later version.
+        """
+        versions = dict(intent.versions)
+        for name, view in views.items():
+            if isinstance(view, TransientVersion) and view.version != versions[name]:
                 versions[name] = view.version
                 text = (
                     f"dataset {name!r}: retention has deleted changes that batch {intent.batch} had"
@@ -338,9 +361,9 @@ class _RunningStep:
                 )
                 self.context.report("lost", intent.batch, text=text)
         if versions == intent.versions:
-            return intent, views
+            return intent
         joined = intent.joined.model_copy(update={"versions": versions})
-        return intent.model_copy(update={"joined": joined, "cut": True}), views
+        return intent.model_copy(update={"joined": joined, "cut": True})
 
     def _check_outputs(
         self, intent: Intent, views: Mapping[str, View], streams: Mapping[str, StreamSnapshot]
@@ -407,7 +430,10 @@ class _RunningStep:
             explained = _add_next_steps(ours, context.app.name, intent.batch)
             if explained is error:
                 raise
-            raise explained from (error.__cause__ if ours is error else error)
+            cause: BaseException | None = error
+            if ours is error:
+                cause = error.__cause__  # the explained error takes its place
+            raise explained from cause
 
     def _before_output(self, name: str, look: Callable[[], Any] = lambda: None) -> Any:
         """Raise if the run may not write this output; return the result of `look`, which is
@@ -441,17 +467,12 @@ class _RunningStep:
         context.report("outputs", intent.batch)
         logged = context.log.close(self.state.logged, done, outputs.times, checks=[context.check])
         context.startpoints.remove_applied(context.tasks, intent.startpoints)
-        if intent.restating is not None or any(call.recorded for call in context.plan.calls):
+        records_answers = any(call.recorded for call in context.plan.calls)
+        if records_answers or intent.restating is not None:
             purge_answers(context.lake, context.app.name, intent.batch)
         if intent.batch % _FORGETTING == 0:
             _forget_old_batches(context)
-        after = logged.state.offsets
-        texts = []
-        for ssp in intent.startpoints:
-            texts.append(f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}")
-        for key, replay in before.replays.items():
-            if key not in after.replays:
-                texts.append(f"{replay.describe()} has ended")
+        texts = _describe_startpoints(intent, before, logged.state.offsets)
         state = replace(self.state, logged=logged).with_messages(context, texts)
         took = time.monotonic() - began
         self.state = state.with_batch(done, took, outputs, few=inputs.few)
@@ -513,6 +534,19 @@ class _RunningStep:
             context.report("lost", logged.state.batch, text=text)
 
 
+def _describe_startpoints(intent: Intent, before: OffsetState, after: OffsetState) -> list[str]:
+    """Return a text for each startpoint that a batch has applied, and for each replay that it has
+    ended.
+    """
+    texts = []
+    for ssp in intent.startpoints:
+        texts.append(f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}")
+    for key, replay in before.replays.items():
+        if key not in after.replays:
+            texts.append(f"{replay.describe()} has ended")
+    return texts
+
+
 def _describe_shapes(
     app: Application, views: Mapping[str, View], streams: Mapping[str, StreamSnapshot]
 ) -> dict[str, object]:
@@ -522,14 +556,16 @@ def _describe_shapes(
     Local tables are read with the columns and buckets that they are declared with, whatever is
     stored.
     """
-    shapes: dict[str, object] = {name: stream.info.schema for name, stream in streams.items()}
+    shapes: dict[str, object] = {}
+    for name, stream in streams.items():
+        shapes[name] = stream.info.schema
     own = {table.name for table in list_own_tables(app)}
     for name, view in views.items():
         if name in own:
             continue
         shapes[name] = None
         if isinstance(view, VersionReader):
-            shapes[name] = view.schema, view.sealed.partitions
+            shapes[name] = (view.schema, view.sealed.partitions)
         elif view is not None:
             shapes[name] = view.schema
     return shapes

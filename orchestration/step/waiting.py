@@ -106,7 +106,9 @@ class _StreamTimes:
         newer ones from before it: what a run has seen is not read again.
         """
         held = self._find_stored(ssp)
-        if held is None or held.newest is None or held.seen_to is None:
+        if held is None:
+            return self._read_stream({ssp: span})
+        if held.newest is None or held.seen_to is None:  # what was seen does not count
             return self._read_stream({ssp: span})
         compare = self.stream.system.compare
         known = _stand_in(ssp, held, held.newest)
@@ -119,15 +121,23 @@ class _StreamTimes:
     def _find_stored(self, ssp: SystemStreamPartition) -> HeldTime | None:
         """Return what a run has stored of a partition of this stream, by this event time."""
         held = self.stored.get(ssp)
-        if held is None or held.stream != self.stream.info.identity:
+        if held is None:
             return None
-        return held if held.by == self.declared.expression else None
+        is_of_stream = held.stream == self.stream.info.identity
+        is_by_time = held.by == self.declared.expression
+        if not is_of_stream or not is_by_time:
+            return None
+        return held
 
     def _is_record(self, ssp: SystemStreamPartition, span: OffsetRange, held: HeldTime) -> bool:
         """Whether a range has no other record than the one that is held."""
-        return span == OffsetRange(str(held.offset), self.stream.system.advance(ssp, span.start, 1))
+        after_first = self.stream.system.advance(ssp, span.start, 1)
+        return span == OffsetRange(str(held.offset), after_first)
 
     def _read_stream(self, ranges: Ranges) -> pa.Table:
+        """Return the times, read by this process if it can, else by Spark. Raises
+        ConfigurationError if offsets are no numbers.
+        """
         system = self.stream.system
         if not isinstance(system, NumberedOffsets):
             raise ConfigurationError(
@@ -156,6 +166,7 @@ class _StreamTimes:
         return _times(records, compiled.evaluate(records))
 
     def _read_by_spark(self, ranges: Ranges) -> pa.Table:
+        """Return the times, computed by Spark."""
         records = read_frame(self.stream.system, self.spark(), ranges)
         time = self.declared.column(f"input {self.stream.name}", records)
         columns = [F.unix_micros(time).alias(TIME), F.unix_micros(TIMESTAMP).alias(ARRIVED)]
@@ -174,6 +185,9 @@ def _stand_in(ssp: SystemStreamPartition, held: HeldTime, time: datetime) -> pa.
 
 
 def _times(records: pa.Table, time: pa.Array) -> pa.Table:
+    """Return the columns of `_columns` of these records, whose event times are `time`; null for
+    times that are out of range.
+    """
     micros = time.cast(arrow_type("timestamp")).cast(pa.int64())
     is_time = pc.and_(pc.greater_equal(micros, MIN_MICROS), pc.less_equal(micros, MAX_MICROS))
     return pa.table(
@@ -184,6 +198,18 @@ def _times(records: pa.Table, time: pa.Array) -> pa.Table:
             ARRIVED: records[TIMESTAMP].cast(arrow_type("timestamp")).cast(pa.int64()),
         }
     ).cast(_columns())
+
+
+@dataclass(frozen=True, slots=True)
+class _PartitionTimes:
+    """The event times of the records of a partition that a batch could read, and the joins for
+    which they wait. `read_rest` returns the times of the unread records after them.
+    """
+
+    ssp: SystemStreamPartition
+    times: pa.Table
+    waits: Sequence[WaitsFor]
+    read_rest: Callable[[], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,78 +246,69 @@ class Waiting:
             reader = _StreamTimes(self.streams[name], declared[name], self.spark, self.stored)
             times = reader.read(of_input)
             for ssp, span in of_input.items():
-                of_partition = times.filter(pc.equal(times[PARTITION], ssp.partition))
+                readable = times.filter(pc.equal(times[PARTITION], ssp.partition))
                 rest = OffsetRange(span.end, unread[ssp].end)
                 read_rest = cache(partial(reader.read_rest, ssp, rest))
-                first = self._find_held(ssp, of_partition, waits, read_rest)
+                partition = _PartitionTimes(ssp, readable, waits, read_rest)
+                first = self._find_held(partition)
                 if first is not None:
                     cut[ssp] = OffsetRange(span.start, str(first.offset))
-                    newest = self._find_newest(first, of_partition, waits, read_rest)
-                    seen = unread[ssp].end
-                    stream = self.streams[name].info.identity
-                    held.append(replace(first, newest=newest, seen_to=seen, stream=stream))
-                    of_partition = of_partition.filter(pc.less(of_partition[OFFSET], first.offset))
-                early |= self._find_early(of_partition, waits)
+                    first = replace(
+                        first,
+                        newest=self._find_newest(partition, first),
+                        seen_to=unread[ssp].end,
+                        stream=self.streams[name].info.identity,
+                    )
+                    held.append(first)
+                    readable = readable.filter(pc.less(readable[OFFSET], first.offset))
+                early |= self._find_early(readable, waits)
         return HeldRanges(cut, tuple(held), frozenset(early))
 
     def _find_early(self, times: pa.Table, waits: Sequence[WaitsFor]) -> set[str]:
         """Return the joins whose dataset is not complete up to the times of all these records."""
         early = set()
-        for one in waits:
-            if pc.any(_is_beyond(times, self.known[one.join])).as_py():
-                early.add(one.join)
+        for waiting in waits:
+            if pc.any(_is_beyond(times, self.known[waiting.join])).as_py():
+                early.add(waiting.join)
         return early
 
-    def _find_held(
-        self,
-        ssp: SystemStreamPartition,
-        times: pa.Table,
-        waits: Sequence[WaitsFor],
-        read_rest: Callable[[], pa.Table],
-    ) -> HeldRecord | None:
-        """Return the first of these records of a partition that waits for a dataset."""
+    def _find_held(self, partition: _PartitionTimes) -> HeldRecord | None:
+        """Return the first of a partition's records that waits for a dataset."""
         found = None
-        for one in waits:
-            known = self.known[one.join]
-            held = times.filter(_is_beyond(times, known))
+        for waiting in partition.waits:
+            known = self.known[waiting.join]
+            held = partition.times.filter(_is_beyond(partition.times, known))
             if held.num_rows:
-                held = held.filter(self._is_within(held, one.wait, times, read_rest))
+                held = held.filter(self._is_within(held, waiting.wait, partition))
             if not held.num_rows:
                 continue
-            first = held.sort_by(OFFSET).slice(0, 1).to_pylist()[0]
+            (first,) = held.sort_by(OFFSET).slice(0, 1).to_pylist()
             if found is None or first[OFFSET] < found.offset:
                 found = HeldRecord(
-                    ssp,
+                    partition.ssp,
                     first[OFFSET],
-                    one.dataset,
-                    datetime_from_micros(first[TIME]),
-                    datetime_from_micros(first[ARRIVED]),
-                    known,
+                    waiting.dataset,
+                    time=datetime_from_micros(first[TIME]),
+                    since=datetime_from_micros(first[ARRIVED]),
+                    known_until=known,
                 )
         return found
 
-    def _find_newest(
-        self,
-        first: HeldRecord,
-        times: pa.Table,
-        waits: Sequence[WaitsFor],
-        read_rest: Callable[[], pa.Table],
-    ) -> datetime | None:
+    def _find_newest(self, partition: _PartitionTimes, first: HeldRecord) -> datetime | None:
         """Return the newest event time of a partition from its first record that waits on; None if
         none waits by event time, or a time is not believed yet.
         """
-        if all(one.wait.by == "clock" for one in waits):
+        if all(waiting.wait.by == "clock" for waiting in partition.waits):
             return None
+        times = partition.times
         after = times.filter(pc.greater_equal(times[OFFSET], first.offset))
-        newest = _newest((after, read_rest()), MAX_MICROS)
-        last_credible = min(one.wait.at_most for one in waits) + self.now
+        newest = _newest((after, partition.read_rest()), MAX_MICROS)
+        last_credible = min(waiting.wait.at_most for waiting in partition.waits) + self.now
         if newest > to_microseconds(last_credible):
             return None
         return datetime_from_micros(newest)
 
-    def _is_within(
-        self, held: pa.Table, wait: Wait, times: pa.Table, read_rest: Callable[[], pa.Table]
-    ) -> pa.Array:
+    def _is_within(self, held: pa.Table, wait: Wait, partition: _PartitionTimes) -> pa.Array:
         """Return for each of these records whether it has not waited as long as is allowed.
 
         Times further ahead of the clock than a record may wait are not believed: one from the year
@@ -305,12 +322,13 @@ class Waiting:
             now_or_newest = now
         else:
             dated = held[TIME]
-            now_or_newest = _newest((times, read_rest()), last_credible)
+            now_or_newest = _newest((partition.times, partition.read_rest()), last_credible)
         is_credible = pc.less_equal(dated, last_credible)
         return pc.and_(is_credible, pc.greater(dated, now_or_newest - at_most))
 
 
 def _without_empty(system: StreamSystem, ranges: Ranges) -> Ranges:
+    """Return the ranges that are not empty."""
     return {ssp: span for ssp, span in ranges.items() if system.compare(span.start, span.end) < 0}
 
 
@@ -327,9 +345,10 @@ def describe_held(
     A run advances the datasets first, so none is waited for if one has anything to read.
     """
     waits = waits_by_input(app.operators)
-    if not unread or any(ssp.qualified_stream not in waits for ssp in unread):
+    may_all_wait = all(ssp.qualified_stream in waits for ssp in unread)
+    if not unread or not may_all_wait:
         return ()
-    for name in {one.dataset for one in list_waits(app.operators)}:
+    for name in {wait.dataset for wait in list_waits(app.operators)}:
         dataset = app.dataset(name)
         manifest = StoredVersions(lake, dataset).manifest()
         if manifest is None or _has_unread(systems, lake, dataset, manifest):
@@ -354,7 +373,8 @@ def find_held(
     wait.
     """
     waits = waits_by_input(app.operators)
-    streams = snapshot_streams(systems, {ssp.qualified_stream for ssp in unread} & {*waits}, 1)
+    names = {ssp.qualified_stream for ssp in unread}
+    streams = snapshot_streams(systems, names & waits.keys(), 1)
     first = {}
     ranges = {}
     for ssp, start in unread.items():
@@ -365,9 +385,11 @@ def find_held(
     found = {ssp: stored[ssp] for ssp in first if ssp in stored}
     known = _find_watermarks_of_run(lake, app)
     waiting = Waiting(app, streams, known, lake.now(), _no_session, found)
-    others = {ssp: span for ssp, span in first.items() if ssp not in found}
+    # Partitions with a stored time one by one: some of them may need Spark, and others not.
+    parts = [{ssp: first[ssp]} for ssp in found]
+    parts.append({ssp: span for ssp, span in first.items() if ssp not in found})
     held: list[HeldRecord] = []
-    for part in (*({ssp: first[ssp]} for ssp in found), others):
+    for part in parts:
         with suppress(NeedsSpark):
             held += waiting.hold_back(part, ranges).held
     return tuple(held)
@@ -395,12 +417,12 @@ def to_stored(
 def _find_watermarks_of_run(lake: Lake, app: Application) -> dict[str, datetime | None]:
     """Return, by join, the watermarks of the datasets if a run found nothing new in them."""
     known: dict[str, datetime | None] = {}
-    for one in list_waits(app.operators):
-        dataset = app.dataset(one.dataset)
+    for wait in list_waits(app.operators):
+        dataset = app.dataset(wait.dataset)
         manifest = StoredVersions(lake, dataset).manifest()
         if isinstance(manifest, UnboundedManifest):
             manifest = manifest.model_copy(update={"confirmed_at": lake.now()})
-        known[one.join] = known_until(dataset, manifest, over_time=one.over_time)
+        known[wait.join] = known_until(dataset, manifest, over_time=wait.over_time)
     return known
 
 
@@ -420,6 +442,7 @@ def _has_unread(
 
 
 def _no_session() -> SparkSession:
+    """Raise NeedsSpark, in place of returning a session."""
     raise NeedsSpark("the event time of an input")
 
 

@@ -21,7 +21,12 @@ from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin
 from dagster_adjunct.orchestration.operators.join_arguments import JoinArguments
 from dagster_adjunct.orchestration.operators.lookups import AsOf, EntryLookup
-from dagster_adjunct.orchestration.step.spark_datasets import AsOfMatch, TimedRows, join_entries
+from dagster_adjunct.orchestration.step.spark_datasets import (
+    AsOfMatch,
+    DatasetEntries,
+    TimedRows,
+    join_entries,
+)
 from dagster_adjunct.orchestration.step.spark_frames import SparkFrames
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
@@ -73,7 +78,8 @@ class FakeBatch:
             return AsOfMatch(lookup, lookup.as_of, self.rows, False).join(frame, lambda side: side)
         now = self.rows.frame.where("__valid_to IS NULL AND NOT __tombstone")
         entries = now.select(*self.rows.schema.names)
-        return join_entries(frame, entries, self.rows.schema, lookup, lambda side: side)
+        current = DatasetEntries(entries, self.rows.schema)
+        return join_entries(frame, current, lookup, lambda side: side)
 
 
 def stored(

@@ -109,12 +109,12 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
         drawn.shuffle(parts)
         tasks = [parts[::2], parts[1::2]]
 
-    looked, late, unsure = merge_blocks(reported(tasks, stood, delay), stood, delay, LENGTH)
+    merged = merge_blocks(reported(tasks, stood, delay), stood, delay, LENGTH)
     behind = {
         (row["__partition"], row["__offset"]): to_microseconds(row["__behind"])
-        for row in late.to_pylist()
+        for row in merged.behind.to_pylist()
     }
-    again = unsure.to_pylist()
+    again = merged.unsure.to_pylist()
     for row in again:
         number, begin = row["__partition"], row["block"]
         inside = [record for record in made[number] if begin <= record[1] < begin + LENGTH]
@@ -131,5 +131,7 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
         if rows
         and (time := max([floors[number][0], *(at for *_, at in rows if at is not None)])) > NEVER
     }
-    assert looked.newest == newest
-    assert looked.read_to == {number: rows[-1][1] + 1 for number, rows in enumerate(made) if rows}
+    assert merged.measured.newest == newest
+    assert merged.measured.read_to == {
+        number: rows[-1][1] + 1 for number, rows in enumerate(made) if rows
+    }
