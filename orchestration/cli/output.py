@@ -311,8 +311,7 @@ def show_table(
         below = columns_below(columns, cells, console.width)
     shown = [at for at, name in enumerate(columns) if name not in below]
     whole = cells
-    if path is not None and not wide:
-        cells = _shorten_paths(columns, cells, path, [columns[at] for at in shown])
+    cells = _shorten_paths(columns, cells, None if wide else path, [columns[at] for at in shown])
     width = natural_width([columns[at] for at in shown], columns, cells)
     is_whole = wide or (width <= console.width and not own)
     table = Table()
@@ -331,11 +330,13 @@ def show_table(
 
 
 def _shorten_paths(
-    columns: Sequence[str], cells: list[list[str]], path: str, shown: Sequence[str]
+    columns: Sequence[str], cells: list[list[str]], path: str | None, shown: Sequence[str]
 ) -> list[list[str]]:
-    """Return the cells with the values of one column shortened so that the table of the columns
-    `shown` fits, if it can.
+    """Return the cells with the values of the column `path`, if any, shortened so that the table of
+    the columns `shown` fits, if it can.
     """
+    if path is None:
+        return cells
     others = [name for name in shown if name != path]
     room = max(console.width - natural_width(others, columns, cells) - 3, _SHORTEST_PATH)
     at = columns.index(path)
