@@ -38,6 +38,7 @@ from dagster_adjunct.resources.output_tables.batches import (
     OutputBatch,
     OutputColumns,
     ReplacedRange,
+    lake_number,
 )
 from dagster_adjunct.resources.output_tables.iceberg_files import project
 from dagster_adjunct.resources.output_tables.opening import AnyOutputTable, open_output
@@ -426,6 +427,32 @@ def test_another_lake_under_the_same_name_is_an_error(
         other.run(app)
     assert (caught.value.producer, caught.value.newest) == ("enrich", 2)
     assert target.ids() == expected(*range(60))
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_batch_of_another_lake_is_refused_also_if_its_number_is_higher(
+    compacted: bool, target: Target
+) -> None:
+    columns = OutputColumns(Schema.of(id="bigint"))
+    output = open_output(target.table)
+
+    def batch(number: int, lake: str) -> OutputBatch:
+        rows = pa.table({"id": pa.array([number], pa.int64())})
+        parts: Callable[[], Iterable[pa.Table]] = lambda: [rows]  # noqa: E731
+        return OutputBatch("app", number, _BEGIN, columns, parts, lake=lake_number(lake))
+
+    output.commit(batch(1, "one"))
+    if compacted:
+        target.compact()
+    for number in (1, 2):
+        with pytest.raises(errors.ProducerConflictError, match="another lake") as caught:
+            output.commit(batch(number, "another"))
+        assert (caught.value.table, caught.value.newest) == (target.table.name, 1)
+        with pytest.raises(errors.ProducerConflictError):
+            output.find_batch("app", number, _BEGIN, lake_number("another"))
+    output.commit(batch(2, "one"))
+    assert target.ids() == [1, 2]
+    assert output.commit(batch(2, "one")).duplicate
 
 
 # -- replays
