@@ -220,12 +220,19 @@ def _column_of_table(table: LoadedTable, file: pa.Table, field: Field) -> Any:
     if pt.is_null(column.type):
         return pa.nulls(file.num_rows, arrow_type(field.type))
     if pt.is_time(column.type):
-        return pc.cast(column, pa.string())
+        return _time_texts(column)
     if data_type == "json" and field.type != "string":
         return _column_of_json(table, column, field)
     if pt.is_timestamp(column.type) and column.type.tz is None:
         column = pc.assume_timezone(column, "UTC")  # as dlt reads times without a zone
     return cast_column(column, field.name, field.type, table.what)
+
+
+def _time_texts(column: pa.ChunkedArray) -> Any:
+    """Return times of day as `isoformat` writes them, so that they are stored as those of rows."""
+    if column.type != pa.time64("ns"):
+        column = pc.cast(column, pa.time64("us"))
+    return pc.replace_substring_regex(pc.cast(column, pa.string()), r"\.0+$", "")
 
 
 def _column_of_json(table: LoadedTable, column: pa.ChunkedArray, field: Field) -> Any:

@@ -36,6 +36,7 @@ from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import (
     check_syntax,
     check_zones,
+    compare_output_tables,
     plan_application,
     systems_for,
 )
@@ -92,6 +93,9 @@ def plan(
     """Validate an application's partition counts and show its plan, without reading data or
     starting Spark.
 
+    Output tables are compared with the records that they would get. If a catalogue or store does
+    not answer, the plan says what was not compared.
+
     Spark's own parser checks the SQL, and the rules of time zones are compared, in a JVM that takes
     a second or two, if Java is installed.
 
@@ -104,6 +108,7 @@ def plan(
     systems = systems_for(app, lake=lake)
     writes_as = application_state(lake, app.name).writes_as if lake.exists() else None
     planned = plan_application(app, systems=systems, writes_as=writes_as)
+    planned = compare_output_tables(app, planned)
     lake_notes = [*describe_other_writers(lake, app), *read_table_notes(lake, app)]
     if not verify:  # with --verify Spark parses all SQL itself
         check_syntax(app)

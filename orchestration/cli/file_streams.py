@@ -83,7 +83,7 @@ def list_files(lake: Lake, name: str, problems: bool, limit: int | None) -> None
     columns = ["file", "offset", "records", "bytes", "modified"]
     if any(file["problem"] for file in shown):
         columns.append("why")  # it was set aside
-    show_items("files", columns, [{**file, "why": file["problem"]} for file in shown])
+    show_items("files", columns, [{**file, "why": file["problem"]} for file in shown], path="file")
     if len(shown) < len(files):
         show_line(f"{len(files) - len(shown):,} older files are left out.")
 

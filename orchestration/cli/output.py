@@ -36,6 +36,7 @@ _TIME_IN_TEXT = re.compile(
 # Columns that hold sentences: they are printed below the table if they do not fit into it.
 SENTENCE_COLUMNS = ("what happens", "error", "message", "why", "reason", "by")
 _NOTHING = {"", "-"}
+_SHORTEST_PATH = 20
 
 
 def shorten_cells(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -274,19 +275,32 @@ def show_report(report: Report, details: Iterable[str] = ()) -> None:
         show_line(f"  {line}")
 
 
-def show_items(title: str, columns: Sequence[str], items: Sequence[Mapping[str, Any]]) -> None:
+def show_items(
+    title: str,
+    columns: Sequence[str],
+    items: Sequence[Mapping[str, Any]],
+    *,
+    path: str | None = None,
+) -> None:
     """Print these fields of each item as a table."""
-    show_table(title, columns, [[item[column] for column in columns] for item in items])
+    rows = [[item[column] for column in columns] for item in items]
+    show_table(title, columns, rows, path=path)
 
 
 def show_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, own: bool = False
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    own: bool = False,
+    path: str | None = None,
 ) -> None:
     """Print rows as a table with these columns, numbers aligned right; further cells of a row are
     left out.
 
-    User data (`own`) is printed as it is. Otherwise version ids and times are shortened, and
-    sentences that do not fit are printed below the table.
+    User data (`own`) is printed as it is. Otherwise version ids and times are shortened,
+    sentences that do not fit are printed below the table, and the values of the column `path` lose
+    their middle if they do not fit.
     """
     wide = _is_wide()
     below: list[str] = []
@@ -296,6 +310,8 @@ def show_table(
         cells = _format_cells(shorten_cells(rows))
         below = columns_below(columns, cells, console.width)
     shown = [at for at, name in enumerate(columns) if name not in below]
+    whole = cells
+    cells = _shorten_paths(columns, cells, None if wide else path, [columns[at] for at in shown])
     width = natural_width([columns[at] for at in shown], columns, cells)
     is_whole = wide or (width <= console.width and not own)
     table = Table()
@@ -310,7 +326,29 @@ def show_table(
         Console(width=max(console.width, width), quiet=console.quiet).print(table)
         return
     console.print(table)
-    _show_sentences(columns, below, cells)
+    _show_sentences(columns, below, whole)
+
+
+def _shorten_paths(
+    columns: Sequence[str], cells: list[list[str]], path: str | None, shown: Sequence[str]
+) -> list[list[str]]:
+    """Return the cells with the values of the column `path`, if any, shortened so that the table of
+    the columns `shown` fits, if it can.
+    """
+    if path is None:
+        return cells
+    others = [name for name in shown if name != path]
+    room = max(console.width - natural_width(others, columns, cells) - 3, _SHORTEST_PATH)
+    at = columns.index(path)
+    return [[*row[:at], shorten_middle(row[at], room), *row[at + 1 :]] for row in cells]
+
+
+def shorten_middle(text: str, length: int) -> str:
+    """Return a text of at most this length: of a longer one the begin, and more of the end."""
+    if len(text) <= length:
+        return text
+    head = (length - 1) // 3
+    return f"{text[:head]}…{text[head + 1 - length :]}"
 
 
 def _is_wide() -> bool:
@@ -339,11 +377,11 @@ def _show_sentences(
 
 
 def _justify(rows: Sequence[Sequence[Any]], at: int) -> Literal["left", "right"]:
-    """Return "right" for a column that has nothing but numbers."""
-    for row in rows:
-        if not isinstance(row[at], int | float):
-            return "left"
-    return "right" if rows else "left"
+    """Return "right" for a column that has nothing but numbers, where it has anything."""
+    given = [row[at] for row in rows if row[at] is not None]
+    if given and all(isinstance(cell, int | float) for cell in given):
+        return "right"
+    return "left"
 
 
 def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> None:

@@ -771,14 +771,14 @@ class ApplicationTranslation(Translation):
         """Let the planner check the application, and Spark's parser its SQL; an error names the
         line of the step.
 
-        Without a lake there is nothing to plan against, nor before its streams are there: this is
-        logged, with the line of the stream, and the first run checks. `written` are the streams
-        that applications of this file write.
+        Without a lake there is nothing to plan against if a stream of it is read, nor before
+        streams are there: this is logged, with the line of the stream, and the first run checks.
+        `written` are the streams that applications of this file write.
         """
         try:
             check_syntax(self.app)
             opened = open_lake(lake)
-            if not opened.exists():
+            if not opened.exists() and self.reads_lake():
                 self.wait_for(
                     "there is no lake yet",
                     f"{opened.url}. Run what writes to it first.",
@@ -824,6 +824,10 @@ class ApplicationTranslation(Translation):
             if dataset.stream is not None and declared is not None:
                 needed[dataset.stream] = (*declared, "input")
         return needed
+
+    def reads_lake(self) -> bool:
+        """Whether the application or one of its datasets reads a stream of the lake."""
+        return any(split_stream_name(stream)[0] == LAKE for stream in self.inputs())
 
     def wait_for(self, problem: str, next_step: str, place: Place) -> None:
         """Log that the application is not planned yet: why, and what to do."""

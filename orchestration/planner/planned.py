@@ -88,6 +88,24 @@ class PlannedTable:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedOutputTable:
+    """A send to an Iceberg or Delta table.
+
+    `replay` describes the effect of reading `streams` again. `changes` are what the first commit
+    would create or change; they are None as long as the plan was not compared with the stored
+    table. `unchecked` says what could not be compared, and why. Neither counts in comparisons.
+    """
+
+    operator: str
+    table: str
+    on_replay: str
+    replay: str
+    streams: tuple[str, ...]
+    changes: tuple[str, ...] | None = field(default=None, compare=False)
+    unchecked: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class FedJoin:
     """A join with a dataset that the application itself sends records to.
 
@@ -252,6 +270,7 @@ class PlannedApplication(PlannedPartitions):
     by_time: tuple[JoinByTime, ...]
     waits: tuple[PlannedWait, ...]
     restatements: tuple[PlannedRestatement, ...] = ()
+    output_tables: tuple[PlannedOutputTable, ...] = ()
     columns: Mapping[str, Columns] = field(default_factory=dict, compare=False, repr=False)
     engine: str = "spark"
     needs_spark: tuple[SparkNeed, ...] = ()

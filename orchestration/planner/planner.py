@@ -60,6 +60,10 @@ from dagster_adjunct.orchestration.planner.columns import (
     note_unproven_datasets,
     trace_flows,
 )
+from dagster_adjunct.orchestration.planner.output_tables import (
+    compare_output_table,
+    plan_output_tables,
+)
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planned import (
     FedDataset,
@@ -153,6 +157,19 @@ def plan_application(
     catalog.stored_notes = note_stored_datasets(app, systems)
     plan = build_plan(app, catalog, writes_as=writes_as)
     return replace(plan, costs=describe_costs(app, plan.restatements, systems))
+
+
+@_in_words_of_source
+def compare_output_tables(app: Application, plan: ExecutionPlan) -> ExecutionPlan:
+    """Return the plan with what the first commits would make of the application's output tables.
+
+    Opens their catalogues and stores. Raises PlanningError for a table that can't take the records.
+    """
+    compared = map_in_threads(
+        lambda planned: compare_output_table(app, planned, plan.columns[planned.operator]),
+        plan.output_tables,
+    )
+    return replace(plan, output_tables=tuple(compared))
 
 
 @_in_words_of_source
@@ -290,6 +307,7 @@ def build_plan(
         by_time=notes.plan_joins_by_time(app),
         waits=notes.plan_waits(app),
         restatements=restatements,
+        output_tables=plan_output_tables(app),
         columns=columns,
         engine=app.engine,
         needs_spark=tuple(needs_spark),

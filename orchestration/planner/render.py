@@ -36,12 +36,15 @@ _ITEMS = {
     "join_groups": ("proven join", "{join}"),
     "exchanges": ("exchange", "at {operator} ({reason})"),
     "tables": ("send to a table", "{table} at {operator}"),
+    "output_tables": ("send to an output table", "{table} at {operator}"),
     "fed": ("fed dataset", "{dataset}"),
     "calls": ("call", "of {of} at {operator} ({kind})"),
     "state": ("local table", "{table}"),
     "fed_joins": ("join with what is written here", "{join}"),
     "advances": ("advance of dataset", "{dataset}"),
 }
+# Members of items that say what is stored now, which is no difference between plans.
+_AS_STORED = ("changes", "unchecked")
 _CHANGE_TEXTS = {
     "summary": "does {new}, did {old}",
     "inputs": "takes the records of {new}, took those of {old}",
@@ -156,7 +159,7 @@ def _describe_items(part: str, older: Sequence[Item], newer: Sequence[Item]) -> 
     yield from (f"{label} is gone" for label in before if label not in after)
     for label, item in after.items():
         if label in before:
-            yield from _describe_changes(label, before[label], item, ())
+            yield from _describe_changes(label, before[label], item, _AS_STORED)
         elif item.get("partitions") is None:
             yield f"{label} is new"
         else:
@@ -487,6 +490,7 @@ def render_text(plan: PlannedApplication) -> str:
         ),
         *_section("Exchanges", _table(_EXCHANGES, plan.exchanges)),
         *_section("Tables", _table(_TABLES, plan.tables) + replays),
+        *_section("Output tables", _list_output_tables(plan)),
         *_section("Calls", _table(_CALLS, plan.calls)),
         *_section("State", written),
         *_section(
@@ -502,6 +506,19 @@ def render_text(plan: PlannedApplication) -> str:
     lines += _describe_engine(plan)
     lines += _section("Notes", [f"  - {note}" for note in (*plan.notes, *plan.stored_notes)])
     return "\n".join(lines) + "\n"
+
+
+def _list_output_tables(plan: PlannedApplication) -> list[str]:
+    lines = _table(_OUTPUT_TABLES, plan.output_tables)
+    for item in plan.output_tables:
+        name = f"{item.table} at {item.operator}"
+        if item.changes:
+            lines.append(f"  The first commit of {name}: {'; '.join(item.changes)}.")
+        elif item.changes is not None:
+            lines.append(f"  The first commit of {name} changes no columns.")
+        if item.unchecked:
+            lines.append(f"  NOT COMPARED with the records: {name}. {item.unchecked}")
+    return lines
 
 
 def _note_as_of(plan: PlannedApplication) -> list[str]:
@@ -616,6 +633,12 @@ _EXCHANGES: _Table = {
     "why": "why",
 }
 _TABLES: _Table = {"at": "operator", "table": "table", "order": "order", "why": "why"}
+_OUTPUT_TABLES: _Table = {
+    "at": "operator",
+    "table": "table",
+    "on replay": "on_replay",
+    "effect": "replay",
+}
 _CALLS: _Table = {"at": "operator", "what": "kind", "of": "of", "guarantee": "guarantee"}
 _FED_JOINS: _Table = {"join": "join", "dataset": "dataset", "sees it in": _describe_seen}
 _BY_TIME: _Table = {

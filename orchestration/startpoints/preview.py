@@ -245,6 +245,17 @@ def describe_remote_tables(plan: ExecutionPlan | None, streams: Set[str]) -> dic
     return {table: "; and ".join(replays) for table, replays in effects.items()}
 
 
+def describe_output_tables(plan: ExecutionPlan | None, streams: Set[str]) -> dict[str, str]:
+    """Return, by output table that is written from these streams, what records that are read again
+    do to it.
+    """
+    effects = {}
+    for table in () if plan is None else plan.output_tables:
+        if streams & set(table.streams):
+            effects[table.table] = table.replay
+    return effects
+
+
 def describe_state_effects(app: Application, streams: Set[str]) -> tuple[str, ...]:
     """Return what stateful operators do with records of these streams that are read again, a
     line each.

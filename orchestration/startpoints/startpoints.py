@@ -29,6 +29,7 @@ from dagster_adjunct.orchestration.startpoints.positions import AskedApplication
 from dagster_adjunct.orchestration.startpoints.preview import (
     Preview,
     check_previews,
+    describe_output_tables,
     describe_remote_tables,
     describe_state_effects,
     empty_replay_error,
@@ -422,7 +423,7 @@ class AskedStartpoints:
 
     `replaced` are the startpoints that the requests replace, which no run applies any more; a note
     names those that a batch has begun to apply. `written` is whether the requests are stored.
-    `tables` says what records that are read again do to each remote table. `notes` say
+    `tables` says what records that are read again do to each remote and output table. `notes` say
     which versions replays are joined with, which operators leave out records that are read again,
     and in a preview, how many results would be restated, and why the requests would be rejected.
     """
@@ -670,7 +671,7 @@ def request_startpoints(
         notes += describe_restatements(asked, previews)
     again = find_streams_read_again(previews)
     notes += describe_state_effects(app, again)
-    tables = describe_remote_tables(plan, again)
+    tables = describe_remote_tables(plan, again) | describe_output_tables(plan, again)
     taken_over = tuple(held for held in old if held not in stays)
     return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, tuple(notes))
 

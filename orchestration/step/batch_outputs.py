@@ -34,7 +34,7 @@ from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.output_tables.batches import CommittedBatch, OutputBatch
+from dagster_adjunct.resources.output_tables.batches import CommittedBatch, OutputBatch, lake_number
 from dagster_adjunct.resources.output_tables.opening import open_output
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import arrow_type
@@ -346,7 +346,8 @@ class WrittenOutputs(Generic[Frame]):
         sent = SentRows.of(planned, operator, table)
         output = open_output(planned.app.output_tables[table].table)
         producer = planned.context.writer
-        find = partial(output.find_batch, producer, planned.number, planned.clock)
+        lake = lake_number(planned.context.lake.id)
+        find = partial(output.find_batch, producer, planned.number, planned.clock, lake)
         found: CommittedBatch | None = self.before_output(table, find)
         if found is not None:
             self.frames.count(frame)  # counts upstream complete once their records are consumed
@@ -363,6 +364,7 @@ class WrittenOutputs(Generic[Frame]):
             parts=lambda: [rows],
             replaces=sent.replaces(),
             before_commit=fence.check if fence is not None else lambda: None,
+            lake=lake,
         )
         done = output.commit(batch)
         counters = {"rows": rows.num_rows, "duplicate_batches": int(done.duplicate)}

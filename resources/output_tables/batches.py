@@ -4,14 +4,16 @@ records get the columns of a table.
 A table remembers the newest batch of each producer in the same commit as the batch's rows. As a
 producer begins a batch only after the one before, a batch is in the table if that is its own
 number. So a batch is committed once: whoever commits looks first, and of two that commit at once
-the format lets one win, and the other one looks again.
+the format lets one win, and the other one looks again. The table also remembers of which lake the
+producer is: batches of another lake under the same name are refused, whatever their numbers.
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 from typing import Any
@@ -106,9 +108,10 @@ class OutputColumns:
 class OutputBatch:
     """The batch `number` of a `producer`, begun at `clock`; a repeated batch has the same.
 
-    `parts` returns the rows with exactly `columns`, again each time that it is called. Rows that
-    earlier batches made of `replaces` are removed in the same commit. `before_commit` raises if the
-    run may not write any more.
+    `lake` is the number of the producer's lake (`lake_number`), 0 if it has none. `parts` returns
+    the rows with exactly `columns`, again each time that it is called. Rows that earlier batches
+    made of `replaces` are removed in the same commit. `before_commit` raises if the run may not
+    write any more.
     """
 
     producer: str
@@ -118,12 +121,14 @@ class OutputBatch:
     parts: Callable[[], Iterable[pa.Table]]
     replaces: Sequence[ReplacedRange] = ()
     before_commit: Callable[[], object] = field(default=lambda: None)
+    lake: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedBatch:
     """What a table remembers of the newest batch of a producer. `commit` is the id of the attempt
-    that has committed it. `rows` is None if the table does not know any more.
+    that has committed it, `lake` the number of the lake that it came from, 0 if the table does not
+    know. `rows` is None if the table does not know any more.
     """
 
     number: int
@@ -131,6 +136,7 @@ class CommittedBatch:
     commit: str
     rows: int | None = None
     duplicate: bool = False
+    lake: int = 0
 
 
 class TableOutput(ABC):
@@ -169,34 +175,58 @@ class TableOutput(ABC):
         rows for them.
         """
 
-    def find_batch(self, producer: str, number: int, clock: datetime) -> CommittedBatch | None:
+    def find_batch(
+        self, producer: str, number: int, clock: datetime, lake: int
+    ) -> CommittedBatch | None:
         """Return the batch of this number if the table has it.
 
-        Raises ProducerConflictError if the table has a later one, or another one of this number.
+        Raises ProducerConflictError if the table has a later one, another one of this number, or
+        one of another lake.
         """
         found = self.find(producer)
-        return same_batch(self.name, found, producer, number, clock)
+        return same_batch(self.name, found, producer, number, clock, lake)
+
+
+def lake_number(lake_id: str) -> int:
+    """Return a number by which a lake is told from others, by its id: Delta tables remember no
+    texts.
+    """
+    return int.from_bytes(hashlib.sha256(lake_id.encode()).digest()[:7], "big") or 1
 
 
 def same_batch(
-    table: str, found: CommittedBatch | None, producer: str, number: int, clock: datetime
+    table: str, found: CommittedBatch | None, producer: str, number: int, clock: datetime, lake: int
 ) -> CommittedBatch | None:
     """Return the newest committed batch of a producer if it is this one, None if it is an earlier
-    one. Raises ProducerConflictError if it is a later one, or another one of this number.
+    one. Raises ProducerConflictError if it is a later one, another one of this number, or one of
+    another lake.
     """
-    if found is None or found.number < number:
+    if found is None:
+        return None
+    if lake and found.lake and lake != found.lake:
+        raise errors.ProducerConflictError(
+            f"table {table} has batches of an application {producer!r} of another lake: the newest"
+            f" is {found.number}.",
+            "Nothing was written. Give this application another name, or send to another table.",
+            table=table,
+            producer=producer,
+            sequence=number,
+            newest=found.number,
+        )
+    if found.number < number:
         return None
     is_same = found.number == number and found.clock in (0, to_microseconds(clock))
     if is_same:
-        return CommittedBatch(found.number, found.clock, found.commit, found.rows, duplicate=True)
+        return replace(found, duplicate=True)
     kind = "another batch" if found.number == number else "later batches"
     problem = (
         f"table {table} has {kind} of producer {producer!r}: the newest is {found.number}, and this"
         f" one is {number}."
     )
     step = (
-        "Nothing was written. Another application of this name writes the table, or its lake was"
-        " deleted: give the application another name, or send to another table."
+        "Nothing was written. Another application of this name writes the table, or the lake was"
+        " restored from an earlier copy: give the application another name, or send to another"
+        " table."
     )
     raise errors.ProducerConflictError(
         problem, step, table=table, producer=producer, sequence=number, newest=found.number

@@ -1,7 +1,8 @@
 """Batches as commits of a Delta table, by delta-rs.
 
 The table's application transaction (`txn`) of `adjunct:PRODUCER` has the number of its newest
-batch, and that of `adjunct-clock:PRODUCER` when it was begun. Of two commits at once of one
+batch, that of `adjunct-clock:PRODUCER` when it was begun, and that of `adjunct-lake:PRODUCER` of
+which lake it is. Of two commits at once of one
 producer, delta-rs refuses the second. The commit's own metadata has the batch, too, for people who
 look at the history.
 """
@@ -12,7 +13,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources import errors
@@ -197,11 +198,11 @@ class DeltaOutput(TableOutput):
         found = self._find_same(self._open(), batch)
         if found is None or found.commit != commit:
             return found
-        return CommittedBatch(found.number, found.clock, found.commit, found.rows)
+        return replace(found, duplicate=False)
 
     def _find_same(self, table: DeltaTable | None, batch: OutputBatch) -> CommittedBatch | None:
         found = None if table is None else _find_in(table, batch.producer, batch.number)
-        return same_batch(self.name, found, batch.producer, batch.number, batch.clock)
+        return same_batch(self.name, found, batch.producer, batch.number, batch.clock, batch.lake)
 
     def _commit_once(
         self, table: DeltaTable | None, batch: OutputBatch, commit: str
@@ -218,9 +219,9 @@ class DeltaOutput(TableOutput):
         if table is not None and batch.replaces and SOURCE_OFFSET in _arrow_schema(table).names:
             _check_few(self.name, batch.replaces)
             removed = replaced_sql(batch.replaces)
-        result = CommittedBatch(batch.number, to_microseconds(batch.clock), commit)
+        result = CommittedBatch(batch.number, to_microseconds(batch.clock), commit, lake=batch.lake)
         if table is not None and removed is None and not sent.has_rows():
-            return CommittedBatch(result.number, result.clock, commit, 0)
+            return replace(result, rows=0)
         properties = _commit_properties(batch, result, creates=table is None)
         options: dict[str, Any] = {"mode": "append", "commit_properties": properties}
         if table is None:
@@ -236,7 +237,7 @@ class DeltaOutput(TableOutput):
             if sent.failed is not None:
                 raise sent.failed from error
             raise
-        return CommittedBatch(result.number, result.clock, commit, sent.rows)
+        return replace(result, rows=sent.rows)
 
 
 def _commit_properties(
@@ -250,6 +251,7 @@ def _commit_properties(
         "adjunct.batch": str(batch.number),
         "adjunct.clock": str(result.clock),
         "adjunct.commit": result.commit,
+        "adjunct.lake": str(result.lake),
     }
     return CommitProperties(
         custom_metadata=named,
@@ -259,6 +261,7 @@ def _commit_properties(
         app_transactions=[
             Transaction(_app_id(batch.producer), batch.number),
             Transaction(_clock_id(batch.producer), result.clock),
+            Transaction(_lake_id(batch.producer), result.lake),
         ],
     )
 
@@ -332,6 +335,10 @@ def _clock_id(producer: str) -> str:
     return f"adjunct-clock:{producer}"
 
 
+def _lake_id(producer: str) -> str:
+    return f"adjunct-lake:{producer}"
+
+
 def _find_in(table: DeltaTable, producer: str, sought: int) -> CommittedBatch | None:
     """Return the newest batch of a producer by the table's transactions.
 
@@ -342,13 +349,15 @@ def _find_in(table: DeltaTable, producer: str, sought: int) -> CommittedBatch | 
     if number is None:
         return None
     clock = table.transaction_version(_clock_id(producer)) or 0
+    lake = table.transaction_version(_lake_id(producer)) or 0
+    unknown = CommittedBatch(number, clock, "", lake=lake)
     if number < sought:
-        return CommittedBatch(number, clock, "")
+        return unknown
     for entry in table.history(_HISTORY):
         if entry.get("adjunct.producer") == producer and entry.get("adjunct.batch") == str(number):
             rows = entry.get("operationMetrics", {}).get("num_added_rows")
-            return CommittedBatch(number, clock, str(entry.get("adjunct.commit", "")), rows)
-    return CommittedBatch(number, clock, "")
+            return replace(unknown, commit=str(entry.get("adjunct.commit", "")), rows=rows)
+    return unknown
 
 
 def _arrow_schema(table: DeltaTable) -> pa.Schema:

@@ -1,6 +1,7 @@
 """Batches as commits of an Iceberg table, by PyIceberg.
 
-The property `adjunct.producer.NAME` of the table has the newest batch of a producer. It is set in
+The property `adjunct.producer.NAME` of the table has the newest batch of a producer, and of which
+lake it is. It is set in
 the transaction that appends the rows, so that it stays when snapshots expire, and when others roll
 the table back. The summary of the snapshot has the same.
 """
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 WRITTEN_FOR = ("0.12",)
 """The versions of PyIceberg of which this module uses a private function."""
 PRODUCER = "adjunct.producer."
-_SUMMARY = ("adjunct.producer", "adjunct.batch", "adjunct.commit")
+_SUMMARY = ("adjunct.producer", "adjunct.batch", "adjunct.commit", "adjunct.lake")
 _TRANSFORM = re.compile(r"(?P<name>[a-z]+)\((?:(?P<number>[0-9]+)\s*,\s*)?(?P<column>.+)\)")
 _UNIT = {"year": "years", "month": "months", "day": "days", "hour": "hours", "date": "days"}
 _PAUSE = 0.2
@@ -234,7 +235,7 @@ class _Commit:
         written = DataFiles(table.io, metadata)
         for part in fitted_parts(batch, columns, self.name):
             written.write(part)
-        result = CommittedBatch(batch.number, clock, self.commit, written.rows)
+        result = CommittedBatch(batch.number, clock, self.commit, written.rows, lake=batch.lake)
         condition = self._find_replaced(transaction)
         removed: list[DataFile] = []
         if condition is not None:
@@ -242,7 +243,8 @@ class _Commit:
             removed = rewrite_without(tasks, batch.replaces, written, self.name)
         if not written.files and not removed:
             return result
-        summary = dict(zip(_SUMMARY, (batch.producer, str(batch.number), self.commit), strict=True))
+        facts = (batch.producer, str(batch.number), self.commit, str(batch.lake))
+        summary = dict(zip(_SUMMARY, facts, strict=True))
         transaction.set_properties({PRODUCER + batch.producer: _to_json(result)})
         batch.before_commit()
         update = transaction.update_snapshot(snapshot_properties=summary)
@@ -315,16 +317,16 @@ def _find_in(table: Table, producer: str) -> CommittedBatch | None:
     newest = None
     for snapshot in table.snapshots():
         facts = snapshot.summary.additional_properties if snapshot.summary else {}
-        name, number, commit = (facts.get(key) for key in _SUMMARY)
+        name, number, commit, lake = (facts.get(key) for key in _SUMMARY)
         if name == producer and number is not None and number.isdecimal():
-            found = CommittedBatch(int(number), 0, commit or "")
+            found = CommittedBatch(int(number), 0, commit or "", lake=int(lake or 0))
             newest = found if newest is None or newest.number <= found.number else newest
     return newest
 
 
 def _find_same(table: Table, batch: OutputBatch, name: str) -> CommittedBatch | None:
     found = _find_in(table, batch.producer)
-    return same_batch(name, found, batch.producer, batch.number, batch.clock)
+    return same_batch(name, found, batch.producer, batch.number, batch.clock, batch.lake)
 
 
 def _find_commit(table: Table, batch: OutputBatch, commit: str) -> CommittedBatch | None:
@@ -334,7 +336,13 @@ def _find_commit(table: Table, batch: OutputBatch, commit: str) -> CommittedBatc
 
 
 def _to_json(done: CommittedBatch) -> str:
-    facts = {"batch": done.number, "clock": done.clock, "commit": done.commit, "rows": done.rows}
+    facts = {
+        "batch": done.number,
+        "clock": done.clock,
+        "commit": done.commit,
+        "rows": done.rows,
+        "lake": done.lake,
+    }
     return json.dumps(facts)
 
 
@@ -342,7 +350,11 @@ def _from_json(text: str, table: str) -> CommittedBatch:
     try:
         facts = json.loads(text)
         return CommittedBatch(
-            int(facts["batch"]), int(facts["clock"]), str(facts["commit"]), facts["rows"]
+            int(facts["batch"]),
+            int(facts["clock"]),
+            str(facts["commit"]),
+            facts["rows"],
+            lake=int(facts["lake"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise errors.MalformedDocumentError(

@@ -169,6 +169,18 @@ def test_arrow_tables_keep_their_nested_types(machine: Machine) -> None:
     ]
 
 
+def test_times_of_arrow_tables_and_of_rows_are_stored_as_one_text(machine: Machine) -> None:
+    times = [dt.time(8, 30), dt.time(8, 30, 15, 500000), dt.time(0), None]
+    for unit in (pa.time32("ms"), pa.time64("us"), pa.time64("ns")):
+        machine.run(resource(pa.table({"alarm": pa.array(times, unit)})))
+    machine.run(resource([{"alarm": time} for time in times]))
+    stored = [row["alarm"] for row in machine.records("orders")]
+    texts = ["08:30:00", "08:30:15.500000", "00:00:00", None]
+    assert stored[:8] == 2 * texts
+    assert stored[8:12] == ["08:30:00", "08:30:15.500000000", "00:00:00", None]
+    assert stored[12:] == texts
+
+
 def test_declared_columns_have_the_declared_types(machine: Machine) -> None:
     machine.options = {
         "schemas": {"orders": Schema.of(price="decimal(10,2)", tags="array<string>", body="string")}

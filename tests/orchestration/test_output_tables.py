@@ -30,7 +30,7 @@ from dagster_adjunct.exchange import DeltaLakeTable, IcebergTable
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.lineage import find_outputs
 from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, asset_subject
-from dagster_adjunct.orchestration.planner.planner import plan_application
+from dagster_adjunct.orchestration.planner.planner import compare_output_tables, plan_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.delta import delta_options, delta_place
 from dagster_adjunct.resources.objects.lake import open_lake
@@ -38,17 +38,19 @@ from dagster_adjunct.resources.output_tables.batches import (
     OutputBatch,
     OutputColumns,
     ReplacedRange,
+    lake_number,
 )
 from dagster_adjunct.resources.output_tables.iceberg_files import project
 from dagster_adjunct.resources.output_tables.opening import AnyOutputTable, open_output
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import POSITION
-from dagster_adjunct.startpoints import StartpointOldest, Startpoints
+from dagster_adjunct.startpoints import StartpointOldest, Startpoints, StartpointUpcoming
 from dagster_adjunct.testing import TestApplication, TestStream
 from tests.faulty_store import Crash, Fault
 from tests.orchestration.dagster.test_components import component
 from tests.orchestration.step_world import StepWorld
+from tests.servers.ports import free_port
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -427,6 +429,32 @@ def test_another_lake_under_the_same_name_is_an_error(
     assert target.ids() == expected(*range(60))
 
 
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_batch_of_another_lake_is_refused_also_if_its_number_is_higher(
+    compacted: bool, target: Target
+) -> None:
+    columns = OutputColumns(Schema.of(id="bigint"))
+    output = open_output(target.table)
+
+    def batch(number: int, lake: str) -> OutputBatch:
+        rows = pa.table({"id": pa.array([number], pa.int64())})
+        parts: Callable[[], Iterable[pa.Table]] = lambda: [rows]  # noqa: E731
+        return OutputBatch("app", number, _BEGIN, columns, parts, lake=lake_number(lake))
+
+    output.commit(batch(1, "one"))
+    if compacted:
+        target.compact()
+    for number in (1, 2):
+        with pytest.raises(errors.ProducerConflictError, match="another lake") as caught:
+            output.commit(batch(number, "another"))
+        assert (caught.value.table, caught.value.newest) == (target.table.name, 1)
+        with pytest.raises(errors.ProducerConflictError):
+            output.find_batch("app", number, _BEGIN, lake_number("another"))
+    output.commit(batch(2, "one"))
+    assert target.ids() == [1, 2]
+    assert output.commit(batch(2, "one")).duplicate
+
+
 # -- replays
 
 
@@ -598,6 +626,111 @@ def test_the_plan_names_the_table_and_its_errors(world: StepWorld, target: Targe
     records.send_to(out)
     with pytest.raises(errors.PlanningError, match="used twice"):
         records.send_to(out)
+
+
+def test_the_plan_says_what_the_first_commit_creates_or_changes(
+    world: StepWorld, target: Target
+) -> None:
+    target.by = ("sku",)
+
+    def compared(app: Application) -> Any:
+        plan = plan_application(app, systems=world.systems)
+        assert [sent.changes for sent in plan.output_tables] == [None]
+        again = compare_output_tables(app, plan)
+        assert again == plan
+        (sent,) = again.output_tables
+        assert not sent.unchecked
+        return sent
+
+    first = compared(declare(target, on_replay="replace"))
+    assert first.changes == ("is created, partitioned by sku",)
+    assert open_output(target.table).stored_columns() is None
+    assert (first.table, first.on_replay) == (target.table.name, "replace")
+    assert first.streams == ("lake.orders",)
+    send(world, *range(10))
+    world.run(declare(target))
+    assert compared(declare(target)).changes == ()
+    app = Application("enrich", engine="auto")
+    more = app.input_stream("lake.orders").with_columns(more="'x'")
+    more.send_to(app.output_table(target.table))
+    # what a dry run logs of the same records
+    fields = {**_NESTED, "more": "string"}
+    sent = OutputColumns(Schema.of(fields), app.output_tables[target.table.name].hidden)
+    assert compared(app).changes == tuple(open_output(target.table).check(sent))
+    assert any("more" in change for change in compared(app).changes)
+
+
+def test_a_table_that_can_not_take_the_records_is_a_problem_of_the_plan(
+    world: StepWorld, target: Target
+) -> None:
+    send(world, 1)
+    world.run(declare(target))
+    app = Application("enrich", engine="auto")
+    app.input_stream("lake.orders").map("sku as id").send_to(app.output_table(target.table))
+    plan = plan_application(app, systems=world.systems)
+    with pytest.raises(errors.PlanningError) as caught:
+        compare_output_tables(app, plan)
+    assert caught.value.operator == plan.output_tables[0].operator
+    assert caught.value.table == target.table.name
+
+
+def test_a_plan_says_what_could_not_be_compared(
+    world: StepWorld, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table: AnyOutputTable = IcebergTable("shop.enriched", "elsewhere")
+    monkeypatch.setenv("PYICEBERG_CATALOG__ELSEWHERE__URI", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+    if target.kind == "delta":
+        monkeypatch.setenv("ADJUNCT_S3_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        table = DeltaLakeTable("s3://bucket/enriched")
+    app = Application("enrich", engine="auto")
+    app.input_stream("lake.orders").send_to(app.output_table(table))
+    plan = compare_output_tables(app, plan_application(app, systems=world.systems))
+    (sent,) = plan.output_tables
+    assert sent.changes is None
+    assert "does not answer" in sent.unchecked
+    assert sent.unchecked in plan.render()
+    assert plan.to_json()["output_tables"][0]["unchecked"] == sent.unchecked
+
+
+def test_a_plan_says_of_which_columns_the_types_are_not_known(
+    world: StepWorld, target: Target
+) -> None:
+    def app() -> Application:
+        made = Application("enrich")
+        orders = made.input_stream("lake.orders", default_offset="oldest")
+        orders.map(lambda frame: frame).send_to(made.output_table(target.table))
+        return made
+
+    (sent,) = compare_output_tables(
+        app(), plan_application(app(), systems=world.systems)
+    ).output_tables
+    assert sent.changes == ("is created",)
+    assert sent.unchecked
+    send(world, 1)
+    world.run(declare(target))
+    (sent,) = compare_output_tables(
+        app(), plan_application(app(), systems=world.systems)
+    ).output_tables
+    assert sent.changes is None
+    assert sent.unchecked
+
+
+@pytest.mark.parametrize("on_replay", ["append", "replace"])
+def test_a_preview_says_what_records_that_are_read_again_do_to_the_table(
+    on_replay: str, world: StepWorld, target: Target
+) -> None:
+    send(world, *range(10))
+    app = declare(target, on_replay=on_replay)
+    world.run(app)
+    asked = Startpoints(app, lake=world.lake)
+    tables = asked.preview("lake.orders", StartpointOldest()).tables
+    assert [*tables] == [target.table.name]
+    found = {"append": "__epoch", "replace": "replace the earlier ones"}
+    assert found[on_replay] in tables[target.table.name]
+    assert not asked.preview("lake.orders", StartpointUpcoming()).tables
 
 
 def test_a_test_application_writes_no_table(world: StepWorld, target: Target) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from dagster_adjunct import Lake, open_lake
+from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.file_streams import streams as declared
 from tests.orchestration.cli.commands import document, invoke, printed, refused
 
@@ -71,6 +73,34 @@ def forget_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do as another process does, which has imported no application."""
     monkeypatch.setattr(declared, "_declared", {})
     monkeypatch.delitem(sys.modules, "shop", raising=False)
+
+
+def test_files_are_listed_in_80_columns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = "region=eu-central-1/year=2026/month=11/day=28"
+    (world.landing / folder).mkdir(parents=True)
+    names = [f"{number}.events-of-the-shop-part-0000{number}.json" for number in (1, 2, 3)]
+    for number, name in enumerate(names, 1):
+        world.write(name, *range(number * 400))
+        for end in ("", ".done"):
+            (world.landing / f"{name}{end}").rename(world.landing / folder / f"{name}{end}")
+    broken = world.landing / folder / names[2]
+    broken.write_text('{"n": 1}\n{"n')
+    os.utime(broken, (1_700_000_003, 1_700_000_003))
+    printed(world, "stream", "admit", "files.clicks", "shop:app")
+    command = ["stream", "files", "files.clicks", "--lake", world.lake.url]
+    lines = CliRunner().invoke(root, command, env={"COLUMNS": "80"}).output.splitlines()
+    rows = [line for line in lines if line.startswith("│")]
+    assert max(map(len, rows)) <= 80
+    cells = [row.strip("│").split("│") for row in rows]
+    for number, (file, _, records, *_) in enumerate(cells[:2], 1):
+        begin, _, end = file.strip().partition("…")
+        assert f"{folder}/{names[number - 1]}".startswith(begin)
+        assert f"{folder}/{names[number - 1]}".endswith(end)
+        assert records.strip() == f"{number * 400}"
+    sizes = [row[3] for row in cells]
+    assert all(size.endswith(" ") and not size.endswith("  ") for size in sizes)
+    why = next(line for line in lines if "why:" in line)
+    assert f"{folder}/{names[2]}" in why  # as set-aside takes it
 
 
 def test_the_declaration_is_stored_with_the_first_admission(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -96,6 +99,29 @@ def test_a_plan_is_displayed_in_every_format_and_written_to_files(
     assert "can't be written" in refused(
         project, "plan", "shop_app:app", "--output", str(tmp_path / "no" / "file")
     )
+
+
+def test_output_tables_are_compared_with_what_is_stored(project: Project, tmp_path: Path) -> None:
+    path = tmp_path / "paid"
+    more = f'.send_to(app.output_table(DeltaLakeTable("{path}", partition_by=["k"])))'
+    (project.folder / "shop_app.py").write_text(
+        "from dagster_adjunct.exchange import DeltaLakeTable\n" + APP.format(more=more)
+    )
+    file = tmp_path / "plan.json"
+    printed(project, "plan", "shop_app:app", "--format", "json", "--output", str(file))
+    (sent,) = json.loads(file.read_text())["output_tables"]
+    assert (sent["changes"], sent["unchecked"]) == (["is created, partitioned by k"], "")
+    assert "is created, partitioned by k" in printed(project, "plan", "shop_app:app")
+    write_deltalake(path, pa.table({"k": ["a"], "m": [1]}), partition_by=["k"])
+    (change,) = document(project, "plan", "shop_app:app")["output_tables"][0]["changes"]
+    assert change.startswith("n ")
+    compared = printed(project, "plan", "shop_app:app", "--against", str(file))
+    assert compared == f"The plan equals the one in {file}.\n"  # what is stored is no difference
+    shutil.rmtree(path)
+    write_deltalake(path, pa.table({"k": ["a"], "n": ["b"]}), partition_by=["k"])
+    result = invoke(project, "plan", "shop_app:app")
+    assert isinstance(result.exception, PlanningError)
+    assert result.exception.table == f"delta:{path}"
 
 
 def test_a_stored_plan_is_compared_in_words(project: Project, tmp_path: Path) -> None:

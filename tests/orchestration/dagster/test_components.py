@@ -696,6 +696,30 @@ applications:
     assert "defs.yaml:11" in str(made.applications()["shop"].operators[1].declared_at)
 
 
+def test_an_application_that_reads_only_files_is_planned_before_there_is_a_lake(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"""
+lake: {lake.url}
+file_streams:
+  readings: {{url: {tmp_path}/landing, format: jsonl, schema: {{station: string, t: double}}}}
+applications:
+  warm:
+    output_streams: {{lake.warm: {{partitions: 1}}}}
+    steps:
+      - input_stream: files.readings
+      - filter: temp > 20
+      - send_to: lake.warm
+"""
+    monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")
+    context = ComponentTree.for_test().load_context
+    with pytest.raises(ComponentError, match="'temp'") as caught:
+        component(text, tmp_path).build_defs(context)
+    assert str(caught.value).startswith(f"{tmp_path / 'defs.yaml'}:11:")
+    assert component(text.replace("temp >", "t >"), tmp_path).build_defs(context) is not None
+    assert not lake.exists()
+
+
 def test_a_file_gives_its_applications_to_programs_with_templates_filled_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,108 @@
+"""The sends to Iceberg and Delta tables, and what the first commit would make of each table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.graph import OutputTable
+from dagster_adjunct.orchestration.operators.columns import is_own
+from dagster_adjunct.orchestration.operators.operator import Operator
+from dagster_adjunct.orchestration.operators.stream_facts import Columns
+from dagster_adjunct.orchestration.planner.notes import trace_records_read_again
+from dagster_adjunct.orchestration.planner.planned import PlannedOutputTable
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    PermanentError,
+    PlanningError,
+    TransientError,
+)
+from dagster_adjunct.resources.output_tables.batches import OutputColumns
+from dagster_adjunct.resources.output_tables.opening import open_output
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.types import is_storable
+
+_REPLAYS = {
+    "append": "rows of records that are read again come again with a higher __epoch, and the"
+    " earlier ones stay",
+    "replace": "rows of records that are read again replace the earlier ones",
+}
+
+
+def plan_output_tables(app: Application) -> tuple[PlannedOutputTable, ...]:
+    """Return the sends to output tables; nothing is compared with what is stored."""
+    again = trace_records_read_again(app)
+    planned = []
+    for operator, output in _list_sends(app):
+        streams = tuple(sorted(again[operator.id].streams))
+        replay = _REPLAYS[output.on_replay]
+        planned.append(
+            PlannedOutputTable(operator.id, output.name, output.on_replay, replay, streams)
+        )
+    return tuple(planned)
+
+
+def compare_output_table(
+    app: Application, planned: PlannedOutputTable, columns: Columns
+) -> PlannedOutputTable:
+    """Return a send with what its first commit would create or change, or why that is not known.
+
+    `columns` are those of the records. Raises PlanningError if the table can't take them.
+    """
+    output = app.output_tables[planned.table]
+    opened = open_output(output.table)
+    try:
+        stored = opened.stored_columns()
+    except AdjunctError as error:
+        return replace(planned, unchecked=f"{error.problem} {error.next_step}")
+    unknown = _describe_unknown(columns)
+    if unknown and stored is not None:
+        return replace(planned, unchecked=unknown)
+    if unknown:
+        return replace(planned, changes=("is created",), unchecked=unknown)
+    try:
+        sent = OutputColumns(_to_schema(columns), output.hidden, output.changes)
+        return replace(planned, changes=tuple(opened.check(sent)))
+    except TransientError as error:
+        return replace(planned, unchecked=f"{error.problem} {error.next_step}")
+    except PermanentError as error:
+        problem = f"{planned.operator}: {error.problem}"
+        raise PlanningError(
+            problem, error.next_step, operator=planned.operator, table=planned.table
+        ) from error
+
+
+def _list_sends(app: Application) -> Iterator[tuple[Operator, OutputTable]]:
+    for operator in app.operators:
+        output = app.output_tables.get(operator.spec.writes or "")
+        if output is not None:
+            yield operator, output
+
+
+def _describe_unknown(columns: Columns) -> str:
+    """Return why the records can't be compared with a table yet; nothing if they can."""
+    missing = "The columns of the records"
+    if columns.complete:
+        unknown = [name for name in filter(is_own, columns.known) if not _is_typed(columns, name)]
+        if not unknown:
+            return ""
+        missing = f"The types of {', '.join(unknown)}"
+    return (
+        f"{missing} are known only once a batch is computed. The first run compares them before"
+        " its first batch, and adjunct run --dry-run without writing."
+    )
+
+
+def _is_typed(columns: Columns, name: str) -> bool:
+    kind = columns.known[name].type
+    return columns.typed and kind is not None and is_storable(kind)
+
+
+def _to_schema(columns: Columns) -> Schema:
+    fields = []
+    for name, facts in columns.known.items():
+        if is_own(name):
+            assert facts.type is not None
+            fields.append(Field(name, facts.type))
+    return Schema(tuple(fields))
