@@ -7,11 +7,17 @@ minutes each, are given out one at a time; and some files are one bundle: those 
 process would wait for the other to run it, and those that use a Kafka broker or DynamoDB Local, or
 each process would start one and keep it. What waits more than it computes is spread between what
 keeps a processor busy.
+
+Files that use the session of Spark go to half of the processes: in each, a JVM starts, loads its
+classes and compiles what it runs, a minute's work of a processor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,11 +64,50 @@ def bundle(nodeid: str) -> str:
     return nodeid if file in ONE_AT_A_TIME else file
 
 
+_ROOT = Path(__file__).parents[1]
+# Only workers know which fixtures a test has. A file that is taken for another kind costs time only.
+_SPARK = re.compile(r"mark\.spark|\b(step_world|sparkling|main_job)\b|\bspark: (Any|SparkSession)")
+
+
+def uses_session(nodeids: Iterable[str]) -> bool:
+    """Return whether the files of these tests use the session of Spark that a process shares."""
+    files = {nodeid.partition("::")[0] for nodeid in nodeids}
+    return any(map(_uses_session, files))
+
+
+@cache
+def _uses_session(file: str) -> bool:
+    if file in ONE_AT_A_TIME:  # their processes start their own
+        return False
+    return _SPARK.search((_ROOT / file).read_text(encoding="utf-8")) is not None
+
+
 class Bundles(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives out bundles in the order in which their tests were collected."""
+    """Gives out bundles in the order in which their tests were collected: to the first half of
+    the processes those that use Spark's session, then all others; to the second half the others.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return bundle(nodeid)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        chosen = self._choose(node)
+        if chosen is None:
+            node.shutdown()
+            return
+        self.workqueue.move_to_end(chosen, last=False)
+        super()._assign_work_unit(node)
+
+    def _choose(self, node: Any) -> str | None:
+        """Return what this process runs next; None if only others may run what is left."""
+        working = [each for each in self.nodes if not each.shutting_down]
+        may_use_session = node in working[: max(2, self.numnodes // 2)]
+        others = None
+        for name, tests in self.workqueue.items():
+            if uses_session(tests) == may_use_session:
+                return str(name)
+            others = others or str(name)
+        return others if may_use_session else None
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Bundles | None:

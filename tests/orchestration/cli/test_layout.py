@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -32,6 +31,7 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
+from tests.kept_processes import program
 from tests.orchestration.cli.test_version_commands import PLANES, SCHEMA
 
 REASON = "the April delivery has the wrong seats in it, ticket 4711, see the wiki"
@@ -154,14 +154,7 @@ def test_a_used_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [
-            sys.executable,
-            "-m",
-            "dagster_adjunct.orchestration.cli.main",
-            "ui",
-            "--port",
-            str(port),
-        ]
+        command = [program("adjunct"), "ui", "--port", str(port)]
         env = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(
             command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120

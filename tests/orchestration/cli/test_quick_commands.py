@@ -4,6 +4,7 @@ JVM.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from dagster_adjunct import (
     bounded_dataset,
     open_lake,
 )
+from tests.kept_processes import program
 
 APP = """
 from dagster_adjunct import Application, bounded_dataset
@@ -45,6 +47,36 @@ HEAVY = {
 }
 
 
+COMMANDS = [
+    ("table", "get", "seen", "a"),
+    ("dataset", "get", "planes", "a"),
+    ("dataset", "list"),
+    ("stream", "list"),
+    ("stream", "show", "flights"),
+    ("checkpoint", "show", "shop"),
+    ("plan", "shop_quick:app"),  # last: it loads more than the others may
+]
+# In one process, whose start would take most of the time; each command adds to what is loaded.
+CODE = """
+import json, subprocess, sys
+
+started = []
+make = subprocess.Popen.__init__
+
+def counted(self, *given, **more):
+    started.append("child")
+    make(self, *given, **more)
+
+subprocess.Popen.__init__ = counted
+from dagster_adjunct.orchestration.cli.main import root
+
+for command in json.loads(sys.argv[1]):
+    root(command, standalone_mode=False)
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    print("LOADED", json.dumps([*loaded, *started]))
+"""
+
+
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     folder = tmp_path_factory.mktemp("quick")
@@ -56,47 +88,34 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
         streams.append(name, [{"k": "a", "n": 1}], producer="p", sequence=1, end_of_dataset="v1")
     planes = bounded_dataset("planes", input="lake.planes", key="k", partitions=2)
     advance_dataset(planes, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, by="me")
-    loaded(lake, "run", "shop_quick:app", "--master", "none")
+    command = ["run", "shop_quick:app", "--master", "none", "--lake", lake.url]
+    subprocess.run([program("adjunct"), *command], cwd=folder, capture_output=True, check=True)
     return lake
 
 
-def loaded(lake: Lake, *arguments: str) -> set[str]:
-    """Return the packages that a command has loaded; "a child process" is one of them if it has
-    started one.
+@pytest.fixture(scope="module")
+def loaded(lake: Lake) -> dict[tuple[str, ...], set[str]]:
+    """The packages that are loaded after each command; "child" is one of them once a process was
+    started.
     """
-    code = (
-        "import subprocess, sys\nstarted = []\nmake ="
-        " subprocess.Popen.__init__\nsubprocess.Popen.__init__ = lambda self, *given, **more:"
-        " (started.append(1), make(self, *given, **more))[1]\nfrom"
-        " dagster_adjunct.orchestration.cli.main import root\nroot(sys.argv[1:],"
-        " standalone_mode=False)\nprint('LOADED', *{name.partition('.')[0] for name in"
-        " sys.modules}, *(['child'] if started else []))\n"
-    )
-    command = [sys.executable, "-c", code, *arguments, "--lake", lake.url]
+    commands = json.dumps([[*command, "--lake", lake.url] for command in COMMANDS])
     done = subprocess.run(
-        command, cwd=Path(lake.url).parent, capture_output=True, text=True, check=False
+        [sys.executable, "-c", CODE, commands],
+        cwd=Path(lake.url).parent,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.rpartition("LOADED")[2].split())
+    found = [set(json.loads(part.partition("\n")[0])) for part in done.stdout.split("LOADED")[1:]]
+    return dict(zip(COMMANDS, found, strict=True))
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("table", "get", "seen", "a"),
-        ("plan", "shop_quick:app"),
-        ("dataset", "get", "planes", "a"),
-        ("dataset", "list"),
-        ("stream", "list"),
-        ("stream", "show", "flights"),
-        ("checkpoint", "show", "shop"),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_quick_command_loads_neither_dagster_nor_spark(
-    command: tuple[str, ...], lake: Lake
+    command: tuple[str, ...], loaded: dict[tuple[str, ...], set[str]]
 ) -> None:
-    found = loaded(lake, *command) & (HEAVY | {"child"})
+    found = loaded[command] & (HEAVY | {"child"})
     # pyarrow imports it for a literal
     assert found - ({"pandas"} if command[0] == "plan" else set()) == set()

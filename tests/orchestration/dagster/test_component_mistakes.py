@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.code_location.component_mistakes import with_
 from dagster_adjunct.orchestration.code_location.component_source import read_source
 from dagster_adjunct.resources.code_lines import show_lines
 from dagster_adjunct.resources.streams.system import LAKE, registered_systems
+from tests.kept_processes import program
 
 pytestmark = pytest.mark.lengthy
 FILE = "defs/orders/defs.yaml"
@@ -907,14 +908,13 @@ def test_the_commands_themselves_print_it(name: str, project: Path) -> None:
         "COLUMNS": "400",
         "PYTHONPATH": str(project.parent),
     }
-    programs = Path(sys.executable).parent
     for command in (
         ["adjunct", "plan", "mistaken.pipeline:app"],
         ["adjunct", "run", "mistaken.pipeline:app", "--master", "none"],
         ["dg", "check", "defs"],
     ):
         done = subprocess.run(
-            [str(programs / command[0]), *command[1:]],
+            [program(command[0]), *command[1:]],
             cwd=project.parent,
             env=environment,
             capture_output=True,
