@@ -429,7 +429,7 @@ def _list_served(app: Application, seen: BatchSnapshot) -> dict[str, VersionIds]
     served: dict[str, VersionIds] = {}
     for dataset in app.restated.values():
         name = dataset.name
-        served[name] = seen.versions[name], seen.over_time.get(name, ())
+        served[name] = VersionIds(seen.versions[name], seen.over_time.get(name, ()))
     return served
 
 
