@@ -315,13 +315,18 @@ def _avro_row_columns(schema: Any) -> set[str] | None:
         if side.get("name") not in ("before", "after"):
             continue
         # The first has the record itself, the second may only name it.
-        kinds = side.get("type")
-        if not isinstance(kinds, list):
-            kinds = [kinds]
-        for kind in kinds:
+        for kind in _list_kinds(side):
             if isinstance(kind, Mapping) and isinstance(kind.get("fields"), list):
                 return {field["name"] for field in _avro_fields(kind) if "name" in field}
     return None
+
+
+def _list_kinds(field: Mapping[str, Any]) -> list[Any]:
+    """Return the types of an Avro field: those of a union, or its only one."""
+    kinds = field.get("type")
+    if isinstance(kinds, list):
+        return kinds
+    return [kinds]
 
 
 def _avro_fields(record: Any) -> list[Mapping[str, Any]]:

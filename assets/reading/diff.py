@@ -166,6 +166,13 @@ def common_type(
         if item is None:
             return None
         return pa.map_(new.key_type, item)
+    return _common_number(old, new)
+
+
+def _common_number(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    """Return a type that holds the numbers of both types exactly; None if they are not of one
+    kind.
+    """
     for is_kind in (pt.is_signed_integer, pt.is_floating, pt.is_decimal):
         if is_kind(old) and is_kind(new):
             schemas = [pa.schema([pa.field("value", kind)]) for kind in (old, new)]

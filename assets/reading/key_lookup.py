@@ -638,6 +638,12 @@ class _KeyFile(NamedTuple):
     first: Key
     last: Key
 
+    def may_have(self, start: Key, end: Key | None) -> bool:
+        """Whether it may have keys from `start` (included) to `end` (excluded, None: no limit)."""
+        if end is not None and self.first >= end:
+            return False
+        return not self.last or self.last[: len(start)] >= start
+
 
 class KeyFiles:
     """The files of one generation, for lookups by key. `what` names the dataset and version in
@@ -715,11 +721,7 @@ class KeyFiles:
         all. Row groups are read on demand.
         """
         file = self._files.get(bucket)
-        if file is None:
-            return
-        if end is not None and file.first >= end:
-            return
-        if file.last and file.last[: len(start)] < start:
+        if file is None or not file.may_have(start, end):
             return
         footer = self._footer(file.stored)
         first_group = footer.find_group(start)

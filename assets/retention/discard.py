@@ -155,11 +155,8 @@ def plan_retired(
     retained_from = manifest.retained_from
     blocked = ""  # why all later generations stay
     for retired in sorted(manifest.retired, key=attrgetter("until")):
-        why = blocked
-        for number, reason in reasons:
-            if number < retired.until:
-                why = reason
-                break
+        needed = (reason for number, reason in reasons if number < retired.until)
+        why = next(needed, blocked)
         if listing.now - _retired_at(retired, listing) < policy.grace:
             why = f"younger than {policy.grace}"
         if why:
@@ -497,7 +494,7 @@ def discard(
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
         """Plan again for the current manifest, and return it without what is discarded."""
         nonlocal plan, listing
-        documents = {ref.document for ref in fresh.listed if ref.document is not None}
+        documents = {ref.document for ref in fresh.listed} - {None}
         if not documents <= listing.documents.keys():
             # A version was published since, and only the store knows its age.
             listing = _list_objects(log)

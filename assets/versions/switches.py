@@ -748,20 +748,27 @@ def _follow_switches_back(drafts: Members) -> Heads:
     return at
 
 
+def _common_names(drafts: Members, at: Heads) -> list[str]:
+    """Return the names that all of these versions were delivered under, oldest first; none if a
+    member is before its first version.
+    """
+    common: list[str] | None = None
+    for name, ref in at.items():
+        if ref is None:
+            return []
+        delivered = list_delivered_names(drafts[name], ref)
+        if common is None:
+            common = list(delivered)
+        common = [each for each in common if each in delivered]
+    return common or []
+
+
 def _find_replaced(drafts: Members, at: Heads) -> Heads | None:
     """Return the versions before the last switch to these, None if that is not known.
 
     In a version set, a switch replaced the versions made under its name; other members kept theirs.
     """
-    common: list[str] | None = None  # the names that all of them were delivered under
-    for name, ref in at.items():
-        if ref is None:
-            return None
-        delivered = list_delivered_names(drafts[name], ref)
-        if common is None:
-            common = list(delivered)
-        else:
-            common = [each for each in common if each in delivered]
+    common = _common_names(drafts, at)
     if not common:
         return None
     back = dict(at)
