@@ -95,9 +95,12 @@ class AdjunctDatasetManager:
         systems: Mapping[str, StreamSystem] | None = None,
     ) -> None:
         datasets = list(datasets)
-        self._lake = lake = open_lake() if lake is None else lake
-        streams = [dataset.stream for dataset in datasets if dataset.stream]
-        self._systems = systems = open_systems(lake, streams) if systems is None else systems
+        if lake is None:
+            lake = open_lake()
+        if systems is None:
+            systems = open_systems(lake, [each.stream for each in datasets if each.stream])
+        self._lake = lake
+        self._systems = systems
         self._datasets: dict[str, AdjunctDataset] = {}
         for dataset in datasets:
             if self._datasets.setdefault(dataset.name, dataset) != dataset:
@@ -106,11 +109,10 @@ class AdjunctDatasetManager:
                     "Declare it once, or give the two datasets different names.",
                     dataset=dataset.name,
                 )
-        self._transient = {
-            name: TransientTable(systems, dataset)
-            for name, dataset in self._datasets.items()
-            if isinstance(dataset, UnboundedDataset) and not dataset.persistent
-        }
+        self._transient: dict[str, TransientTable] = {}
+        for name, dataset in self._datasets.items():
+            if isinstance(dataset, UnboundedDataset) and not dataset.persistent:
+                self._transient[name] = TransientTable(systems, dataset)
         self._read: dict[str, Dataset] = {}
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
@@ -126,7 +128,7 @@ class AdjunctDatasetManager:
 
     def datasets_of(self, stream: str | SystemStreamPartition) -> tuple[AdjunctDataset, ...]:
         """Return the datasets that a stream, or the stream of a partition, feeds."""
-        name = stream.qualified_stream if isinstance(stream, SystemStreamPartition) else stream
+        name = _name_stream(stream)
         return tuple(dataset for dataset in self._datasets.values() if dataset.stream == name)
 
     def takes(self, stream: str | SystemStreamPartition, app_inputs: Collection[str]) -> bool:
@@ -135,8 +137,9 @@ class AdjunctDatasetManager:
 
         `app_inputs` are the streams that the application reads itself.
         """
-        name = stream.qualified_stream if isinstance(stream, SystemStreamPartition) else stream
-        return name not in app_inputs and bool(self.datasets_of(name))
+        if _name_stream(stream) in app_inputs:
+            return False
+        return bool(self.datasets_of(stream))
 
     @translate_spark_errors()
     def process(
@@ -161,11 +164,10 @@ class AdjunctDatasetManager:
                     dataset, lake=self._lake, systems=self._systems, spark=spark, by=by
                 )
             elif dataset.name not in reports:
-                members = [
-                    member
-                    for member in self._datasets.values()
-                    if member.version_set == dataset.version_set
-                ]
+                members = []
+                for other in self._datasets.values():
+                    if other.version_set == dataset.version_set:
+                        members.append(other)
                 done = advance_version_set(
                     members, lake=self._lake, systems=self._systems, spark=spark, by=by
                 )
@@ -198,7 +200,8 @@ class AdjunctDatasetManager:
                 )
             return version.frame(spark)
         before = self._read.get(dataset)
-        self._read[dataset] = opened = open_dataset(self._lake, self._datasets[dataset])
+        opened = open_dataset(self._lake, self._datasets[dataset])
+        self._read[dataset] = opened
         try:
             return opened.frame(spark)
         finally:
@@ -220,11 +223,16 @@ class AdjunctDatasetManager:
         return ssps
 
     def _reset_partitions(self, dataset: UnboundedDataset) -> set[SystemStreamPartition]:
-        if dataset.persistent:
-            runtime = Runtime(self._lake, self._systems, no_session, "manager")
-            seen = inspect_table(runtime, dataset)
-            return set(seen.source.ssps) if decide_recovery(seen).action == "bootstrap" else set()
-        return set(open_changes(self._systems, dataset).ssps) if dataset.bootstrap else set()
+        """Return the partitions of a dataset that a run would read from the beginning."""
+        if not dataset.persistent:
+            if not dataset.bootstrap:
+                return set()
+            return set(open_changes(self._systems, dataset).ssps)
+        runtime = Runtime(self._lake, self._systems, no_session, "manager")
+        seen = inspect_table(runtime, dataset)
+        if decide_recovery(seen).action != "bootstrap":
+            return set()
+        return set(seen.source.ssps)
 
     def release(self) -> None:
         """Free the memory of datasets with `persistent=False`, and release the versions that
@@ -235,3 +243,10 @@ class AdjunctDatasetManager:
         for opened in self._read.values():
             opened.close()
         self._read.clear()
+
+
+def _name_stream(stream: str | SystemStreamPartition) -> str:
+    """Return the name of a stream ("lake.weather"), also for one of its partitions."""
+    if isinstance(stream, SystemStreamPartition):
+        return stream.qualified_stream
+    return stream

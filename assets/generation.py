@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, NoReturn, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict, Unpack
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
@@ -92,25 +92,25 @@ SPARK_ONE_TASK: GenerationWriter = partial(write_buckets, one_task=True)
 ARROW: GenerationWriter = write_arrow_table
 
 
+class RecordPlace(NamedTuple):
+    """Where a record is in its stream."""
+
+    partition: int
+    offset: int
+
+
 def find_null_keys(
     rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int
-) -> list[tuple[int, int]]:
-    """Return (partition, offset) of the first rows with a null key column, at most `limit`."""
+) -> list[RecordPlace]:
+    """Return the first rows with a null key column, at most `limit`."""
     if isinstance(rows, pa.Table):
-        lacking = rows.filter(reduce(pc.or_, (rows.column(name).is_null() for name in key)))
-        lacking = lacking.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")]).slice(0, limit)
-        return list(
-            zip(*(lacking.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
-        )
-    nulls = reduce(or_, (named_column(name).isNull() for name in key))
-    places = (
-        rows.where(nulls)
-        .select(PARTITION, OFFSET)
-        .orderBy(PARTITION, OFFSET)
-        .limit(limit)
-        .collect()
-    )
-    return [(row[0], row[1]) for row in places]
+        has_null = reduce(pc.or_, [rows.column(name).is_null() for name in key])
+        places = rows.filter(has_null).select([PARTITION, OFFSET])
+        places = places.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")]).slice(0, limit)
+        return [RecordPlace(*row.values()) for row in places.to_pylist()]
+    is_null = reduce(or_, [named_column(name).isNull() for name in key])
+    places = rows.where(is_null).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET)
+    return [RecordPlace(*row) for row in places.limit(limit).collect()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,10 @@ class Runtime:
         `needs_spark` names what needs Spark however few the rows are; `rows` is None if their
         number is unknown.
         """
-        few = self.few_in_process and rows is not None and rows <= SMALL_ROWS and not needs_spark
-        return IN_PROCESS if few else self.spark
+        is_few = rows is not None and rows <= SMALL_ROWS
+        if self.few_in_process and is_few and not needs_spark:
+            return IN_PROCESS
+        return self.spark
 
     def now(self) -> datetime:
         """Return the time by the lake's clock."""
@@ -170,8 +172,9 @@ def open_runtime(
         systems = open_systems(lake, [spec.stream for spec in specs if spec.stream])
     with ExitStack() as stack:
         stack.enter_context(lake.manifests.while_kept())
-        session = stack.enter_context(session_scope(lake_url=lake.url)) if spark is None else spark
-        yield Runtime(lake, systems, session_factory(session), by)
+        if spark is None:
+            spark = stack.enter_context(session_scope(lake_url=lake.url))
+        yield Runtime(lake, systems, session_factory(spark), by)
 
 
 def no_session() -> NoReturn:
@@ -181,6 +184,17 @@ def no_session() -> NoReturn:
 
 # An error names at most this many keys or records.
 MAX_NAMED = 5
+
+
+class WrittenGeneration(NamedTuple):
+    """A generation with its files, and counters of what was left out (see `write_generation`)."""
+
+    generation: Generation
+    counters: dict[str, int]
+
+
+_ALWAYS_COUNTED = ("superseded", "deleted")
+_COUNTED_IF_ANY = ("corrections", "pruned", "forgotten")
 
 
 def write_generation(
@@ -193,7 +207,7 @@ def write_generation(
     *,
     order_by: Sequence[str],
     partitioned: bool,
-) -> tuple[Generation, dict[str, int]]:
+) -> WrittenGeneration:
     """Write the last row of each key into one file a bucket; return `into`, which has no files yet,
     with these, and counters.
 
@@ -213,42 +227,41 @@ def write_generation(
         order_by=(*layout.key, *order_by),
         partitioned=partitioned,
     )
-    names = (
-        "superseded",
-        "deleted",
-        "conflicting",
-        "scattered",
-        "corrections",
-        "pruned",
-        "forgotten",
-    )
-    counters = {name: sum(int(file.stats.get(name, 0)) for file in files) for name in names}
-    _raise_if_repeated(
-        files, counters.pop("scattered"), counters.pop("conflicting"), layout, options
-    )
-    counters = {
-        name: count
-        for name, count in counters.items()
-        if count or name in ("superseded", "deleted")
-    }
+    _raise_if_repeated(files, layout, options)
+    counters = {name: _sum_counts(files, name) for name in _ALWAYS_COUNTED}
+    for name in _COUNTED_IF_ANY:
+        count = _sum_counts(files, name)
+        if count:
+            counters[name] = count
     highest = [int(file.stats["forgotten_to"]) for file in files if "forgotten_to" in file.stats]
     if highest:  # a position and not a count; kept even if the file has no rows left
         counters["forgotten_to"] = max(highest)
-    return replace(into, files=tuple(file for file in files if file.rows)), counters
+    written = replace(into, files=tuple(file for file in files if file.rows))
+    return WrittenGeneration(written, counters)
+
+
+def _sum_counts(files: Sequence[BucketFile], name: str) -> int:
+    """Return the sum of a counter in the statistics of files."""
+    return sum(int(file.stats.get(name, 0)) for file in files)
+
+
+def _list_keys(files: Sequence[BucketFile], name: str) -> list[str]:
+    """Return the keys that the statistics of files have under this name."""
+    keys: list[str] = []
+    for file in files:
+        keys += file.stats.get(name, ())
+    return keys
 
 
 def _raise_if_repeated(
-    files: Sequence[BucketFile],
-    scattered: int,
-    conflicting: int,
-    layout: BucketLayout,
-    options: WriteOptions,
+    files: Sequence[BucketFile], layout: BucketLayout, options: WriteOptions
 ) -> None:
     """Raise KeyOrderError for keys without an order, and SchemaMismatchError for keys with several
     values if each is to be delivered once.
     """
+    scattered = _sum_counts(files, "scattered")
     if scattered:
-        keys = [key for file in files for key in file.stats.get("scattered_keys", ())]
+        keys = _list_keys(files, "scattered_keys")
         raise KeyOrderError(
             f"{options.what}: {scattered} key(s) have records with different values in several"
             " partitions, and their offsets do not say which one is newer. Such keys:"
@@ -258,8 +271,9 @@ def _raise_if_repeated(
             " let all producers choose partitions in the same way.",
             column=layout.key[0],
         )
+    conflicting = _sum_counts(files, "conflicting")
     if conflicting and options.name_conflicting:
-        keys = [key for file in files for key in file.stats.get("conflicting_keys", ())]
+        keys = _list_keys(files, "conflicting_keys")
         problem = (
             f"{options.what}: {conflicting} record(s) have the same key ({', '.join(layout.key)})"
             " as another record but other values, which duplicates='error' forbids. Such keys:"
@@ -277,4 +291,7 @@ def count_deletions(generation: Generation) -> int:
 
 def format_first(things: Sequence[str]) -> str:
     """Return the first MAX_NAMED of these texts, joined, for errors."""
-    return f"{', '.join(things[:MAX_NAMED])}{' …' if len(things) > MAX_NAMED else ''}"
+    first = ", ".join(things[:MAX_NAMED])
+    if len(things) > MAX_NAMED:
+        first += " …"
+    return first

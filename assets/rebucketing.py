@@ -12,11 +12,12 @@ same partitions. Readers keep the old copies until they release them, as after a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import DatasetKind
 from dagster_adjunct.assets.reading.served_history import REPARTITION_ACTION, ServedHistory
@@ -87,8 +88,12 @@ class RebucketReport:
 
     def summary(self) -> str:
         """Return the report in one line."""
-        verb = "would be rewritten" if self.dry_run else "rewritten"
-        what = "the served table" if self.follows_changes else f"{len(self.versions)} version(s)"
+        verb = "rewritten"
+        if self.dry_run:
+            verb = "would be rewritten"
+        what = f"{len(self.versions)} version(s)"
+        if self.follows_changes:
+            what = "the served table"
         return (
             f"dataset {self.dataset}: {what} of {self.rows:,} stored rows {verb} from"
             f" {self.before} into {self.partitions} partitions; declare"
@@ -98,7 +103,10 @@ class RebucketReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
         facts = asdict(self)
-        kind: DatasetKind = "unbounded" if facts.pop("follows_changes") else "bounded"
+        del facts["follows_changes"]
+        kind: DatasetKind = "bounded"
+        if self.follows_changes:
+            kind = "unbounded"
         return {**facts, "kind": kind}
 
 
@@ -161,6 +169,13 @@ def _check_unused(dataset: str, readers: tuple[str, ...]) -> None:
 _ROWS_AT_ONCE = 4_000_000
 
 
+class _BucketedRows(NamedTuple):
+    """Rows, and the bucket of each (numpy)."""
+
+    rows: pa.Table
+    buckets: Any
+
+
 def _rebucket_generation(
     log: DatasetLog,
     version: SealedVersion,
@@ -179,28 +194,25 @@ def _rebucket_generation(
     folder = attempt.generation(old.id).folder
     stored = list_generation_files(log.lake.store, options.what, old)
     order = [(name, "ascending") for name in layout.key]
-    passes = -(-max(1, old.rows) // _ROWS_AT_ONCE)
-    width = -(-partitions // passes)
+    passes = math.ceil(max(1, old.rows) / _ROWS_AT_ONCE)
+    buckets_at_once = math.ceil(partitions / passes)
     written: list[BucketFile] = []
-    for first in range(0, partitions, width):
+    for first in range(0, partitions, buckets_at_once):
         parts = [layout.arrow_schema().empty_table()]
-        of_parts = [np.empty(0, np.int32)]
+        bucket_parts = [np.empty(0, np.int32)]
         for rows, buckets in _iterate_bucketed_rows(stored, layout):
-            mine = (buckets >= first) & (buckets < first + width)
-            parts.append(rows.filter(pa.array(mine)))
-            of_parts.append(buckets[mine])
+            is_now = (buckets >= first) & (buckets < first + buckets_at_once)
+            parts.append(rows.filter(pa.array(is_now)))
+            bucket_parts.append(buckets[is_now])
         found = pa.concat_tables(parts)
-        numbers = np.concatenate(of_parts)
-        for bucket in np.unique(numbers).tolist():
+        bucket_of_row = np.concatenate(bucket_parts)
+        for bucket in np.unique(bucket_of_row).tolist():
             # Sorted alone: Arrow copies what it sorts, and at most 2 GB of strings.
-            rows = found.filter(pa.array(numbers == bucket)).sort_by(order)
-            slices = (
-                rows.slice(start, ROWS_PER_GROUP)
-                for start in range(0, rows.num_rows, ROWS_PER_GROUP)
-            )
-            done = write_bucket_file(
-                BucketFileWriter(log.lake.store, folder, bucket, layout, options), slices
-            )
+            rows = found.filter(pa.array(bucket_of_row == bucket)).sort_by(order)
+            starts = range(0, rows.num_rows, ROWS_PER_GROUP)
+            slices = [rows.slice(start, ROWS_PER_GROUP) for start in starts]
+            writer = BucketFileWriter(log.lake.store, folder, bucket, layout, options)
+            done = write_bucket_file(writer, slices)
             if done is not None and done.rows:
                 written.append(done)
     new = attempt.generation(old.id, written)
@@ -219,8 +231,8 @@ def _rebucket_generation(
 
 def _iterate_bucketed_rows(
     stored: Sequence[StoredFile], layout: BucketLayout
-) -> Iterator[tuple[pa.Table, Any]]:
-    """Yield the rows of these files, and the new bucket of each."""
+) -> Iterator[_BucketedRows]:
+    """Yield the rows of these files, each with its new bucket."""
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
     for one in stored:
@@ -229,8 +241,8 @@ def _iterate_bucketed_rows(
         for group in one.row_groups():
             # A change stream's table may have files from before its columns were changed.
             rows = files.conform_to_layout(group, layout)
-            placed = [rows.column(name) for name in layout.bucket_by]
-            yield rows, assign_buckets(placed, layout.partitions)
+            columns = [rows.column(name) for name in layout.bucket_by]
+            yield _BucketedRows(rows, assign_buckets(columns, layout.partitions))
 
 
 def _plan(
@@ -337,7 +349,7 @@ def repartition_table(
         return replace(plan, versions={version.id: new_version.id}, dry_run=False)
 
     if dry_run:
-        return _plan(log, as_unbounded(log.require()[1]), partitions, reason, roots)
+        return _plan(log, as_unbounded(log.require().manifest), partitions, reason, roots)
     with ExitStack() as records:
         try:
             return log.rewrite(rewrite_once, slower="its table can be rewritten")
@@ -380,13 +392,22 @@ def _declare_partitions(
     last_change = ServedHistory.read(log.lake, log.name).last_change()
     # A running advance or build with the old partitions fails to commit, because the next number
     # has changed.
-    counter = "next_generation" if isinstance(manifest, UnboundedManifest) else "next_number"
+    counter = "next_number"
+    if isinstance(manifest, UnboundedManifest):
+        counter = "next_generation"
     return manifest.after(
         declaration=manifest.declaration.model_copy(update={"partitions": partitions}),
         change=Change(action=REPARTITION_ACTION, version=version, reason=reason),
         repartitioned=Repartitioned(partitions=before, commit=last_change),
         **{counter: getattr(manifest, counter) + 1},
     )
+
+
+class _Rewritten(NamedTuple):
+    """What was planned, and the committed manifest."""
+
+    plan: RebucketReport
+    manifest: BoundedManifest
 
 
 def repartition_versions(
@@ -413,10 +434,8 @@ def repartition_versions(
     # By the old document: each is written once, even if the commit is retried.
     made: dict[str, VersionReplacement] = {}
 
-    def rewrite_once() -> tuple[RebucketReport, BoundedManifest]:
-        """Rewrite the versions that have no usable replacement in `made`, and commit; return the
-        plan and the manifest.
-        """
+    def rewrite_once() -> _Rewritten:
+        """Rewrite the versions that have no usable replacement in `made`, and commit."""
         commit, stored = log.require()
         manifest = as_bounded(stored)
         plan = _plan(log, manifest, partitions, reason, roots)
@@ -433,9 +452,10 @@ def repartition_versions(
         after = erasure.replace_versions(manifest, old).after(doomed=tuple(doomed))
         after = _declare_partitions(log, after, partitions, after.served_id, reason)
         log.commit(commit, after, by=by)
-        return plan, after
+        return _Rewritten(plan, after)
 
     def rewrite_version(ref: VersionRef, attempt: Attempt) -> VersionReplacement:
+        """Write a version again, with a new document."""
         sealed = log.read_version(ref)
         (generation,) = sealed.generations
         options = WriteOptions(f"dataset {dataset!r}, version {ref.id}")
@@ -446,15 +466,16 @@ def repartition_versions(
         return VersionReplacement.write(log, ref, rewritten, attempt, rows=0)
 
     if dry_run:
-        plan = _plan(log, as_bounded(log.require()[1]), partitions, reason, roots)
+        plan = _plan(log, as_bounded(log.require().manifest), partitions, reason, roots)
         return replace(plan, pending=_list_leased(log, plan.versions))
     try:
-        plan, after = log.rewrite(rewrite_once, slower="its versions can be rewritten")
+        done = log.rewrite(rewrite_once, slower="its versions can be rewritten")
     finally:
         erasure.delete_records(log, made.values())
-    spared, _ = delete_doomed(log, after, roots, read_lake_clock(lake, dataset), by=by)
+    now = read_lake_clock(lake, dataset)
+    spared = delete_doomed(log, done.manifest, roots, now, by=by).spared
     return replace(
-        plan,
+        done.plan,
         versions={new.old.id: new.new.id for new in made.values()},
         pending=tuple(f"{decision.what}: {decision.reason}" for decision in spared),
         rows=sum(new.sealed.stored_rows for new in made.values()),

@@ -80,7 +80,7 @@ def compare(rounds: int, old: VersionReader, new: VersionReader) -> None:
 def version(lake: Lake, number: int, table: pa.Table) -> VersionReader:
     """Write one version by the writer that seals versions, but without Spark."""
     folder = f"{lake.dataset_prefix('compared')}/data/attempt{number}"
-    layout = build_layout(SCHEMA, ("k",), ("k",), BUCKETS, False)
+    layout = build_layout(SCHEMA, ("k",), ("k",), BUCKETS, None)
     files = write_arrow_buckets(
         table.sort_by("k"), lake.store, folder, layout, WriteOptions("compared")
     )

@@ -130,7 +130,7 @@ def publish(lake: Lake) -> None:
     attempt = log.attempt()
     table = rows(0, ROWS).sort_by("k")
     folder = attempt.generation(1).folder
-    layout = build_layout(SCHEMA, ("k",), ("k",), BUCKETS, False)
+    layout = build_layout(SCHEMA, ("k",), ("k",), BUCKETS, None)
     files = write_arrow_buckets(table, lake.store, folder, layout, WriteOptions("served"))
     now = datetime.now(UTC)
     version = SealedVersion(

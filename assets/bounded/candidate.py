@@ -393,7 +393,7 @@ def _write_entries(
     what = f"dataset {spec.name!r}, version {delivery.version!r}"
     spark = member.context.spark_for(records, source.list_spark_needs())
     schema = mark_sensitive(spec, source.schema)
-    layout = build_layout(schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
+    layout = build_layout(schema, spec.key, spec.partition_by, spec.partitions, None)
     layout = replace(layout, names=_stored_names(member))
     try:
         with interpret_small_plans(spark, records):

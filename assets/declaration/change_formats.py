@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypedDict,
+    Unpack,
+    runtime_checkable,
+)
 
 from dagster_adjunct.assets.declaration.change_values import (
     PLACEHOLDER,
@@ -271,10 +280,13 @@ class OperationColumn(_RecordIsRow):
         kept: list[bool] = []
         texts = _read_column(records, self.column)
         for text, mark in zip(texts, _read_column(records, TOMBSTONE), strict=True):
-            word = text and text.lower()
-            problems.append(None)
+            word = None
+            if text is not None:
+                word = text.lower()
+            problem = None
             if not mark and word not in (*self.delete, *self.write):
-                problems[-1] = unknown_operation_reason(text)
+                problem = unknown_operation_reason(text)
+            problems.append(problem)
             tombstones.append(mark or word in self.delete)
             kept.append(mark or word not in self.ignore)
         return changes_in_arrow(records, schema, tombstones, problems).filter(kept)
@@ -364,13 +376,14 @@ class DebeziumUnwrapped(_RecordIsRow):
             records = records.withColumn(SNAPSHOT, is_true(op == "r"))
         tombstone = mark | is_true(deleted)
         if self.unavailable is not None:
-            records, reasons = self._mark_unavailable(records, schema, tombstone, self.unavailable)
-            problem = F.coalesce(problem, *reasons)
+            marked = self._mark_unavailable(records, schema, tombstone, self.unavailable)
+            records = marked.records
+            problem = F.coalesce(problem, *marked.reasons)
         return changes_with_spark(records, schema, tombstone, problem)
 
     def _mark_unavailable(
         self, records: DataFrame, schema: Schema, tombstone: Column, placeholder: str
-    ) -> tuple[DataFrame, list[Column]]:
+    ) -> _MarkedRecords:
         """Return the records, and the reasons why unavailable values can't be applied.
 
         With on_unavailable="keep", the records get the column KEPT instead, where that is possible.
@@ -401,41 +414,38 @@ class DebeziumUnwrapped(_RecordIsRow):
             if unknown:
                 names = F.array_compact(F.array(*unknown))
             records = records.withColumn(KEPT, F.when(written, names))
-        return records, reasons
+        return _MarkedRecords(records, reasons)
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
         operations = _read_column(records, self.op)
         snapshots: list[bool] = []
         tombstones: list[bool] = []
         problems: list[str | None] = []
-        for mark, deleted, operation in zip(
-            _read_column(records, TOMBSTONE),
-            _read_column(records, self.deleted),
-            operations,
-            strict=True,
-        ):
+        marks = _read_column(records, TOMBSTONE)
+        deletions = _read_column(records, self.deleted)
+        for mark, deleted, operation in zip(marks, deletions, operations, strict=True):
             text = deleted
             if isinstance(deleted, bool):
                 text = str(deleted).lower()
             op = (operation or "").lower()
+            is_deleted = op == "d" or (text or "").lower() == "true"
             snapshots.append(op == "r")
-            tombstones.append(mark or op == "d" or (text or "").lower() == "true")
+            tombstones.append(mark or is_deleted)
             problems.append(self._problem(mark, text, operation))
         if self.op is not None:
             records = records.append_column(SNAPSHOT, pa.array(snapshots, pa.bool_()))
         if self.unavailable is not None:
             written = pc.invert(pa.array(tombstones, pa.bool_()))
-            records, reasons = self._mark_unavailable_in_arrow(
-                records, schema, written, self.unavailable
-            )
-            for row, reason in reasons.items():
+            marked = self._mark_unavailable_in_arrow(records, schema, written, self.unavailable)
+            records = marked.records
+            for row, reason in marked.reasons.items():
                 problems[row] = problems[row] or reason
         return changes_in_arrow(records, schema, tombstones, problems)
 
     def _mark_unavailable_in_arrow(
         self, records: pa.Table, schema: Schema, written: pa.Array, placeholder: str
-    ) -> tuple[pa.Table, dict[int, str]]:
-        """Return what `_mark_unavailable` returns, for records in Arrow, with reasons by row."""
+    ) -> _MarkedTable:
+        """Return what `_mark_unavailable` returns, for records in Arrow."""
         inserted = pa.array([False] * records.num_rows, pa.bool_())
         if self.op is not None:
             op = pc.fill_null(pc.ascii_lower(records.column(self.op)), "")
@@ -461,7 +471,7 @@ class DebeziumUnwrapped(_RecordIsRow):
                     reasons.setdefault(row, why)
         if self.completes:
             records = records.append_column(KEPT, kept_column(marked, written))
-        return records, reasons
+        return _MarkedTable(records, reasons)
 
     def _problem(self, mark: bool, text: str | None, op: str | None) -> str | None:
         """Return why a record can't be applied, or None.
@@ -469,8 +479,8 @@ class DebeziumUnwrapped(_RecordIsRow):
         `mark` is whether it is a tombstone, `text` and `op` are its values in the columns `deleted`
         and `op`.
         """
-        is_known = mark or self.deleted is None
-        if not is_known and (text or "").lower() not in ("true", "false"):
+        needs_text = self.deleted is not None and not mark
+        if needs_text and (text or "").lower() not in ("true", "false"):
             return f"column {self.deleted!r} is {quote_value(text)}: expected true or false"
         operation = (op or "").lower()
         if operation == "t":
@@ -491,6 +501,20 @@ def _large_fields(schema: Schema) -> list[Field]:
     return [field for field in schema.fields if field.type in _LARGE or is_nested(field.type)]
 
 
+class _MarkedRecords(NamedTuple):
+    """Records, and the reasons why unavailable values can't be applied, null where they can."""
+
+    records: DataFrame
+    reasons: list[Column]
+
+
+class _MarkedTable(NamedTuple):
+    """Records in Arrow, and by row the reasons why unavailable values can't be applied."""
+
+    records: pa.Table
+    reasons: dict[int, str]
+
+
 def kept_column(
     marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray
 ) -> pa.Array:
@@ -500,13 +524,13 @@ def kept_column(
     It is empty for records where `rows` is false.
     """
     chosen = pc.fill_null(rows, True).to_numpy(zero_copy_only=False)
-    marks = [pc.fill_null(mark, False).to_numpy() & chosen for mark in marked.values()]
-    matrix = np.column_stack(marks) if marks else np.zeros((len(chosen), 0), bool)
-    places = np.nonzero(matrix)[1]
-    offsets = np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.int32)
-    return pa.ListArray.from_arrays(
-        pa.array(offsets), _string_array(list(marked)).take(pa.array(places))
-    )
+    is_marked = np.zeros((len(chosen), len(marked)), bool)  # by record and name
+    for place, mark in enumerate(marked.values()):
+        is_marked[:, place] = pc.fill_null(mark, False).to_numpy() & chosen
+    _, places = np.nonzero(is_marked)
+    offsets = np.concatenate([[0], np.cumsum(is_marked.sum(axis=1))]).astype(np.int32)
+    names = _string_array(list(marked)).take(pa.array(places))
+    return pa.ListArray.from_arrays(pa.array(offsets), names)
 
 
 def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
@@ -566,6 +590,7 @@ def changes_in_arrow(
 def _check_type(
     records: Schema, column: str, kinds: tuple[str, ...], whose: str, meaning: str
 ) -> None:
+    """Raise SchemaMismatchError unless a column of the records has one of these types."""
     field = records.field(column, whose)
     if field.type not in kinds:
         raise SchemaMismatchError(
@@ -577,6 +602,7 @@ def _check_type(
 
 
 def _without(records: Schema, columns: set[str | None], what: str) -> Schema:
+    """Return the other columns of the records. Raises SchemaMismatchError if there are none."""
     kept = tuple(field for field in records.fields if field.name not in columns)
     if not kept:
         raise SchemaMismatchError(

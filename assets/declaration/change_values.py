@@ -24,7 +24,7 @@ import uuid
 from decimal import Decimal
 from functools import lru_cache, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
@@ -65,7 +65,10 @@ def is_true(condition: Column) -> Column:
 
 def concat_reason(*parts: str | Column) -> Column:
     """Return a reason made of texts and columns, null if one of these is null."""
-    return F.concat(*(F.lit(part) if isinstance(part, str) else part for part in parts))
+    columns = []
+    for part in parts:
+        columns.append(F.lit(part) if isinstance(part, str) else part)
+    return F.concat(*columns)
 
 
 def quote_column(value: Column) -> Column:
@@ -99,7 +102,10 @@ def unknown_operation_column(value: Column) -> Column:
 
 def quote_value(value: str | None) -> str:
     """Return what `quote_column` returns, for one value."""
-    return "null" if value is None else f"{_BEGINS}'{value[:100].translate(_UNMARKED)}'{_ENDS}"
+    if value is None:
+        return "null"
+    shown = value[:100].translate(_UNMARKED)
+    return f"{_BEGINS}'{shown}'{_ENDS}"
 
 
 def render_reason(reason: str | None, *, values: bool) -> str | None:
@@ -256,37 +262,46 @@ def _is_misspelt(text: str, word: str) -> bool:
 def order_as_code(order: Order) -> str:
     """Return an order as a declaration has it: `order_by=["source.file", "source.pos"]`."""
     names = '", "'.join(order)
-    return f'order_by="{names}"' if len(order) == 1 else f'order_by=["{names}"]'
+    if len(order) == 1:
+        return f'order_by="{names}"'
+    return f'order_by=["{names}"]'
 
 
 def describe_order(order: Order | None) -> str:
     """Return an order in words, for messages."""
     if order == STREAMED_FIRST:
         return "offset, with rows of snapshots below streamed changes"
-    return "offset" if order is None else ", ".join(order)
+    if order is None:
+        return "offset"
+    return ", ".join(order)
 
 
-def find_path_problem(order: Order, path: str) -> tuple[str, str] | None:
-    """Return what is wrong with a path of Debezium's envelopes in this order, and the next step;
-    None if nothing is.
-    """
+class PathProblem(NamedTuple):
+    """What is wrong with a path in `order_by`, and what to write in its place."""
+
+    problem: str
+    next_step: str
+
+
+def find_path_problem(order: Order, path: str) -> PathProblem | None:
+    """Return what is wrong with a path of Debezium's envelopes in this order; None if nothing."""
     place = order.index(path)
     outer = _WITHIN.get(path)
     if outer is not None and outer not in order[:place]:
         wanted = (*order[:place], *_chain(outer), path)
-        return (
+        return PathProblem(
             f"{path!r} only orders changes with the same {outer!r}",
             f"Write {order_as_code(wanted)}.",
         )
     if path == "source.file" and "source.pos" not in order[place:]:
         wanted = (*order[: place + 1], "source.pos", *order[place + 1 :])
-        return (
+        return PathProblem(
             "changes of one 'source.file' are ordered by 'source.pos'",
             f"Write {order_as_code(wanted)}.",
         )
     if path.removeprefix("source.") in _UNORDERED:
         known = "; ".join(f"{name}: {order_as_code(by)}" for name, by in ORDERS.items())
-        return (
+        return PathProblem(
             f"{path!r} does not say which of two changes is newer",
             f"Use the order of the connector ({known}).",
         )
@@ -294,8 +309,11 @@ def find_path_problem(order: Order, path: str) -> tuple[str, str] | None:
 
 
 def _chain(path: str) -> Order:
+    """Return the path after all paths that it is within, outermost first."""
     outer = _WITHIN.get(path)
-    return (path,) if outer is None else (*_chain(outer), path)
+    if outer is None:
+        return (path,)
+    return (*_chain(outer), path)
 
 
 def position_type(order: Order | None, rows: Schema) -> PositionType:
@@ -308,7 +326,9 @@ def position_type(order: Order | None, rows: Schema) -> PositionType:
         is_number = rows.field(order[0]).type in (*_INTEGERS, "date", "timestamp")
     else:
         is_number = order[0] in _NUMBERS
-    return "bigint" if is_number else "string"
+    if is_number:
+        return "bigint"
+    return "string"
 
 
 def is_orderable(kind: str) -> bool:
@@ -346,13 +366,21 @@ def ordering_pattern(name: str, sample: str) -> str | None:
         return "^" + ":".join([_HEX] * (sample.count(":") + 1)) + "$"
     if "lsn" in name.lower() and _POSTGRES_LSN.search(sample):
         return f"^{_HEX}/{_HEX}$"
-    if found := _GTID.search(sample):
-        return f"(?i)^{re.escape(found[1])}:{_PART}$"
-    if "gtid" in name.lower() and (found := _MARIADB_GTID.search(sample)):
-        return f"^{found[1]}-[0-9]+-{_PART}$"
-    if found := _BINLOG.search(sample):
-        pattern = rf"^{re.escape(found[1])}\.{_PART}"
-        return f"{pattern}:{_PART}$" if found[2] else f"{pattern}$"
+    gtid = _GTID.search(sample)
+    if gtid is not None:
+        server, *_ = gtid.groups()
+        return f"(?i)^{re.escape(server)}:{_PART}$"
+    mariadb_gtid = _MARIADB_GTID.search(sample)
+    if "gtid" in name.lower() and mariadb_gtid is not None:
+        domain, *_ = mariadb_gtid.groups()
+        return f"^{domain}-[0-9]+-{_PART}$"
+    binlog = _BINLOG.search(sample)
+    if binlog is not None:
+        file, position, *_ = binlog.groups()
+        pattern = rf"^{re.escape(file)}\.{_PART}"
+        if position:
+            pattern += f":{_PART}"
+        return f"{pattern}$"
     return None
 
 
@@ -417,9 +445,9 @@ def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa
     if pattern is None:
         return pa.chunked_array([pa.nulls(len(values), pa.string())])
     groups = range(re.compile(pattern).groups)
-    named = reduce(
-        lambda text, place: text.replace("([0-9", f"(?P<g{place}>[0-9", 1), groups, pattern
-    )
+    named = pattern  # Arrow extracts groups by name
+    for place in groups:
+        named = named.replace("([0-9", f"(?P<g{place}>[0-9", 1)
     found = pc.extract_regex(values, named)
     parts = []
     for place in groups:
@@ -427,14 +455,12 @@ def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa
         parts += [pc.utf8_lpad(pc.utf8_length(digits).cast("string"), 2, "0"), digits]
     text = pc.binary_join_element_wise(*parts, "")
     if pattern == NUMBER_PATTERN:
-        below = reduce(
-            lambda swapped, swap: pc.replace_substring(swapped, *swap), _COMPLEMENT, text
-        )
-        text = pc.if_else(
-            pc.starts_with(values, "-"),
-            pc.binary_join_element_wise("n", below, ""),
-            pc.binary_join_element_wise("p", text, ""),
-        )
+        complement = text
+        for digit, swapped in _COMPLEMENT:
+            complement = pc.replace_substring(complement, digit, swapped)
+        negative = pc.binary_join_element_wise("n", complement, "")
+        positive = pc.binary_join_element_wise("p", text, "")
+        text = pc.if_else(pc.starts_with(values, "-"), negative, positive)
     return text
 
 
@@ -468,7 +494,9 @@ def may_be_unavailable(kind: str) -> bool:
     """Whether a column of this type can have the placeholder: values of other types are small
     and always known.
     """
-    return kind in ("string", "binary") or kind.startswith("decimal") or is_nested(kind)
+    if kind in ("string", "binary") or kind.startswith("decimal"):
+        return True
+    return is_nested(kind)
 
 
 def check_placeholder(unavailable: str | None, on_unavailable: str, what: str) -> None:
@@ -606,8 +634,11 @@ def _needles(placeholder: str) -> tuple[str, ...]:
     """Return strings of which JSON with the placeholder contains at least one: faster to search
     than a pattern.
     """
-    codes = (_json(numbers, comma) for numbers in _codes(placeholder) for comma in (",", ", "))
-    return (*map(_json, _elements(placeholder)), *codes)
+    needles = list(map(_json, _elements(placeholder)))
+    for numbers in _codes(placeholder):
+        needles.append(_json(numbers, ","))
+        needles.append(_json(numbers, ", "))
+    return tuple(needles)
 
 
 def _elements(placeholder: str) -> tuple[str, ...]:
@@ -621,10 +652,12 @@ def _codes(placeholder: str) -> tuple[list[Any], ...]:
     """Return the placeholder's bytes as arrays of numbers, in three forms: integers, floats,
     Connect's decimals.
     """
-    numbers = [code - 256 if code > 127 else code for code in _bytes(placeholder)]
-    decimals = [
-        base64.b64encode(number.to_bytes(1, "big", signed=True)).decode() for number in numbers
-    ]
+    numbers = []
+    decimals = []
+    for code in _bytes(placeholder):
+        signed = code.to_bytes(1, "big")
+        numbers.append(int.from_bytes(signed, "big", signed=True))
+        decimals.append(base64.b64encode(signed).decode())
     return numbers, list(map(float, numbers)), decimals
 
 

@@ -18,6 +18,7 @@ from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor, Projection
 from dagster_adjunct.assets.declaration.policies import (
     CHUNK_RECORDS,
+    ArgumentProblem,
     ChangeStreamOptions,
     DeadLetters,
     DeltaCompaction,
@@ -223,7 +224,9 @@ class _NamedColumns:
     @property
     def paths(self) -> tuple[NamedPath, ...]:
         """The columns that are made of paths, or renamed."""
-        named = (*self.key, *(self.columns or ()))
+        named = [*self.key]
+        if self.columns is not None:
+            named += self.columns
         return tuple(dict.fromkeys(column for column in named if column.renames))
 
     @property
@@ -241,32 +244,31 @@ def _name_columns(
 
     Raises ConfigurationError for a column that has the name of a part of the key.
     """
-    known = () if isinstance(source, str) else source.schema.names
+    known: tuple[str, ...] = ()
+    if not isinstance(source, str):
+        known = source.schema.names
     keys = tuple(read_named_path(text, known) for text in to_name_tuple(key))
     if columns is None:
         return _NamedColumns(keys, None)
-    made = [column for column in keys if column.renames]
-    taken = {column.name.lower(): column for column in made}
+    key_paths = [column for column in keys if column.renames]
+    path_of_name = {column.name.lower(): column for column in key_paths}
     others = []
     for text in to_name_tuple(columns):
         column = read_named_path(text, known)
-        if column in made:
+        if column in key_paths:
             continue
-        if column.name.lower() in taken:
-            raise _taken_name_error(dataset, taken[column.name.lower()], f"columns has {text!r}")
+        taken = path_of_name.get(column.name.lower())
+        if taken is not None:
+            raise ConfigurationError(
+                f"dataset {dataset!r}: {write_path(taken.steps)!r} is stored as {taken.name!r},"
+                f" and columns has {text!r}.",
+                _other_name_step(taken),
+                argument="columns",
+                dataset=dataset,
+                column=taken.name,
+            )
         others.append(column)
-    return _NamedColumns(keys, (*made, *others))
-
-
-def _taken_name_error(dataset: str, column: NamedPath, other: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"dataset {dataset!r}: {write_path(column.steps)!r} is stored as {column.name!r}, and"
-        f" {other}.",
-        _other_name_step(column),
-        argument="columns",
-        dataset=dataset,
-        column=column.name,
-    )
+    return _NamedColumns(keys, (*key_paths, *others))
 
 
 def _other_name_step(column: NamedPath) -> str:
@@ -314,6 +316,7 @@ class Presentation:
 
 
 def _presentation(shown: DescriptionOptions, freshness: timedelta | None = None) -> Presentation:
+    """Return these options as a dataset stores them."""
     described = shown.get("column_descriptions") or {}
     return Presentation(
         description=shown.get("description", ""),
@@ -381,15 +384,21 @@ class AdjunctDataset:
         check_name("dataset", self.name)
         if isinstance(self.input, str):
             split_stream_name(self.input)
-        for argument, problem, next_step in self._problems():
+        wrong = next(self._problems(), None)
+        if wrong is not None:
             raise ConfigurationError(
-                f"dataset {self.name!r} {problem}.", next_step, argument=argument, dataset=self.name
+                f"dataset {self.name!r} {wrong.problem}.",
+                wrong.next_step,
+                argument=wrong.argument,
+                dataset=self.name,
             )
 
-    def _problems(self) -> Iterator[tuple[str, str, str]]:
-        """Yield what is wrong: the argument, the problem, and the next step."""
+    def _problems(self) -> Iterator[ArgumentProblem]:
+        """Yield what is wrong with the arguments, in words that follow the name of the dataset."""
         if not self.key:
-            yield "key", "has no key", "Name the columns that identify an entry: key=[…]."
+            yield ArgumentProblem(
+                "key", "has no key", "Name the columns that identify an entry: key=[…]."
+            )
         yield from _name_problems("key", self.key, self.paths)
         yield from _name_problems("partition_by", self.partition_by)
         yield from self._column_problems()
@@ -399,12 +408,15 @@ class AdjunctDataset:
         described = tuple(dict(self.presentation.column_descriptions))
         yield from _name_problems("column_descriptions", described)
         if str(self.input).partition(".")[0] in (CHANGES, CHANGE_IMAGES):
-            problem = f"has the input {self.input}, the changes of a dataset, which only"
+            problem = (
+                f"has the input {self.input}, the changes of a dataset, which only applications"
+                " read"
+            )
             step = (
                 "Let an application send them to a stream that this dataset reads:"
                 " app.input_changes(…).send_to(…)."
             )
-            yield "input", f"{problem} applications read", step
+            yield ArgumentProblem("input", problem, step)
         if not self.follows_changes and is_of_files(str(self.input)):
             problem = (
                 f"has the input {self.input}, a stream of files, in which nothing says where a"
@@ -414,19 +426,23 @@ class AdjunctDataset:
                 "Read versions from folders that a completion object ends: input=FileSource(…). For"
                 " a table whose newest rows count, use unbounded_dataset(…)."
             )
-            yield "input", problem, step
-        if self.by_offset and (self.follows_changes or self.stream is None):
+            yield ArgumentProblem("input", problem, step)
+        has_offsets = self.stream is not None and not self.follows_changes
+        if self.by_offset and not has_offsets:
             problem = (
                 f"is keyed by offset, but its input is {self.input}: only versions on a stream have"
                 " offsets"
             )
-            yield "key", problem, "Name the columns that identify an entry: key=[…]."
+            yield ArgumentProblem(
+                "key", problem, "Name the columns that identify an entry: key=[…]."
+            )
 
-    def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
+    def _kind_problems(self) -> Iterator[ArgumentProblem]:
         """Yield what is wrong with the options that only this kind of dataset has."""
         return iter(())
 
-    def _column_problems(self) -> Iterator[tuple[str, str, str]]:
+    def _column_problems(self) -> Iterator[ArgumentProblem]:
+        """Yield what is wrong with the stored columns."""
         if self.columns is None:
             return
         yield from _name_problems("columns", self.columns, self.paths)
@@ -435,21 +451,22 @@ class AdjunctDataset:
         for column in self.key:
             if column not in self.columns:
                 problem = f"does not store its key column {column!r}"
-                yield "columns", problem, "Add it to columns=."
+                yield ArgumentProblem("columns", problem, "Add it to columns=.")
 
-    def _spread_problems(self) -> Iterator[tuple[str, str, str]]:
+    def _spread_problems(self) -> Iterator[ArgumentProblem]:
+        """Yield what is wrong with the number of partitions and the columns that they are by."""
         if self.partitions is None:
             if self.partition_by:
-                yield "partition_by", "is broadcast and has partition_by", "Remove one of the two."
+                yield ArgumentProblem(
+                    "partition_by", "is broadcast and has partition_by", "Remove one of the two."
+                )
             return
         if not 1 <= self.partitions <= MAX_PARTITIONS:
-            yield (
-                "partitions",
-                f"has partitions={self.partitions}: expected 1 to {MAX_PARTITIONS:,}",
-                "",
+            yield ArgumentProblem(
+                "partitions", f"has partitions={self.partitions}: expected 1 to {MAX_PARTITIONS:,}"
             )
         if not self.partition_by:
-            yield (
+            yield ArgumentProblem(
                 "partition_by",
                 "is partitioned and has no partition_by",
                 "Name one or more columns of its key.",
@@ -461,7 +478,7 @@ class AdjunctDataset:
                     f" ({', '.join(self.key)}): entries of one key could be in two buckets"
                 )
                 step = "Partition by columns of the key only, or add the column to the key."
-                yield "partition_by", problem, step
+                yield ArgumentProblem("partition_by", problem, step)
 
     @property
     def sensitive(self) -> tuple[str, ...]:
@@ -478,7 +495,8 @@ class AdjunctDataset:
         for column in self.paths:
             for steps in hidden:
                 common = min(len(steps), len(column.steps))
-                if common and steps[:common] == column.steps[:common]:
+                is_within = steps[:common] == column.steps[:common]  # one of the two in the other
+                if common and is_within:
                     names.append(column.name)
         return tuple(dict.fromkeys(names))
 
@@ -496,7 +514,9 @@ class AdjunctDataset:
         streams spell it.
         """
         steps = self.steps_to(column)
-        return steps[0] if len(steps) == 1 else write_path(steps)
+        if len(steps) == 1:
+            return steps[0]
+        return write_path(steps)
 
     @property
     def key_sources(self) -> tuple[str, ...]:
@@ -559,26 +579,28 @@ class AdjunctDataset:
         """The columns whose changes begin an interval of the history; None are all columns."""
         return None
 
-    def _history_column_problems(self) -> Iterator[tuple[str, str, str]]:
+    def _history_column_problems(self) -> Iterator[ArgumentProblem]:
         """Yield what is wrong with `history_columns`, as `_problems` does."""
         if self.history_columns is None:
             return
         argument = "history_columns"
         if not self.over_time:
-            needed = "history=…" if self.follows_changes else "valid_from=…"
+            needed = "valid_from=…"
+            if self.follows_changes:
+                needed = "history=…"
             problem = f"has {argument}, which have no effect without {needed}"
-            yield argument, problem, f"Declare {needed}, or remove {argument}."
+            yield ArgumentProblem(argument, problem, f"Declare {needed}, or remove {argument}.")
         if not self.history_columns:
             problem = f"has {argument}=[], so that changes of entries would begin no interval"
-            yield argument, problem, "Name the columns whose changes begin one."
+            yield ArgumentProblem(argument, problem, "Name the columns whose changes begin one.")
         yield from _name_problems(argument, self.history_columns)
         for name in self.history_columns:
             if name in self.key:
                 problem = f"names {name!r} in {argument}, a column of the key, which never changes"
-                yield argument, problem, "Name other columns."
+                yield ArgumentProblem(argument, problem, "Name other columns.")
             elif self.columns is not None and name not in self.columns:
                 problem = f"names {name!r} in {argument}, and does not store it"
-                yield argument, problem, "Add it to columns=, or name another one."
+                yield ArgumentProblem(argument, problem, "Add it to columns=, or name another one.")
 
     @property
     def has_watermark(self) -> bool:
@@ -595,7 +617,9 @@ class AdjunctDataset:
         """The input stream ("lake.planes"), None for a dataset of files or a query, and for a
         local table.
         """
-        return self.input if isinstance(self.input, str) else None
+        if not isinstance(self.input, str):
+            return None
+        return self.input
 
     @property
     def system_stream(self) -> tuple[str, str]:
@@ -637,21 +661,23 @@ class BoundedDataset(AdjunctDataset):
     valid_for: timedelta | None = None
     history_columns: tuple[str, ...] | None = None
 
-    def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
+    def _kind_problems(self) -> Iterator[ArgumentProblem]:
         yield from self._history_column_problems()
         if self.valid_from is not None:
             check_valid_from(self.name, self.valid_from)
         check_positive("valid_for", self.valid_for)
         if self.valid_for is not None and self.valid_from is None:
             problem = "has valid_for without valid_from: its versions have no times"
-            yield "valid_for", problem, "Declare valid_from=…, or remove valid_for."
+            yield ArgumentProblem(
+                "valid_for", problem, "Declare valid_from=…, or remove valid_for."
+            )
         check_validators(f"dataset {self.name!r}", self.validators)
         if not isinstance(self.input, str):
             _check_source_columns(self, self.input.schema)
         if _names_states(self.input) and self.versions is not None:
             problem = "has version partitions, but states of a table have no names of their own"
             step = 'Declare tags="…" of an Iceberg table, or leave versions= out.'
-            yield "versions", problem, step
+            yield ArgumentProblem("versions", problem, step)
 
     @property
     def over_time(self) -> bool:
@@ -677,7 +703,7 @@ class UnboundedDataset(AdjunctDataset):
     following: ChangeStreamOptions = field(default_factory=ChangeStreamOptions)
     validators: tuple[RowValidator, ...] = ()
 
-    def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
+    def _kind_problems(self) -> Iterator[ArgumentProblem]:
         if self.validators:
             yield from self._validator_problems()
         yield from self._history_column_problems()
@@ -688,16 +714,18 @@ class UnboundedDataset(AdjunctDataset):
                 " changes"
             )
             step = "Name another stream: on_bad_change=DeadLetters(STREAM)."
-            yield "on_bad_change", problem, step
+            yield ArgumentProblem("on_bad_change", problem, step)
         if self.following.initial is not None and not self.bootstrap:
             problem = "has an initial snapshot, which needs bootstrap=True"
-            yield "initial", problem, "Remove initial= or bootstrap=False."
+            yield ArgumentProblem("initial", problem, "Remove initial= or bootstrap=False.")
         if self.extractor is not None and self.following.groups:
             problem = (
                 f"has an extractor ({self.extractor.describe()}), and order_by orders groups of"
                 " columns, of which it may compute one from another"
             )
-            yield "extractor", problem, "Replace extractor= by columns=, or order whole rows."
+            yield ArgumentProblem(
+                "extractor", problem, "Replace extractor= by columns=, or order whole rows."
+            )
         if self.extractor is not None and self.following.completes:
             why = "only a Projection says which columns it reads"
             if isinstance(self.extractor, Projection):
@@ -713,25 +741,32 @@ class UnboundedDataset(AdjunctDataset):
                 " filter where the dataset is read. Or let the source send whole rows."
             )
             if why:
-                yield "extractor", problem, step
+                yield ArgumentProblem("extractor", problem, step)
 
-    def _validator_problems(self) -> Iterator[tuple[str, str, str]]:
+    def _validator_problems(self) -> Iterator[ArgumentProblem]:
+        """Yield why validators can't check the changes, if they can't."""
         check_validators(f"dataset {self.name!r}", self.validators)
         if self.following.completes:
             problem = (
                 f"has validators, and its changes ({self.following.changes.describe()}) may leave"
                 " out columns, which validators would have to see"
             )
-            yield "validators", problem, "Remove validators, or let the source send whole rows."
+            yield ArgumentProblem(
+                "validators", problem, "Remove validators, or let the source send whole rows."
+            )
         if self.following.groups:
             problem = (
                 "has validators, and order_by orders groups of columns: a change may set only one"
                 " of them, and validators would have to see all"
             )
-            yield "validators", problem, "Remove validators, or order whole rows by one column."
+            yield ArgumentProblem(
+                "validators", problem, "Remove validators, or order whole rows by one column."
+            )
         if not self.following.persistent:
             problem = "has validators, and with persistent=False nothing keeps what they find"
-            yield "validators", problem, "Declare persistent=True, or remove validators."
+            yield ArgumentProblem(
+                "validators", problem, "Declare persistent=True, or remove validators."
+            )
 
     @property
     def persistent(self) -> bool:
@@ -747,13 +782,17 @@ class UnboundedDataset(AdjunctDataset):
     def dead_letters(self) -> str | None:
         """The stream of the changes that can't be applied, if they are not to fail."""
         dead = self.following.on_bad_change
-        return dead.stream if isinstance(dead, DeadLetters) else None
+        if not isinstance(dead, DeadLetters):
+            return None
+        return dead.stream
 
     @property
     def transactions(self) -> str | None:
         """The stream that says which transactions of the input are complete."""
         changes = self.following.changes
-        return changes.transactions if isinstance(changes, DebeziumEnvelope) else None
+        if not isinstance(changes, DebeziumEnvelope):
+            return None
+        return changes.transactions
 
     @property
     def over_time(self) -> bool:
@@ -782,7 +821,7 @@ class LocalTable(AdjunctDataset):
     bootstrap: bool = False
     compaction: DeltaCompaction = field(default_factory=DeltaCompaction)
 
-    def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
+    def _kind_problems(self) -> Iterator[ArgumentProblem]:
         what = f"local table {self.name!r}"
         try:
             check_key_types(self.stored, self.key, what)
@@ -851,7 +890,10 @@ def select_stored_columns(dataset: AdjunctDataset, entries: Schema, what: str) -
     if dataset.columns is not None:
         fields = []
         for name in dataset.columns:
-            fields.append(made[name] if name in made else entries.field(name, what))
+            if name in made:
+                fields.append(made[name])
+            else:
+                fields.append(entries.field(name, what))
         return Schema(tuple(fields))
     taken = {name.lower(): name for name in entries.names}
     for column in dataset.paths:
@@ -880,6 +922,7 @@ def _made_field(column: NamedPath, entries: Schema, what: str) -> Field:
 
 
 def _check_known(what: str, columns: Sequence[str], known: Sequence[str]) -> None:
+    """Raise SchemaMismatchError for a column that is not known."""
     for column in columns:
         if column not in known:
             problem = f"{what} has no column {column!r}: it has {', '.join(dict.fromkeys(known))}."
@@ -889,7 +932,7 @@ def _check_known(what: str, columns: Sequence[str], known: Sequence[str]) -> Non
 
 def _name_problems(
     argument: str, columns: tuple[str, ...], paths: tuple[NamedPath, ...] = ()
-) -> Iterator[tuple[str, str, str]]:
+) -> Iterator[ArgumentProblem]:
     """Yield what is wrong with the names in this argument, as `_problems` does; `paths` are the
     columns that are made of paths.
     """
@@ -899,13 +942,13 @@ def _name_problems(
                 f"names {column!r} in {argument}: expected a column name that does not begin with"
                 " '__'"
             )
-            yield argument, problem, "Rename the column."
+            yield ArgumentProblem(argument, problem, "Rename the column.")
     repeated = repeated_names(map(str.lower, columns))
     other_names = {path.name: _other_name_step(path) for path in paths}
     for column in columns:
         if column.lower() in repeated:
             step = other_names.get(column, "Name it once.")
-            yield argument, f"names column {column!r} twice in {argument}", step
+            yield ArgumentProblem(argument, f"names column {column!r} twice in {argument}", step)
 
 
 @validated
@@ -949,8 +992,11 @@ def bounded_dataset(  # noqa: PLR0913
     if discard is None:
         # Partitions in Dagster and versions over time stay by default: a month's backfill must not
         # be discarded.
-        stays = versions is not None or valid_from is not None
-        discard = DiscardPolicy(keep=None) if stays else DiscardPolicy()
+        discard = DiscardPolicy()
+        if versions is not None or valid_from is not None:
+            discard = DiscardPolicy(keep=None)
+    if history_columns is not None:
+        history_columns = to_name_tuple(history_columns)
     return BoundedDataset(
         name=name,
         input=input,
@@ -969,7 +1015,7 @@ def bounded_dataset(  # noqa: PLR0913
         on_damage=on_damage,
         valid_from=valid_from,
         valid_for=valid_for,
-        history_columns=None if history_columns is None else to_name_tuple(history_columns),
+        history_columns=history_columns,
         presentation=_presentation(shown),
     )
 
@@ -1021,11 +1067,15 @@ def unbounded_dataset(  # noqa: PLR0913
     """
     named = _name_columns(name, input, key, columns)
     spread = bucket_columns(name, named.key, partitions, partition_by, broadcast)
-    groups: list[tuple[str, tuple[str, ...]]] = []
+    groups = []
     if isinstance(order_by, Mapping):
         for order, ordered in order_by.items():
             groups.append((order, to_name_tuple(ordered)))
         order_by = tuple(order_by)
+    if history_columns is not None:
+        history_columns = to_name_tuple(history_columns)
+    if chunk is None:
+        chunk = CHUNK_RECORDS
     try:
         following = ChangeStreamOptions(
             changes=changes or Upserts(),
@@ -1040,9 +1090,9 @@ def unbounded_dataset(  # noqa: PLR0913
             persistent=persistent,
             history=history,
             valid_from=valid_from,
-            history_columns=None if history_columns is None else to_name_tuple(history_columns),
+            history_columns=history_columns,
             watermark=watermark,
-            chunk=CHUNK_RECORDS if chunk is None else chunk,
+            chunk=chunk,
         )
         presentation = _presentation(shown, freshness)
     except ConfigurationError as error:
@@ -1075,10 +1125,11 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[BoundedDataset, ..
     A version of the set is published when every member has delivered a version of the same name.
     """
     check_name("version set", name)
-    called = [member.name for member in members]
-    if len(set(called)) < 2 or len(set(called)) != len(called):
+    names = [member.name for member in members]
+    is_repeated = len(set(names)) < len(names)
+    if len(names) < 2 or is_repeated:
         raise ConfigurationError(
-            f"version set {name!r} has the members {', '.join(called) or 'none'}: expected two or"
+            f"version set {name!r} has the members {', '.join(names) or 'none'}: expected two or"
             " more different ones.",
             "Name the datasets that switch together.",
             argument="members",

@@ -118,6 +118,7 @@ def plain_extended_key(text: Column) -> Column:
 
 
 def _document_envelope() -> Column:
+    """Return the envelope of a change of a document, parsed."""
     whole = _pieces(_DOCUMENTS)
     plain = {name: whole[name] for name in ("op", "ts_ms", "ts_us", "ts_ns")}
     nested = {name: whole[name] for name in ("source", "transaction")}
@@ -144,6 +145,9 @@ _OPERATIONS = {
 
 
 def _maxwell_envelope(table: str | None) -> Column:
+    """Return an envelope of Maxwell's, parsed, in the form of Debezium's; changes of other tables
+    than `table` get the operation "m".
+    """
     whole = _pieces(_MAXWELL)
     op = F.coalesce(_literals(_OPERATIONS)[whole["type"]], whole["type"])
     if table is not None:  # a topic may have several tables
@@ -209,6 +213,21 @@ _UNAVAILABLE = "__unavailable"
 _INCREMENTAL = "__incremental"
 
 
+def _columns_of_deleted_rows(schema: Schema, paths: Sequence[str]) -> Schema:
+    """Return the columns to read of rows before changes: those that these paths need.
+
+    None is needed if an extractor computes the key. Then they are those that are not nested, or
+    all.
+    """
+    needed = {column_of(path, schema.names) for path in paths}
+    fields = [field for field in schema.fields if field.name in needed]
+    if not fields:
+        fields = [field for field in schema.fields if not is_nested(field.type)]
+    if not fields:
+        return schema
+    return Schema(tuple(fields))
+
+
 def decode_envelopes(
     declared: Envelope,
     records: DataFrame,
@@ -224,11 +243,7 @@ def decode_envelopes(
     They have the columns of `schema`, META, PROBLEM, SNAPSHOT, the paths in `order_by`, and KEPT if
     changes may leave out columns.
     """
-    needed = [column_of(name, schema.names) for name in (*key, *order_by)]
-    used = [field for field in schema.fields if field.name in needed]
-    # None is used if an extractor computes the key.
-    simple = [field for field in schema.fields if not is_nested(field.type)]
-    old = Schema(tuple(used or simple or schema.fields))
+    old = _columns_of_deleted_rows(schema, (*key, *order_by))
     own = tuple(name for name in key if name in records.columns)
     decoding = _Decoding(declared, schema, old, key, own, order_by)
     records = with_envelope_json(declared, records, what)
@@ -402,8 +417,11 @@ class _Decoding:
         source: list[str] = []
         for path in self.paths:
             name = path.removeprefix("source.")
-            block = fields if name == path else source
-            block.append(f"{quote_name(name)}:string")
+            field = f"{quote_name(name)}:string"
+            if name == path:
+                fields.append(field)
+            else:
+                source.append(field)
         if source:
             fields.append(f"source:struct<{','.join(source)}>")
         return ",".join(fields)
@@ -456,7 +474,9 @@ class _Decoding:
     def _key_value(self, side: str, name: str) -> Column:
         """Return a value of the key, by its name or path, in the row of this side."""
         value = F.col(side)
-        for step in (name,) if name in self.schema else split_path(name):
+        if name in self.schema:
+            return value[name]
+        for step in split_path(name):
             value = value[step]
         return value
 
@@ -625,8 +645,9 @@ class _Decoding:
     def _misfit_reason(self, field: Field, raw: str, converted: str) -> Column:
         """Return the reason for a value that could not be converted to its declared type."""
         if is_nested(field.type):
-            problems = NESTED_PROBLEMS if raw == _RAW else NESTED_BEFORE_PROBLEMS
-            return F.col(problems)[field.name]
+            if raw == _RAW:
+                return F.col(NESTED_PROBLEMS)[field.name]
+            return F.col(NESTED_BEFORE_PROBLEMS)[field.name]
         value = F.col(raw)[field.name]
         sent = envelope_values.raw_value_text(field, value)
         parts: list[str | Column] = [
@@ -742,7 +763,9 @@ class _Decoding:
 
     def _deleted_value(self, name: str, none: Column) -> Column:
         """Return a column of the deleted row, of which only the record's own key may be known."""
-        value = F.col(_BEFORE)[name] if name in self.old else none
+        value = none
+        if name in self.old:
+            value = F.col(_BEFORE)[name]
         if name not in self.own:
             return value
         own = F.col(f"__own{self.own.index(name)}")
@@ -762,7 +785,9 @@ def _absent_path_reason(path: str, *, first: bool) -> Column:
     whole = F.from_json(F.col(TEXT), _FIELDS)
     block = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
     source = F.from_json(block["source"], _FIELDS)
-    fields = block if name == path else source
+    fields = source
+    if name == path:
+        fields = block
     orders = _literals({connector: order_as_code(order) for connector, order in ORDERS.items()})
     names = F.nullif(F.array_join(F.array_sort(F.map_keys(fields)), ", "), F.lit(""))
     advice = concat_reason("; changes of its connector take ", orders[source["connector"]])
@@ -771,9 +796,11 @@ def _absent_path_reason(path: str, *, first: bool) -> Column:
         mark_column(F.coalesce(names, F.lit("nothing"))),
         F.coalesce(advice, F.lit("")),
     )
-    needing = ("c", "r", "u", "d") if first else ("c", "u", "d")
-    asked = F.col(path_column(path)).isNull() & _is_op(*needing)
-    return F.when(asked, F.when(~is_true(F.map_contains_key(fields, name)), reason))
+    needing = ["c", "u", "d"]
+    if first:
+        needing.append("r")
+    is_needed = F.col(path_column(path)).isNull() & _is_op(*needing)
+    return F.when(is_needed, F.when(~is_true(F.map_contains_key(fields, name)), reason))
 
 
 def _is_incremental() -> Column:
@@ -808,14 +835,13 @@ def _unreadable_column_reason(sent: Column, raw: str, schema: Schema) -> Column:
     read = F.coalesce(
         F.map_keys(F.from_json(F.to_json(F.col(raw)), "map<string,string>")), F.array()
     )
-    lost = F.filter(
-        F.map_entries(sent),
-        lambda entry: (
-            F.map_contains_key(types, entry["key"])
-            & entry["value"].isNotNull()
-            & ~F.array_contains(read, entry["key"])
-        ),
-    )
+
+    def is_lost(entry: Column) -> Column:
+        is_declared = F.map_contains_key(types, entry["key"])
+        is_read = F.array_contains(read, entry["key"])
+        return is_declared & entry["value"].isNotNull() & ~is_read
+
+    lost = F.filter(F.map_entries(sent), is_lost)
     first = _first_of(lost)
     name = first["key"]
     kind = F.element_at(types, name)

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from uuid import UUID
 
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -70,14 +70,17 @@ def with_avro_as_json(
 def _read(
     batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the batches with two more columns: the Avro values at `index` as JSON, and why they
+    can't be read.
+    """
     by_id = avro_readers(schemas, what)
     for batch in batches:
         texts: list[str | None] = []
         problems: list[str | None] = []
         for data in batch.column(index).to_pylist():
-            text, problem = json_from_avro(data, by_id)
-            texts.append(text)
-            problems.append(problem)
+            read = json_from_avro(data, by_id)
+            texts.append(read.text)
+            problems.append(read.problem)
         columns = [*batch.columns, pa.array(texts, pa.string()), pa.array(problems, pa.string())]
         yield pa.RecordBatch.from_arrays(columns, [f"c{place}" for place in range(len(columns))])
 
@@ -91,6 +94,7 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
     invalid = (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType)
 
     def reader(text: str, which: int | None) -> Callable[[bytes], Any]:
+        """Return the function that reads values of one schema; `which` is its id."""
         try:
             parsed = fastavro.parse_schema(json.loads(text))
         except (*invalid, LookupError, TypeError, ValueError) as error:
@@ -108,37 +112,48 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
         def read(data: bytes) -> Any:
             source = io.BytesIO(data)
             value = fastavro.schemaless_reader(source, parsed, None)
-            if rest := len(data) - source.tell():
+            rest = len(data) - source.tell()
+            if rest:
                 raise ValueError(f"{rest} bytes are left over")
-            return _with_variable_decimals(value) if any_scale else value
+            if any_scale:
+                value = _with_variable_decimals(value)
+            return value
 
         return read
 
     return {which: reader(text, which) for which, text in schemas.items()}
 
 
+class JsonValue(NamedTuple):
+    """A value as JSON, or why it can't be read; neither for a null value."""
+
+    text: str | None = None
+    problem: str | None = None
+
+
 def json_from_avro(
     data: bytes | None, by_id: Mapping[int | None, Callable[[bytes], Any]]
-) -> tuple[str | None, str | None]:
-    """Return (the Avro value as JSON, None), or (None, why it can't be read); two Nones for a
-    null value.
-    """
+) -> JsonValue:
+    """Return an Avro value as JSON."""
     if data is None:
-        return None, None
+        return JsonValue()
     read = by_id.get(None)
     if read is None:
         if len(data) < _HEADER.size or data[0] != 0:
-            return None, f"not Avro with a schema id: it begins with {data[:5].hex() or 'nothing'}"
-        number = _HEADER.unpack_from(data)[1]
+            begins = data[:5].hex() or "nothing"
+            return JsonValue(problem=f"not Avro with a schema id: it begins with {begins}")
+        _, number = _HEADER.unpack_from(data)
         read = by_id.get(number)
         data = data[_HEADER.size :]
         if read is None:
             known = ", ".join(map(str, sorted(filter(None, by_id)))) or "none"
-            return None, f"the Avro schema {number} is not declared: avro_schema has {known}"
+            problem = f"the Avro schema {number} is not declared: avro_schema has {known}"
+            return JsonValue(problem=problem)
     try:
-        return json.dumps(read(data), default=_json_default, ensure_ascii=False), None
+        return JsonValue(json.dumps(read(data), default=_json_default, ensure_ascii=False))
     except _UNREADABLE as error:
-        return None, f"not Avro of the declared schema: {type(error).__name__}: {error}"[:200]
+        problem = f"not Avro of the declared schema: {type(error).__name__}: {error}"
+        return JsonValue(problem=problem[:200])
 
 
 def _with_variable_decimals(value: Any) -> Any:
@@ -332,8 +347,11 @@ def _decimal(declared: Envelope, field: Field, raw: Column, text: Column) -> Col
     """Return a decimal exactly as it was sent, else null: JSON numbers with many digits have
     been rounded by now.
     """
-    scale = int(field.type.rstrip(")").split(",")[1])
-    fraction = rf"(\.\d{{0,{scale}}}0*)?" if scale else r"(\.0*)?"
+    _, _, scale_text = field.type.rstrip(")").partition(",")
+    scale = int(scale_text)
+    fraction = r"(\.0*)?"
+    if scale:
+        fraction = rf"(\.\d{{0,{scale}}}0*)?"
     if declared.format == "json" and declared.decimals == "precise":
         decoded = F.udf(_plain_decimals(scale), "string", useArrow=True)(raw)
         fits = decoded.rlike(rf"^-?\d+{fraction}$") & ~_is_number(field.name, raw, text)
@@ -353,6 +371,10 @@ def _is_number(name: str, raw: Column, text: Column) -> Column:
 
 # Spark's own decorator has no types either.
 def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]
+    """Return a function that returns what Debezium's "precise" encoding of a decimal with this
+    scale means, None for any other text.
+    """
+
     def plain(text: str | None) -> str | None:
         if text is None:
             return None
@@ -374,9 +396,9 @@ def decimal_from_variable_scale(text: str) -> str | None:
         value = parts["value"]
     except (ValueError, LookupError, TypeError):
         return None
-    if len(parts) != 2 or type(scale) is not int or not isinstance(value, str):
+    if type(scale) is not int or not isinstance(value, str):
         return None
-    if abs(scale) > _SCALES:
+    if len(parts) != 2 or abs(scale) > _SCALES:
         return None
     plain = decimal_from_unscaled(value, max(scale, 0))
     if plain is None or plain.strip("-") == "0":
@@ -395,4 +417,6 @@ def decimal_from_unscaled(text: str, scale: int) -> str | None:
     digits = str(abs(number)).zfill(scale + 1)
     if scale:
         digits = f"{digits[:-scale]}.{digits[-scale:]}"
-    return f"-{digits}" if number < 0 else digits
+    if number < 0:
+        digits = f"-{digits}"
+    return digits

@@ -55,7 +55,9 @@ class EnvelopeFormat:
             )
         declared = Schema.from_ddl(envelope.columns, what)
         for field in declared.fields:
-            own = records.field(field.name) if field.name in records else field
+            if field.name not in records:
+                continue
+            own = records.field(field.name)
             if own.type != field.type:
                 raise SchemaMismatchError(
                     f"{what}: column {field.name!r} of the rows in {value!r} is declared as"
@@ -143,6 +145,7 @@ class DebeziumEnvelope(EnvelopeFormat):
         self._check_transactions()
 
     def _check_format(self) -> None:
+        """Raise ConfigurationError unless there is an Avro schema exactly for the format "avro"."""
         if (self.format == "avro") != (self.avro_schema is not None):
             article = "no"
             if self.avro_schema:
@@ -153,7 +156,10 @@ class DebeziumEnvelope(EnvelopeFormat):
                 argument="format",
             )
         for number, text in self.schemas.items():
-            _check_avro(text, "" if number is None else f" {number}")
+            which = ""
+            if number is not None:
+                which = f" {number}"
+            _check_avro(text, which)
 
     def _resolve_missing(self) -> None:
         """Replace on_missing="default", and reject "keep" for rows that are always complete."""
@@ -172,7 +178,10 @@ class DebeziumEnvelope(EnvelopeFormat):
         if self.on_missing == "default":
             # A document lacks a field that it has no value for; an Avro schema says which columns
             # there are.
-            object.__setattr__(self, "on_missing", "null" if what else "refuse")
+            default = "refuse"
+            if what:
+                default = "null"
+            object.__setattr__(self, "on_missing", default)
 
     def _check_decimals(self, declared: Schema) -> None:
         """Raise ConfigurationError if it is not declared how JSON encodes decimals."""
@@ -189,6 +198,9 @@ class DebeziumEnvelope(EnvelopeFormat):
                 )
 
     def _check_transactions(self) -> None:
+        """Raise ConfigurationError if one of `transactions` and `collection` is given without the
+        other.
+        """
         if (self.transactions is None) != (self.collection is None):
             raise ConfigurationError(
                 f"{_ENVELOPE} has transactions={self.transactions!r} and"
@@ -205,7 +217,9 @@ class DebeziumEnvelope(EnvelopeFormat):
     @property
     def layout(self) -> Literal["rows", "documents"]:
         """The form of the rows in an envelope."""
-        return "documents" if self.documents else "rows"
+        if self.documents:
+            return "documents"
+        return "rows"
 
     @property
     def completes(self) -> bool:
@@ -224,7 +238,9 @@ class DebeziumEnvelope(EnvelopeFormat):
         return PATH.fullmatch(path) is not None
 
     def describe(self) -> str:
-        usual = ("refuse", "null") if self.documents or self.schemas else ("refuse",)
+        usual = ["refuse"]
+        if self.documents or self.schemas:
+            usual.append("null")
         described = f"Debezium envelopes in {self.format} ({self.columns})"
         for name in ("on_unavailable", "on_missing"):
             rule = getattr(self, name)
@@ -254,6 +270,7 @@ def _freeze_missing(form: EnvelopeFormat, declared: Schema) -> None:
 
 
 def _check_avro(text: str, which: str) -> None:
+    """Raise ConfigurationError for an Avro schema that is not JSON."""
     try:
         json.loads(text)
     except (TypeError, ValueError) as error:
@@ -298,12 +315,18 @@ def _avro_row_columns(schema: Any) -> set[str] | None:
         if side.get("name") not in ("before", "after"):
             continue
         # The first has the record itself, the second may only name it.
-        kinds = side.get("type")
-        for kind in kinds if isinstance(kinds, list) else [kinds]:
-            if not isinstance(kind, Mapping) or not isinstance(kind.get("fields"), list):
-                continue
-            return {field["name"] for field in _avro_fields(kind) if "name" in field}
+        for kind in _list_kinds(side):
+            if isinstance(kind, Mapping) and isinstance(kind.get("fields"), list):
+                return {field["name"] for field in _avro_fields(kind) if "name" in field}
     return None
+
+
+def _list_kinds(field: Mapping[str, Any]) -> list[Any]:
+    """Return the types of an Avro field: those of a union, or its only one."""
+    kinds = field.get("type")
+    if isinstance(kinds, list):
+        return kinds
+    return [kinds]
 
 
 def _avro_fields(record: Any) -> list[Mapping[str, Any]]:

@@ -164,9 +164,14 @@ class Projection:
 
     def condition_columns(self, key: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the columns of the record that the condition reads, without those of the `key`."""
-        return () if self.where is None else self._list_columns(self.where, key)
+        if self.where is None:
+            return ()
+        return self._list_columns(self.where, key)
 
     def _list_columns(self, text: str, key: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns that an expression reads, without those of the key that are kept as
+        they are.
+        """
         copied = {name.lower() for name in key if self.keeps([name])}
         found: dict[str, str] = {}
         for column in parse_expression(text).columns:
@@ -243,6 +248,9 @@ class Projection:
         return pa.table(columns)
 
     def _passes(self, records: DataFrame, where: str, what: str) -> Column:
+        """Return the condition `where`, true also for undecided records. Raises DatasetError for
+        one that Spark can't plan.
+        """
         from pyspark.errors import PySparkException
 
         try:
@@ -255,6 +263,9 @@ class Projection:
         return passes
 
     def _entries(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        """Return the entries of the records. Raises DatasetError for an expression that can't be
+        planned, or has another type than is declared.
+        """
         from pyspark.errors import PySparkException
 
         tombstone = F.col(TOMBSTONE)
@@ -410,7 +421,8 @@ def is_assignable(given: str, declared: str) -> bool:
         return True
     decimal = decimal_digits(declared)
     if decimal is not None:
-        return given in _DIGITS and _DIGITS[given] <= decimal[0] - decimal[1]
+        precision, scale = decimal
+        return given in _DIGITS and _DIGITS[given] <= precision - scale
     return declared == "float" and given in ("tinyint", "smallint")
 
 
@@ -420,6 +432,7 @@ def metadata_columns(names: Sequence[str]) -> list[str]:
 
 
 def _planning_error(what: str, part: str, expression: str, error: Exception) -> DatasetError:
+    """Return the error for an expression of a projection that Spark can't plan."""
     return DatasetError(
         f"{what}: {part} of the projection, {expression!r}, can't be planned:"
         f" {first_message_line(error)}",
@@ -557,13 +570,13 @@ class _FunctionCalls:
         kept = {name: record[name] for name in self.extractor.unchanged}
         try:
             returned = self.function(record)
-            is_list = isinstance(returned, Iterable) and not isinstance(
-                returned, dict | str | bytes
-            )
-            entries = list(returned) if is_list else []
+            entries: list[Any] | None = None
+            is_one_value = isinstance(returned, dict | str | bytes)
+            if isinstance(returned, Iterable) and not is_one_value:
+                entries = list(returned)
         except Exception as error:
             raise self._failure(error, where) from error
-        if not is_list:
+        if entries is None:
             shown = _describe_value(returned, bool(self.extractor.sensitive))
             raise self._violation(
                 where, shown, f"an iterable of dicts with {_describe_columns(self.schema)}"
@@ -589,6 +602,9 @@ class _FunctionCalls:
         )
 
     def _check_entry(self, entry: Any, kept: dict[str, Any], where: str) -> None:
+        """Raise DatasetError unless an entry has just the declared columns, and the unchanged ones
+        with the values `kept`.
+        """
         declared = f"a dict with {_describe_columns(self.schema)}"
         if not isinstance(entry, dict):
             shown = _describe_value(entry, bool(self.extractor.sensitive))
@@ -614,9 +630,13 @@ class _FunctionCalls:
                 )
 
     def _column(self, values: list[Any], field: Field, places: list[str]) -> pa.Array:
+        """Return the values of a column in its declared type. Raises DatasetError, which names the
+        place of its record, for one that does not fit.
+        """
         kind = arrow_type(field.type)
         for value, place in zip(values, places, strict=True):
-            if not (value is None or is_missing(value) or _has_type(field.type, value)):
+            is_null = value is None or is_missing(value)
+            if not is_null and not _has_type(field.type, value):
                 raise self._misfit(place, field, value)
         try:
             return to_exact_array(values, kind)
@@ -660,6 +680,7 @@ class _FunctionCalls:
 
 
 def _value_at(record: dict[str, Any], steps: Sequence[str]) -> Any:
+    """Return the value at these steps, null in a null struct."""
     value: Any = record
     for step in steps:
         if value is not None:
@@ -687,6 +708,7 @@ def value_classes(kind: str) -> tuple[type, ...]:
 
 
 def _has_type(kind: str, value: Any) -> bool:
+    """Whether a value that a function returned is of this type."""
     if is_nested(kind):
         return True  # its parts are checked when they are converted
     if isinstance(value, bool):
@@ -697,9 +719,11 @@ def _has_type(kind: str, value: Any) -> bool:
 
 
 def _describe_value(value: Any, hidden: bool) -> str:
+    """Return a value that a function returned, with its Python type, for errors."""
     text = "*** (sensitive)" if hidden else repr(str(value)[:100])
     kind = type(value).__name__
-    if isinstance(value, dt.datetime) and not is_missing(value) and value.utcoffset() is None:
+    is_time = isinstance(value, dt.datetime) and not is_missing(value)
+    if is_time and value.utcoffset() is None:
         kind += " without a zone"
     return f"the {kind} {text}"
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dagster_adjunct.assets.declaration.change_values import quote_value
 from dagster_adjunct.assets.declaration.envelope_values import (
@@ -75,16 +75,18 @@ def with_nested_values(
     nested = nested_schema(schema)
     if not nested.fields:
         return records
-    names = (NESTED, NESTED_PROBLEMS)
+    values_name = NESTED
+    problems_name = NESTED_PROBLEMS
     if side == "before":
-        names = (NESTED_BEFORE, NESTED_BEFORE_PROBLEMS)
+        values_name = NESTED_BEFORE
+        problems_name = NESTED_BEFORE_PROBLEMS
     read = partial(
         _read, index=records.columns.index(text), declared=declared, nested=nested, side=side
     )
     columns = list(types_from_spark(records.schema).items())
-    columns.append((names[0], _struct_type(nested)))
+    columns.append((values_name, _struct_type(nested)))
     problems = Schema.of(dict.fromkeys(nested.names, "string"))
-    columns.append((names[1], _struct_type(problems)))
+    columns.append((problems_name, _struct_type(problems)))
     return convert_in_tasks(records, read, columns)
 
 
@@ -96,12 +98,14 @@ def _struct_type(schema: Schema) -> str:
 def _read(
     batches: Iterator[pa.RecordBatch], index: int, declared: Envelope, nested: Schema, side: Side
 ) -> Iterator[pa.RecordBatch]:
-    decode = json_decoder(nested)
+    """Yield the batches with two more columns: the nested values of the envelopes at `index`, and
+    why they don't fit.
+    """
+    decoder = json_decoder(nested)
     for batch in batches:
-        values, problems = read_nested_columns(
-            batch.column(index).to_pylist(), declared, nested, decode, side
-        )
-        columns = [*batch.columns, values, problems]
+        texts = batch.column(index).to_pylist()
+        read = read_nested_columns(texts, declared, nested, decoder, side)
+        columns = [*batch.columns, read.values, read.problems]
         yield pa.RecordBatch.from_arrays(columns, [f"c{place}" for place in range(len(columns))])
 
 
@@ -112,16 +116,23 @@ def json_decoder(nested: Schema) -> json.JSONDecoder:
     return json.JSONDecoder()
 
 
+class NestedColumns(NamedTuple):
+    """The nested columns of rows as an array of structs, and why their values don't fit, by
+    column.
+    """
+
+    values: pa.Array
+    problems: pa.Array
+
+
 def read_nested_columns(
     texts: list[str | None],
     declared: Envelope,
     nested: Schema,
     decoder: json.JSONDecoder,
     side: Side = "after",
-) -> tuple[pa.Array, pa.Array]:
-    """Return the nested columns of the rows in these envelopes, as an array of structs, and why
-    their values don't fit, by column.
-    """
+) -> NestedColumns:
+    """Return the nested columns of the rows in these envelopes."""
     rows = []
     unread: dict[int, str] = {}
     for place, text in enumerate(texts):
@@ -144,7 +155,7 @@ def read_nested_columns(
         fits[[*problems]] = False
         columns.append(column.take(_places(fits)))
         reasons.append(pa.array([problems.get(place) for place in range(len(rows))], pa.string()))
-    return (
+    return NestedColumns(
         pa.StructArray.from_arrays(columns, fields=list(nested.to_arrow())),
         pa.StructArray.from_arrays(reasons, nested.names),
     )
@@ -205,13 +216,15 @@ def _to_integer(value: Any) -> int:
 
 
 def _to_float(kind: str, infinite: bool, value: Any) -> float:
+    """Return a number in this type; with `infinite` it may be infinite. Raises Unfit."""
     if type(value) not in (int, float, Decimal):
         raise Unfit("")
     near = float(value)
     with np.errstate(over="ignore"):
         if kind == "float":
             near = float(np.float32(near))
-    if math.isinf(near) and not (infinite and math.isinf(value)):
+    is_sent_infinite = infinite and math.isinf(value)
+    if math.isinf(near) and not is_sent_infinite:
         raise Unfit(": too large")
     return near
 
@@ -223,12 +236,16 @@ def _to_string(value: Any) -> str:
 
 
 def _to_boolean(value: Any) -> bool:
-    if isinstance(value, bool) or (type(value) is int and value in (0, 1)):
-        return bool(value)  # MySQL stores booleans as 0 and 1
+    """Return a boolean; MySQL stores it as 0 or 1. Raises Unfit."""
+    if isinstance(value, bool):
+        return value
+    if type(value) is int and value in (0, 1):
+        return bool(value)
     raise Unfit("")
 
 
 def _to_date(value: Any) -> dt.date:
+    """Return a date from its text or its number of days. Raises Unfit."""
     if type(value) is int:
         return _FIRST_DAY + dt.timedelta(days=value)
     if isinstance(value, str) and _DATE.fullmatch(value):
@@ -237,6 +254,7 @@ def _to_date(value: Any) -> dt.date:
 
 
 def _to_timestamp(unit: str | None, value: Any) -> dt.datetime:
+    """Return a time from its text or its number of these units. Raises Unfit."""
     if isinstance(value, str) and _ISO.fullmatch(value):
         return dt.datetime.fromisoformat(value).astimezone(dt.UTC)
     if type(value) is not int:
@@ -254,19 +272,22 @@ def _to_bytes(value: Any) -> bytes:
 
 
 def _to_decimal(declared: Envelope, kind: str, value: Any) -> Decimal:
+    """Return a decimal exactly as it was sent. Raises Unfit."""
     if declared.format == "json" and declared.decimals == "precise":
         return _to_precise_decimal(kind, value)
     # The numbers of other layouts have been doubles before.
     rounded = declared.layout != "rows" and isinstance(value, Decimal)
     if rounded and len(value.as_tuple().digits) > _DOUBLE_DIGITS:
         raise Unfit(f": a number of more than {_DOUBLE_DIGITS} digits has to be a text")
-    is_number = type(value) is int or isinstance(value, Decimal)
-    if is_number or (isinstance(value, str) and _PLAIN_DECIMAL.fullmatch(value)):
+    if type(value) is int or isinstance(value, Decimal):
+        return Decimal(value)
+    if isinstance(value, str) and _PLAIN_DECIMAL.fullmatch(value):
         return Decimal(value)
     raise Unfit("")
 
 
 def _to_precise_decimal(kind: str, value: Any) -> Decimal:
+    """Return a decimal from Debezium's "precise" encoding. Raises Unfit."""
     _, scale = decimal_digits(kind) or (0, 0)
     text = None
     if isinstance(value, dict):

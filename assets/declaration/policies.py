@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, tzinfo
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from zoneinfo import ZoneInfo
 
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
@@ -20,6 +20,14 @@ from dagster_adjunct.resources.schemas.paths import WHERE_COLUMNS_ARE_MADE
 from dagster_adjunct.resources.schemas.schema import Schema, repeated_names
 from dagster_adjunct.resources.times import describe_span, fits_utc
 from dagster_adjunct.resources.validation import validated
+
+
+class ArgumentProblem(NamedTuple):
+    """What is wrong with an argument: the words of the ConfigurationError."""
+
+    argument: str
+    problem: str
+    next_step: str = ""
 
 
 @validated
@@ -138,17 +146,20 @@ class VersionPartitions:
     @property
     def zone(self) -> tzinfo:
         """The zone in which days begin."""
-        return UTC if self.timezone is None else ZoneInfo(self.timezone)
+        if self.timezone is None:
+            return UTC
+        return ZoneInfo(self.timezone)
 
     def describe_outside(self, name: str) -> str:
         """Return why a delivered version of this name is no partition, and what makes it one."""
         left_out = f"version {name!r} is delivered and left out, because it is no partition: "
-        if self.start is not None and self._is_first_day(name) and name < self.start:
-            return (
-                f"{left_out}the first {self.by} is {self.start}. To build it, declare an earlier"
-                " start"
-            )
         if self.start is not None:
+            is_earlier = self._is_first_day(name) and name < self.start
+            if is_earlier:
+                return (
+                    f"{left_out}the first {self.by} is {self.start}. To build it, declare an"
+                    " earlier start"
+                )
             named = {"week": ", named by their Mondays", "month": ", named by their first days"}
             return (
                 f"{left_out}partitions are the {self.by}s since {self.start}"
@@ -169,6 +180,7 @@ def _is_usable(name: str) -> bool:
 
 
 def _is_day(text: str) -> bool:
+    """Whether this is a date as partitions are named, such as 2026-01-31."""
     try:
         return date.fromisoformat(text).isoformat() == text
     except ValueError:
@@ -179,10 +191,13 @@ def natural_sort_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key that orders version names naturally: v2 before v10, 2026-01-31 before
     2026-02-01.
     """
-    parts = re.findall(r"[0-9]+|[^0-9]+", name)
-    return tuple(
-        (0, int(part), part) if part[0] in "0123456789" else (1, 0, part) for part in parts
-    )
+    parts = []
+    for text in re.findall(r"[0-9]+|[^0-9]+", name):
+        if text[0] in "0123456789":
+            parts.append((0, int(text), text))  # numbers come before other texts
+        else:
+            parts.append((1, 0, text))
+    return tuple(parts)
 
 
 History = timedelta | Literal["all"]
@@ -218,15 +233,16 @@ class DeltaCompaction:
     inside_commit: bool = True
 
     def __post_init__(self) -> None:
-        for name, is_valid, expected in (
-            ("deltas", self.deltas >= 2, "2 or more"),
-            ("fraction", self.fraction > 0, "more than 0, such as 0.2"),
-            ("rows", self.rows >= 1, "1 or more"),
-        ):
-            if not is_valid:
-                raise argument_error(
-                    f"a compaction policy has {name}={getattr(self, name)}", expected, argument=name
-                )
+        invalid = {}
+        if self.deltas < 2:
+            invalid["deltas"] = "2 or more"
+        if not self.fraction > 0:  # also if it is NaN
+            invalid["fraction"] = "more than 0, such as 0.2"
+        if self.rows < 1:
+            invalid["rows"] = "1 or more"
+        for name, expected in invalid.items():
+            found = f"a compaction policy has {name}={getattr(self, name)}"
+            raise argument_error(found, expected, argument=name)
 
 
 @validated
@@ -319,32 +335,32 @@ class ChangeStreamOptions:
 
     def __post_init__(self) -> None:
         if self.order_by is not None:
-            self._check_order(self.order_by)
-        for argument, problem, next_step in self._problems():
-            raise ConfigurationError(problem, next_step, argument=argument)
+            self._set_order(self.order_by)
+        wrong = next(self._problems(), None)
+        if wrong is not None:
+            raise ConfigurationError(wrong.problem, wrong.next_step, argument=wrong.argument)
 
-    def _problems(self) -> Iterator[tuple[str, str, str]]:
-        """Yield what is wrong: the argument, the problem and the next step."""
+    def _problems(self) -> Iterator[ArgumentProblem]:
+        """Yield what is wrong with the options."""
         if self.keep_tombstones is not None:
             yield from self._tombstone_problems(self.keep_tombstones)
         check_positive("max_age", self.max_age)
         check_positive("history", self.history)
         if self.chunk < 1:
-            yield "chunk", f"chunk is {self.chunk}: expected 1 or more records.", ""
+            yield ArgumentProblem("chunk", f"chunk is {self.chunk}: expected 1 or more records.")
         if self.groups:
             yield from self._group_problems()
         if not self.persistent:
-            for argument, why in self._needs_of_storage():
-                problem = f"a table with persistent=False can't {why}"
-                yield argument, problem, "Declare persistent=True, or leave it out."
+            yield from self._storage_problems()
         if self.valid_from is not None:
             yield from self._valid_from_problems(self.valid_from)
         if self.watermark is not None and self.history is None:
             problem = "watermark has no effect without a history: changes have no times."
             step = 'Declare history=timedelta(…) or "all", or remove watermark.'
-            yield "watermark", problem, step
+            yield ArgumentProblem("watermark", problem, step)
 
-    def _tombstone_problems(self, distance: int) -> Iterator[tuple[str, str, str]]:
+    def _tombstone_problems(self, distance: int) -> Iterator[ArgumentProblem]:
+        """Yield why deletions can't be remembered for this `distance`, if they can't."""
         argument = "keep_tombstones"
         found = f"{argument} is {distance!r} in the order of {describe_order(self.order_by)}"
         if self.order is None or distance < 0:
@@ -355,37 +371,42 @@ class ChangeStreamOptions:
                 "Leave it out: by offset, deletions are only needed until the next major"
                 " compaction."
             )
-            yield argument, problem, step
+            yield ArgumentProblem(argument, problem, step)
         if len(self.ordering) > 1:
             problem = f"{found}: there is no distance between values of several columns."
             step = (
                 "Leave it out, so that deletions are remembered for ever, or order by one number."
             )
-            yield argument, problem, step
+            yield ArgumentProblem(argument, problem, step)
         if self.history is not None:
             problem = (
                 f"{argument} is {distance!r}, but history already says how long deletions are"
                 " remembered."
             )
-            yield argument, problem, f"Remove {argument}."
+            yield ArgumentProblem(argument, problem, f"Remove {argument}.")
 
-    def _group_problems(self) -> Iterator[tuple[str, str, str]]:
+    def _group_problems(self) -> Iterator[ArgumentProblem]:
         """Yield what can't be done where groups of columns have orders of their own."""
         named = []
         for order, columns in self.groups:
             named += [order, *columns]
         for name in repeated_names(named):
             problem = f"order_by has the column {name!r} in two of its groups."
-            yield "order_by", problem, "Name each column once. An ordering column is in its group."
-        others = {
-            "history": (self.history, "a history has one order"),
-            "keep_tombstones": (self.keep_tombstones, "there is no distance between several"),
-            "initial": (self.initial, "rows of a snapshot have no place in them"),
+            yield ArgumentProblem(
+                "order_by", problem, "Name each column once. An ordering column is in its group."
+            )
+        reasons = {
+            "history": "a history has one order",
+            "keep_tombstones": "there is no distance between several",
+            "initial": "rows of a snapshot have no place in them",
         }
-        for argument, (value, why) in others.items():
+        for argument, why in reasons.items():
+            value = getattr(self, argument)
             if value is not None:
                 problem = f"{argument} is {value!r}, and order_by orders groups of columns: {why}."
-                yield argument, problem, f"Remove {argument}, or order whole rows by one column."
+                yield ArgumentProblem(
+                    argument, problem, f"Remove {argument}, or order whole rows by one column."
+                )
         if self.completes:
             problem = (
                 "order_by orders groups of columns, and changes"
@@ -394,32 +415,33 @@ class ChangeStreamOptions:
             step = (
                 "Let changes have all columns of a group, or none: a null in its ordering column."
             )
-            yield "order_by", problem, step
+            yield ArgumentProblem("order_by", problem, step)
 
-    def _needs_of_storage(self) -> Iterator[tuple[str, str]]:
-        """Yield each given argument that needs a stored table, with the end of the sentence "a
-        table with persistent=False can't …".
-        """
+    def _storage_problems(self) -> Iterator[ArgumentProblem]:
+        """Yield the given options that need a stored table, which persistent=False rules out."""
+        impossible = {}
         if self.initial is not None:
-            yield "initial", "have an initial snapshot."
+            impossible["initial"] = "have an initial snapshot."
         if self.on_bad_change != "fail":
-            yield (
-                "on_bad_change",
-                "have dead letters: each run would send the same changes again.",
-            )
+            why = "have dead letters: each run would send the same changes again."
+            impossible["on_bad_change"] = why
         if self.on_lost_offset == "serve_stale":
-            yield "on_lost_offset", 'have on_lost_offset="serve_stale": nothing is stored.'
+            impossible["on_lost_offset"] = 'have on_lost_offset="serve_stale": nothing is stored.'
         if self.history is not None:
-            yield "history", "keep a history, which would start again in each run."
+            impossible["history"] = "keep a history, which would start again in each run."
+        for argument, what in impossible.items():
+            problem = f"a table with persistent=False can't {what}"
+            yield ArgumentProblem(argument, problem, "Declare persistent=True, or leave it out.")
 
-    def _valid_from_problems(self, column: str) -> Iterator[tuple[str, str, str]]:
+    def _valid_from_problems(self, column: str) -> Iterator[ArgumentProblem]:
+        """Yield what is wrong with `valid_from`, which names this column."""
         if not column or column.startswith("__"):
             problem = f"valid_from is {column!r}: expected the name of a column."
-            yield "valid_from", problem, "Leave it out to use the record's time."
+            yield ArgumentProblem("valid_from", problem, "Leave it out to use the record's time.")
         if self.history is None:
             problem = f"valid_from is {column!r}, but it has no effect without a history."
             step = 'Declare history=timedelta(…) or "all", or remove valid_from.'
-            yield "valid_from", problem, step
+            yield ArgumentProblem("valid_from", problem, step)
 
     @property
     def completes(self) -> bool:
@@ -436,8 +458,10 @@ class ChangeStreamOptions:
         """Whether each column of a row may be set by a change of its own, in any order: offsets do
         not say which changes come before others.
         """
-        orders = self.order_by is not None or self.history is not None
-        return bool(self.groups) or (self.completes and orders)
+        if self.groups:
+            return True
+        orders_rows = self.order_by is not None or self.history is not None
+        return self.completes and orders_rows
 
     @property
     def ordering(self) -> Order:
@@ -455,9 +479,15 @@ class ChangeStreamOptions:
             return STREAMED_FIRST
         return self.order_by
 
-    def _check_order(self, given: str | Sequence[str]) -> None:
-        names = (given,) if isinstance(given, str) else tuple(given)
-        if not names or not all(names) or len(set(names)) < len(names):
+    def _set_order(self, given: str | Sequence[str]) -> None:
+        """Store `order_by` as a tuple of names. Raises ConfigurationError for one that orders
+        nothing.
+        """
+        names = tuple(given)
+        if isinstance(given, str):
+            names = (given,)
+        is_repeated = len(set(names)) < len(names)
+        if not names or "" in names or is_repeated:
             raise ConfigurationError(
                 f"order_by is {given!r}: expected the name of a column, or several different ones.",
                 "Leave it out to order by offset.",

@@ -138,7 +138,8 @@ class ParquetSnapshot:
         reader = spark.read
         if not self._is_file:
             reader = reader.option("pathGlobFilter", "*.parquet")
-        rows = _translate_read_errors(spec, what, lambda: reader.parquet(_for_spark(self.url)))
+        read = partial(reader.parquet, _for_spark(self.url))
+        rows = _translate_read_errors(spec, what, read)
         return Snapshot(rows, resolve_position(spec, what, position, ssps))
 
     def describe(self) -> str:
@@ -149,15 +150,18 @@ class ParquetSnapshot:
         return self.url.endswith(".parquet")
 
     def _recorded(self, spec: Named, what: str, spark: SparkSession) -> Position:
+        """Return the position in the file that `position` names. Raises DatasetError."""
         place = str(self.position)
         folder = self.url.rstrip("/")
         if self._is_file:
             folder = self.url.rpartition("/")[0]
         if folder:
             place = f"{folder}/{place}"
-        rows = _translate_read_errors(
-            spec, what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect()
-        )
+
+        def read() -> Any:
+            return spark.read.text(_for_spark(place), wholetext=True).collect()
+
+        rows = _translate_read_errors(spec, what, read)
         position = None
         if rows:
             with suppress(ValueError):
@@ -308,10 +312,13 @@ def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
     """Return a position as pairs (partition, offset), None if it is neither a mapping nor pairs."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         return None
-    pairs = list(given.items() if isinstance(given, Mapping) else given)
-    if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
-        return pairs
-    return None
+    if isinstance(given, Mapping):
+        return list(given.items())
+    pairs = list(given)
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            return None
+    return pairs
 
 
 def _is_offset(offset: object) -> bool:
@@ -320,6 +327,7 @@ def _is_offset(offset: object) -> bool:
 
 
 def offset_error(kind: type[AdjunctError], what: str, partition: Any, offset: Any) -> AdjunctError:
+    """Return the error, of this class, for a position whose value is no offset."""
     return kind(
         f"{what}: its position has the offset {offset!r} for partition {partition}: expected an"
         " offset of the stream, such as '42'.",
@@ -351,7 +359,7 @@ def run_query(
     if callable(query):
         rows = query()
     else:
-        rows = _translate_read_errors(spec, what, lambda: spark.sql(query))
+        rows = _translate_read_errors(spec, what, partial(spark.sql, query))
     frame = to_spark_frame(rows, spark, what)
     if frame is None:
         raise DatasetError(
@@ -363,6 +371,7 @@ def run_query(
 
 
 def _translate_read_errors(spec: Named, what: str, read: Callable[[], Any]) -> Any:
+    """Return `read()`, with errors of Spark raised as DatasetError."""
     from pyspark.errors import PySparkException
 
     try:
@@ -447,6 +456,7 @@ class PostgresSnapshot:
     def _recorded(
         self, connection: psycopg.Connection[Any], query: str, spec: Named, what: str, place: str
     ) -> list[tuple[Any, ...]]:
+        """Return the rows of the query for the position: pairs (partition, offset)."""
         import psycopg
 
         try:
@@ -471,6 +481,7 @@ class PostgresSnapshot:
         what: str,
         place: str,
     ) -> Iterator[pa.Table]:
+        """Yield the rows of the query, with the columns of `schema`. Raises DatasetError."""
         import psycopg
 
         try:
@@ -486,36 +497,44 @@ class PostgresSnapshot:
                         dataset=spec.name,
                         column=missing[0],
                     )
-                at = [names.index(name) for name in schema.names]
-                while rows := cursor.fetchmany(self.batch):
-                    yield _table(rows, at, schema, what)
+                places = [names.index(name) for name in schema.names]
+                rows = cursor.fetchmany(self.batch)
+                while rows:
+                    yield _table(rows, places, schema, what)
+                    rows = cursor.fetchmany(self.batch)
         except psycopg.Error as error:
             raise postgres_connection.translate_error(error, what, place) from error
 
 
-def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str) -> pa.Table:
+def _table(rows: list[tuple[Any, ...]], places: list[int], schema: Schema, what: str) -> pa.Table:
+    """Return rows as a table; `places` has that of each column in them. Raises
+    SchemaMismatchError.
+    """
     columns = []
-    for index, field in zip(at, schema.fields, strict=True):
-        columns.append(_array([row[index] for row in rows], field, what))
+    for place, field in zip(places, schema.fields, strict=True):
+        columns.append(_array([row[place] for row in rows], field, what))
     return pa.table(columns, schema=schema.to_arrow())
 
 
 def _array(values: list[Any], field: Field, what: str) -> pa.Array:
+    """Return values of the server as a column. Raises SchemaMismatchError for those that do not
+    fit.
+    """
     if is_nested(field.type):
         return _nested_array(values, field, what)
     known = [value for value in values if value is not None]
-    other = {*map(type, known)}.difference(value_classes(field.type))
-    if other:
-        names = ", ".join(sorted(kind.__name__ for kind in other))
+    wrong_types = {*map(type, known)}.difference(value_classes(field.type))
+    if wrong_types:
+        names = ", ".join(sorted(kind.__name__ for kind in wrong_types))
         raise _misfit_error(what, field, f"holds values of {names}")
     if field.type == "timestamp" and any(value.tzinfo is None for value in known):
         raise _misfit_error(what, field, "holds timestamps without a time zone")
     try:
         return pa.array(values, arrow_type(field.type))
     except (pa.ArrowException, OverflowError) as error:
-        raise _misfit_error(
-            what, field, f"holds a value that does not fit ({str(error).splitlines()[0]})"
-        ) from error
+        first_line = str(error).splitlines()[0]
+        problem = f"holds a value that does not fit ({first_line})"
+        raise _misfit_error(what, field, problem) from error
 
 
 def _nested_array(values: list[Any], field: Field, what: str) -> pa.Array:
@@ -524,19 +543,23 @@ def _nested_array(values: list[Any], field: Field, what: str) -> pa.Array:
         return to_exact_array(values, arrow_type(field.type))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         path = field.name + getattr(error, "path", "")
-        reason = ""
+        shown = ""
+        cause: Exception | None = None
         if not field.sensitive:
-            reason = f" ({getattr(error, 'reason', None) or str(error).splitlines()[0]})"
+            reason = getattr(error, "reason", None) or str(error).splitlines()[0]
+            shown = f" ({reason})"
+            cause = error
         raise SchemaMismatchError(
-            f"{what}: column {path!r} holds a value that does not fit{reason}, expected"
+            f"{what}: column {path!r} holds a value that does not fit{shown}, expected"
             f" {field.type}.",
             "Select an array, or build JSON of the declared form in the query, as with"
             " jsonb_build_object.",
             column=field.name,
-        ) from (None if field.sensitive else error)
+        ) from cause
 
 
 def _misfit_error(what: str, field: Field, what_it_holds: str) -> SchemaMismatchError:
+    """Return the error for a column with values of another type."""
     return SchemaMismatchError(
         f"{what}: column {field.name!r} {what_it_holds}, expected {field.type}.",
         "Cast the column in the query.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dagster_adjunct.assets.reading.diff import common_type
-from dagster_adjunct.assets.reading.entry_changes import EntryChanges
+from dagster_adjunct.assets.reading.entry_changes import ComparedVersions, EntryChanges, ReaderPair
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources import errors
@@ -25,30 +25,42 @@ _IMAGE_COLUMNS = ("kind", "before", "after", "version", "at")
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeRecords:
-    """The records of a range of one partition, from the version `old` to `new` (None: nothing),
-    with the `compactions` in between (see `EntryChanges`).
+class RecordForm:
+    """What all records of the changes of a dataset have in common.
 
     `key` and `partition_by` are those of the dataset, `partitions` the number of partitions of the
-    stream. `first` is the offset of the first record, `version` is what was served at the end, and
-    `at` is since when. With `images`, records have the entries before and after; without
-    `before_known` they must not have the former.
+    stream. `columns` are those of the dataset. With `images`, records have the entries before and
+    after.
+    """
+
+    dataset: str
+    key: tuple[str, ...]
+    partition_by: tuple[str, ...]
+    partitions: int
+    columns: Schema
+    images: bool
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of the records."""
+        return record_columns(self.columns, self.key, images=self.images)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRecords:
+    """The records of a range of one partition: the changes between the two `compared` versions.
+
+    `first` is the offset of the first record, `version` is what was served at the end, and `at` is
+    since when. Without `before_known`, images must not have the entries before.
     """
 
     store: StoreDescriptor
-    dataset: str
+    form: RecordForm
     partition: int
-    partitions: int
-    key: tuple[str, ...]
-    partition_by: tuple[str, ...]
-    columns: Schema
-    old: SealedVersion | None
-    new: SealedVersion | None
-    compactions: tuple[tuple[SealedVersion, SealedVersion], ...]
+    compared: ComparedVersions
     first: int
     version: str | None
     at: datetime
-    images: bool
     before_known: bool = True
 
     def read(self, store: ObjectStore | None = None) -> Iterator[pa.Table]:
@@ -65,57 +77,64 @@ class ChangeRecords:
             yield from table.to_batches()
 
     def _changes(self, store: ObjectStore) -> Iterator[pa.RecordBatch]:
-        old, new = (self._reader(store, version) for version in (self.old, self.new))
+        """Yield the changes of this partition, in the order of keys."""
+        old = self.compared.old
+        new = self.compared.new
         if new is None:
             if old is not None:  # what was an insert from nothing is now a deletion
-                yield from map(_reversed, self._between(None, old))
-        else:
-            yield from self._between(old, new)
-
-    def _reader(self, store: ObjectStore, version: SealedVersion | None) -> VersionReader | None:
-        return None if version is None else VersionReader(store, self.dataset, version)
-
-    def _between(self, old: VersionReader | None, new: VersionReader) -> Iterator[pa.RecordBatch]:
+                inserted = EntryChanges(None, self._reader(store, old))
+                yield from map(_reversed, self._in_partition(inserted))
+            return
+        before = None
+        if old is not None:
+            before = self._reader(store, old)
         compactions = []
-        for pair in self.compactions:
-            one, other = (VersionReader(new.store, self.dataset, version) for version in pair)
-            compactions.append((one, other))
-        changes = EntryChanges(old, new, compactions)
-        readers = [new] if old is None else [old, new]
-        if all(reader.sealed.layout.partitions == self.partitions for reader in readers):
+        for pair in self.compared.compactions:
+            readers = ReaderPair(self._reader(store, pair.before), self._reader(store, pair.after))
+            compactions.append(readers)
+        changes = EntryChanges(before, self._reader(store, new), compactions)
+        yield from self._in_partition(changes)
+
+    def _reader(self, store: ObjectStore, version: SealedVersion) -> VersionReader:
+        return VersionReader(store, self.form.dataset, version)
+
+    def _in_partition(self, changes: EntryChanges) -> Iterator[pa.RecordBatch]:
+        """Yield those of the changes that are in this partition."""
+        partitions = self.form.partitions
+        if all(version.layout.partitions == partitions for version in self.compared.ends):
             yield from changes.batches(self.partition)
             return
         # The dataset was repartitioned.
         for batch in changes.batches():
             keys = pa.Table.from_batches([pa.RecordBatch.from_struct_array(batch.column("key"))])
-            hashed = spark_hash([keys.column(name) for name in self.partition_by])
-            mine = batch.filter(pa.array(hashed % self.partitions == self.partition))
-            if mine.num_rows:
-                yield mine
+            hashed = spark_hash([keys.column(name) for name in self.form.partition_by])
+            own = batch.filter(pa.array(hashed % partitions == self.partition))
+            if own.num_rows:
+                yield own
 
     def _columns_of(self, changes: pa.RecordBatch) -> list[pa.Array]:
         """Return the columns of the records, without those of RECORD_META."""
         keys = changes.column("key")
         after = changes.column("after")
-        if self.images:
+        if self.form.images:
             before = self._before(changes.column("before"))
             own = [pc.struct_field(keys, [index]) for index in range(keys.type.num_fields)]
             version = pa.array([self.version] * len(before), pa.string())
             at = pa.array([self.at] * len(before), arrow_type("timestamp"))
             return [*own, changes.column("kind"), before, after, version, at]
         columns = []
-        for name in self.columns.names:
-            values = pc.struct_field(after, [after.type.get_field_index(name)])
-            if name in self.key:  # deletions have no entry, but a key
-                values = pc.struct_field(keys, [keys.type.get_field_index(name)])
-            columns.append(values)
+        for name in self.form.columns.names:
+            entries = after
+            if name in self.form.key:  # deletions have no entry, but a key
+                entries = keys
+            columns.append(pc.struct_field(entries, [entries.type.get_field_index(name)]))
         return columns
 
     def _before(self, entries: pa.StructArray) -> pa.StructArray:
         """Return the entries before with the columns of now: null if they are unknown, as is a
         column that they lack, or had with a type of which no value can be one of now.
         """
-        members = list(self.columns.to_arrow())
+        members = list(self.form.columns.to_arrow())
         kind = pa.struct(members)
         if not self.before_known:
             return pa.nulls(len(entries), kind)
@@ -135,9 +154,12 @@ class ChangeRecords:
     def _with_meta(
         self, columns: Sequence[pa.Array], changes: pa.RecordBatch, number: int
     ) -> pa.Table:
+        """Return the records: these columns, and those of RECORD_META, with offsets from `number`
+        on.
+        """
         count = changes.num_rows
         is_deleted = pc.equal(changes.column("kind"), "delete")
-        if self.images:
+        if self.form.images:
             is_deleted = pa.array(np.zeros(count, bool))
         meta = [
             pa.array(np.full(count, self.partition, np.int32)),
@@ -146,15 +168,16 @@ class ChangeRecords:
             is_deleted,
             pa.array(np.zeros(count, np.int32)),
         ]
-        schema = records_schema(record_columns(self.columns, self.key, images=self.images))
-        return pa.Table.from_arrays([*columns, *meta], schema=schema)
+        return pa.Table.from_arrays([*columns, *meta], schema=records_schema(self.form.schema))
 
 
 def _reversed(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return inserts as the deletions that undo them."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns["kind"] = pa.array(["delete"] * batch.num_rows)
-    columns["before"], columns["after"] = columns["after"], columns["before"]
+    inserted = columns["after"]
+    columns["after"] = columns["before"]
+    columns["before"] = inserted
     return pa.RecordBatch.from_pydict(columns)
 
 

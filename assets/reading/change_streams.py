@@ -12,18 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import chain, product
-from typing import TYPE_CHECKING, ClassVar
+from itertools import product
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from dagster_adjunct.assets.reading.change_records import (
-    ChangeRecords,
-    record_columns,
-    records_schema,
-)
+from dagster_adjunct.assets.reading.change_records import ChangeRecords, RecordForm, records_schema
 from dagster_adjunct.assets.reading.diff import buckets_to_read
-from dagster_adjunct.assets.reading.entry_changes import list_own_generations, shares_base
+from dagster_adjunct.assets.reading.entry_changes import ComparedVersions, shares_base
 from dagster_adjunct.assets.reading.served_history import ServedHistory
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -32,7 +28,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import read_in_tasks, small_frame
@@ -66,7 +62,9 @@ _FEW_RECORDS = 100_000
 def followed_dataset(stream: str) -> str | None:
     """Return the dataset whose changes a stream ("changes.planes") has, None for other streams."""
     system, _, dataset = stream.partition(".")
-    return dataset if system in (CHANGES, CHANGE_IMAGES) else None
+    if system not in (CHANGES, CHANGE_IMAGES):
+        return None
+    return dataset
 
 
 def parse_commit(offset: str, what: str) -> int:
@@ -120,12 +118,14 @@ class ChangeStreams(NumberedOffsets):
         return list_datasets(self._lake)
 
     def snapshot(self, stream: str) -> StreamSystem:
+        """Return this system with what the stream has now: later commits are not seen."""
         view = copy(self)
         view._known = {stream: self._read_history(stream)}
         view._is_snapshot = True
         return view
 
     def _read_history(self, stream: str) -> ServedHistory:
+        """Return the commits of a dataset as they are now. Raises StreamNotFoundError."""
         try:
             history = ServedHistory.read(self._lake, stream)
         except errors.DatasetNotFoundError as error:
@@ -142,34 +142,50 @@ class ChangeStreams(NumberedOffsets):
         include this number.
         """
         known = self._known.get(stream)
-        if known is not None and (
-            self._is_snapshot or (number or known.number + 1) <= known.number
-        ):
+        if known is None:
+            return self._read_history(stream)
+        includes_number = number is not None and number <= known.number
+        if self._is_snapshot or includes_number:
             return known
         return self._read_history(stream)
 
     def info(self, stream: str) -> StreamInfo:
+        """Return the partitions, key and columns of a stream. Raises StreamNotFoundError."""
         history = self._history(stream)
-        declared = history.manifest.declaration
-        columns = self._columns(history)
-        partitions = declared.partitions or 1
-        moved = None
+        form = self._record_form(history)
+        repartitioned = None
         was = history.manifest.repartitioned
         if was is not None:
-            at = commit_offset(was.commit)
-            ends = ((at,) * was.partitions, (at,) * partitions)
-            moved = Repartitioning(identity_of(was.partitions), *ends)
+            offset = commit_offset(was.commit)
+            repartitioned = Repartitioning(
+                identity_of(was.partitions),
+                ended=(offset,) * was.partitions,
+                continued_at=(offset,) * form.partitions,
+            )
         return StreamInfo(
             stream,
-            partitions,
-            declared.partition_by or declared.key,
+            form.partitions,
+            form.partition_by,
             "spark-murmur3",
-            record_columns(columns.schema, declared.key, images=self._images),
-            identity=identity_of(partitions),
-            repartitioned=moved,
+            form.schema,
+            identity=identity_of(form.partitions),
+            repartitioned=repartitioned,
+        )
+
+    def _record_form(self, history: ServedHistory) -> RecordForm:
+        """Return what all records of a stream have in common."""
+        declared = history.manifest.declaration
+        return RecordForm(
+            dataset=history.log.name,
+            key=declared.key,
+            partition_by=declared.partition_by or declared.key,
+            partitions=declared.partitions or 1,
+            columns=self._columns(history).schema,
+            images=self._images,
         )
 
     def _columns(self, history: ServedHistory) -> NamedColumns:
+        """Return the columns of a dataset as they are now. Raises StreamNotFoundError."""
         columns = history.manifest.named_columns
         if history.manifest.version is not None:
             columns = history.manifest.version.named_columns
@@ -186,7 +202,8 @@ class ChangeStreams(NumberedOffsets):
         return dict.fromkeys(ssps, commit_offset(0))
 
     def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
-        ends: dict[str, str] = {}
+        """Return the offsets after all changes so far."""
+        ends: dict[str, str] = {}  # by stream
         found = {}
         for ssp in ssps:
             if ssp.stream not in ends:
@@ -195,6 +212,7 @@ class ChangeStreams(NumberedOffsets):
         return found
 
     def fingerprint(self, stream: str) -> str:
+        """Return what differs once the dataset has another commit."""
         known = self._known.get(stream)
         if known is None:
             known = self._read_history(stream)
@@ -223,25 +241,23 @@ class ChangeStreams(NumberedOffsets):
         return self._count_most(history, ssp.partition, since, until)
 
     def _count_most(self, history: ServedHistory, partition: int, since: int, until: int) -> int:
+        """Return how many records a partition has at most, between two commits."""
         try:
             compared = choose_versions(history, since, until)
         except errors.VersionDiscardedError:  # it is reported where it is to be read
             compared = ComparedVersions(None, history.newest.version)
         partitions = history.manifest.declaration.partitions or 1
-        if {version.layout.partitions for version in compared.ends} - {partitions}:
+        if any(version.layout.partitions != partitions for version in compared.ends):
             return sum(version.stored_rows for version in compared.ends)
         if compared.by_deltas:
-            return compared.count_changed_rows(partition)
-        if len(compared.ends) == 2 and partition not in self._changed_buckets(history, compared):
-            return 0
+            deltas = [delta.generation for delta in compared.list_deltas()]
+            return _count_rows(deltas, partition)
+        if compared.old is not None and compared.new is not None:
+            old = VersionReader(self._lake.store, history.log.name, compared.old)
+            new = VersionReader(self._lake.store, history.log.name, compared.new)
+            if partition not in buckets_to_read(old, new).buckets:
+                return 0
         return sum(_count_rows(version.generations, partition) for version in compared.ends)
-
-    def _changed_buckets(
-        self, history: ServedHistory, compared: ComparedVersions
-    ) -> list[int | None]:
-        store = self._lake.store
-        old, new = (VersionReader(store, history.log.name, each) for each in compared.ends)
-        return buckets_to_read(old, new)[0]
 
     def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
         """Return the offset of the last commit up to which the range has at most `count` records,
@@ -255,7 +271,8 @@ class ChangeStreams(NumberedOffsets):
         if not _is_retained(history, since):
             return commit_offset(last)  # records after an erasure must not show what was erased
         cuts = history.cuts(since, last)
-        low, high = 0, len(cuts) - 1
+        low = 0
+        high = len(cuts) - 1
         while low < high:
             middle = (low + high + 1) // 2
             if self._count_most(history, ssp.partition, since, cuts[middle]) <= count:
@@ -273,10 +290,12 @@ class ChangeStreams(NumberedOffsets):
     def needed_versions(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange]
     ) -> dict[str, tuple[str, ...]]:
+        """Return the ids of the versions that reading the ranges needs, by dataset."""
         needed: dict[str, dict[str, None]] = {}
         for ssp, span in ranges.items():
-            history = self._history(ssp.stream, parse_commit(span.end, str(ssp)))
-            since, until = (parse_commit(offset, str(ssp)) for offset in (span.start, span.end))
+            since = parse_commit(span.start, str(ssp))
+            until = parse_commit(span.end, str(ssp))
+            history = self._history(ssp.stream, until)
             for version in choose_versions(history, since, until).all:
                 if history.is_retained(version):
                     needed.setdefault(ssp.stream, {})[version.id] = None
@@ -287,11 +306,12 @@ class ChangeStreams(NumberedOffsets):
         ranges: Mapping[SystemStreamPartition, OffsetRange],
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
+        """Return the records of the ranges, with these columns of theirs (None: all)."""
         stream = require_one_stream(self.name, ranges)
-        parts, own = self._locate(ranges)
-        tables = [records_schema(own).empty_table()]
+        located = self._locate(ranges)
+        tables = [records_schema(located.form.schema).empty_table()]
         try:
-            for part in parts:
+            for part in located.parts:
                 tables += part.read(self._lake.store)
         except errors.ManifestMismatchError as error:
             self._raise_if_discarded(stream, ranges, error)
@@ -318,34 +338,30 @@ class ChangeStreams(NumberedOffsets):
         spark: SparkSession | Callable[[], SparkSession],
         ranges: Mapping[SystemStreamPartition, OffsetRange],
     ) -> DataFrame:
+        """Return the records of the ranges, each partition in one task."""
         spark = resolve_session(spark)
-        parts, own = self._locate(ranges)
+        located = self._locate(ranges)
         info = self.info(require_one_stream(self.name, ranges))
         if self.records_between(ranges) <= _FEW_RECORDS:
             frame = small_frame(spark, self.read_arrow(ranges))
         else:
-            kinds = [(field.name, field.type) for field in own.fields]
-            kinds += RECORD_META_COLUMNS
-            frame = read_in_tasks(spark, parts, ChangeRecords.batches, kinds)
+            columns = [(field.name, field.type) for field in located.form.schema.fields]
+            columns += RECORD_META_COLUMNS
+            frame = read_in_tasks(spark, located.parts, ChangeRecords.batches, columns)
         if info.partitions == 1:
             return frame.coalesce(1)
         return frame.repartition(info.partitions, *[named_column(name) for name in info.key])
 
-    def _locate(
-        self, ranges: Mapping[SystemStreamPartition, OffsetRange]
-    ) -> tuple[list[ChangeRecords], Schema]:
-        """Return the ranges of one stream with the versions to read, by partition, and the columns
-        of the records.
-        """
+    def _locate(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> _LocatedRecords:
+        """Return the ranges of one stream with the versions to read."""
         stream = require_one_stream(self.name, ranges)
         history = self._history(stream)
         columns = self._columns(history)
-        declared = history.manifest.declaration
-        partitions = declared.partitions or 1
+        form = self._record_form(history)
         upcoming = history.last_change() * STRIDE
         parts = []
         for ssp, span in sorted(ranges.items()):
-            check_partition(ssp, partitions)
+            check_partition(ssp, form.partitions)
             since = parse_commit(span.start, str(ssp))
             until = parse_commit(span.end, str(ssp))
             check_range(ssp, since * STRIDE, until * STRIDE, 0, upcoming)
@@ -355,29 +371,28 @@ class ChangeStreams(NumberedOffsets):
             served = history.at(until)
             part = ChangeRecords(
                 store=self._lake.store.descriptor,
-                dataset=stream,
+                form=form,
                 partition=ssp.partition,
-                partitions=partitions,
-                key=declared.key,
-                partition_by=declared.partition_by or declared.key,
-                columns=columns.schema,
-                old=_named_as(compared.old, columns),
-                new=_with_columns(compared.new, columns),
-                compactions=compared.compactions,
+                compared=replace(
+                    compared,
+                    old=_named_as(compared.old, columns),
+                    new=_with_columns(compared.new, columns),
+                ),
                 first=since * STRIDE,
                 version=served.id,
                 at=served.at or _BEGINNING,
-                images=self._images,
                 before_known=self._may_show_before(history, compared.old, since, until),
             )
             parts.append(part)
-        return parts, record_columns(columns.schema, declared.key, images=self._images)
+        return _LocatedRecords(parts, form)
 
     def _may_show_before(
         self, history: ServedHistory, old: SealedVersion | None, since: int, until: int
     ) -> bool:
         """Whether the entries before may be shown: not if keys were erased in between."""
-        if not self._images or old is None or history.is_retained(old):
+        if not self._images or old is None:
+            return True
+        if history.is_retained(old):
             return True
         return not history.may_have_erased(since, until)
 
@@ -387,6 +402,7 @@ class ChangeStreams(NumberedOffsets):
         ranges: Mapping[SystemStreamPartition, OffsetRange],
         error: errors.ManifestMismatchError,
     ) -> None:
+        """Raise VersionDiscardedError if `error` comes from a version that was discarded."""
         history = self._read_history(stream)
         for span in ranges.values():
             for offset in (span.start, span.end):
@@ -408,40 +424,11 @@ class ChangeImageStreams(ChangeStreams):
     _images = True
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedVersions:
-    """The versions to compare for the changes between two commits, None for nothing.
+class _LocatedRecords(NamedTuple):
+    """The records of ranges, by partition, and what they have in common."""
 
-    `compactions` are the versions before and after each major compaction in between. If
-    `by_deltas`, only keys in deltas are compared.
-    """
-
-    old: SealedVersion | None
-    new: SealedVersion | None
-    compactions: tuple[tuple[SealedVersion, SealedVersion], ...] = ()
-    by_deltas: bool = False
-
-    @property
-    def ends(self) -> list[SealedVersion]:
-        """The two versions, without None."""
-        return list(filter(None, (self.old, self.new)))
-
-    @property
-    def all(self) -> list[SealedVersion]:
-        """All versions that are read."""
-        return [*self.ends, *chain.from_iterable(self.compactions)]
-
-    def count_changed_rows(self, bucket: int) -> int:
-        """Return how many rows deltas have that one of the versions lacks."""
-        if self.old is None or self.new is None:
-            return 0
-        rows = 0
-        before = self.old
-        for one, other in (*self.compactions, (self.new, self.new)):
-            for version, without in ((before, one), (one, before)):
-                rows += _count_rows(list_own_generations(version, without), bucket)
-            before = other
-        return rows
+    parts: list[ChangeRecords]
+    form: RecordForm
 
 
 def choose_versions(history: ServedHistory, since: int, until: int) -> ComparedVersions:
@@ -454,13 +441,17 @@ def choose_versions(history: ServedHistory, since: int, until: int) -> ComparedV
         if shares_base(old, new):
             return ComparedVersions(old, new, by_deltas=True)
     if before and after and before[-1].positioned:
-        old, new = before[-1], after[-1]
+        old = before[-1]
+        new = after[-1]
         compactions = history.compactions(since, until)
         if compactions:
-            (first, _), *_, (_, last) = *compactions, *compactions
+            first = compactions[0].before
+            last = compactions[-1].after
             if shares_base(old, first) and shares_base(last, new):
                 return ComparedVersions(old, new, compactions, by_deltas=True)
-    return ComparedVersions(before[0] if before else None, after[0] if after else None)
+    newest_before = next(iter(before), None)
+    newest_after = next(iter(after), None)
+    return ComparedVersions(newest_before, newest_after)
 
 
 def _is_retained(history: ServedHistory, number: int) -> bool:
@@ -473,10 +464,14 @@ def _is_retained(history: ServedHistory, number: int) -> bool:
 
 
 def _named_as(version: SealedVersion | None, columns: NamedColumns) -> SealedVersion | None:
-    return None if version is None else version.named_as(columns)
+    """Return the version with the names that its columns have among these."""
+    if version is None:
+        return None
+    return version.named_as(columns)
 
 
 def _with_columns(version: SealedVersion | None, columns: NamedColumns) -> SealedVersion | None:
+    """Return the version with just these columns."""
     if version is None or version.named_columns == columns:
         return version
     return version.read_as(columns)

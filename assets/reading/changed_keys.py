@@ -10,23 +10,28 @@ the end. There may be keys among them that did not change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
-from dagster_adjunct.assets.reading.change_streams import ComparedVersions, choose_versions
+from dagster_adjunct.assets.reading.change_streams import choose_versions
 from dagster_adjunct.assets.reading.diff import compare_tables
-from dagster_adjunct.assets.reading.entry_changes import EntryChanges, list_own_generations
+from dagster_adjunct.assets.reading.entry_changes import (
+    ComparedVersions,
+    EntryChanges,
+    VersionDelta,
+)
+from dagster_adjunct.assets.reading.key_lookup import Key
 from dagster_adjunct.assets.reading.served_history import ServedHistory
 from dagster_adjunct.assets.reading.stored_file import list_generation_files, read_stored_file
 from dagster_adjunct.assets.reading.stored_versions import read_batch_version
 from dagster_adjunct.assets.reading.valid_time import Span, read_rows_over_time, version_spans
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
-from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion
-from dagster_adjunct.resources.bucketing.files import VALID_FROM, Generation
+from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, version_number
+from dagster_adjunct.resources.bucketing.files import VALID_FROM
 from dagster_adjunct.resources.errors import DatasetError, VersionDiscardedError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.store import ObjectStore
@@ -42,7 +47,11 @@ open.
 """
 
 
-VersionIds: TypeAlias = tuple[str | None, Sequence[str]]
+class VersionIds(NamedTuple):
+    """The id of a version that was served (None for nothing), and those of versions over time."""
+
+    served: str | None
+    over_time: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,6 @@ class ReadVersion:
 class ChangedKeys:
     """The keys of a dataset whose entries are others `now` than when they were `read`.
 
-    Both are ids of versions: of the one that was served (None for nothing), and of those over time.
     `read` is in order; of a table it suffices to name the first and the last one with the same
     base. What was served after the commit `since` was read, too; None for no commit.
     """
@@ -110,15 +118,17 @@ class ChangedKeys:
             manifest = self.history.at(self.since).manifest
             if isinstance(manifest, BoundedManifest):
                 over_time = sorted(manifest.versions_over_time, key=manifest.time_of)
-                found.append(self._open_ids((manifest.served_id, over_time)))
+                found.append(self._open_ids(VersionIds(manifest.served_id, over_time)))
             else:
                 found.append(ReadVersion(None))
         return found
 
     def _open_ids(self, ids: VersionIds) -> ReadVersion:
-        version, over_time = ids
-        one = None if version is None else self._open(version)
-        return ReadVersion(one, self._open_over_time(over_time))
+        """Return the versions with these ids."""
+        served = None
+        if ids.served is not None:
+            served = self._open(ids.served)
+        return ReadVersion(served, self._open_over_time(ids.over_time))
 
     def _open_over_time(self, versions: Sequence[str]) -> tuple[SealedVersion, ...]:
         """Return these versions, in the order of their times, without the first ones if they have
@@ -134,6 +144,7 @@ class ChangedKeys:
         return tuple(opened)
 
     def _open(self, version: str) -> SealedVersion:
+        """Return a version by its id. Raises VersionDiscardedError if it is gone."""
         name = self.history.log.name
         try:
             return read_batch_version(self.history.log, self.history.manifest, version)
@@ -149,11 +160,12 @@ class ChangedKeys:
 
     def _compare(self, old: SealedVersion | None, new: SealedVersion | None) -> pa.Table:
         """Return the keys whose entries differ between two versions."""
-        if old is None or new is None:
-            one = old or new
-            if one is None:
-                return self._no_keys
-            return self._keys_of(EntryChanges(None, self._reader(one)))
+        if old is None and new is None:
+            return self._no_keys
+        if old is None or new is None:  # all keys of the other one
+            only = old or new
+            assert only is not None
+            return self._keys_of(EntryChanges(None, self._reader(only)))
         if old.id == new.id:
             return self._no_keys
         return self._keys_of(EntryChanges(self._reader(old), self._reader(new)))
@@ -173,39 +185,41 @@ class ChangedKeys:
         if oldest:
             edges.insert(0, None)
         for start, end in pairwise(edges):
-            one = _valid_at(before, start, oldest=oldest)
-            other = _valid_at(after, start, oldest=oldest)
-            is_known = other is not None and _valid_at(after, start, oldest=False) is not None
-            if not is_known and self._is_dropped(one, after):
+            was = _valid_at(before, start, oldest=oldest)
+            now = _valid_at(after, start, oldest=oldest)
+            is_known = _valid_at(after, start, oldest=False) is not None
+            if not is_known and self._is_dropped(was, after):
                 continue
-            yield _with_interval(self._compare(one, other), start, end)
+            yield _with_interval(self._compare(was, now), start, end)
 
     def _is_dropped(self, version: SealedVersion | None, left: Sequence[Span]) -> bool:
         """Whether a version is not left because it is old, and not because it was revoked."""
-        if version is None or version.id in {span.version.id for span in left}:
+        if version is None:
             return False
-        manifest = self.history.manifest
-        ref = manifest.ref(version.id) if isinstance(manifest, BoundedManifest) else None
+        if any(span.version.id == version.id for span in left):
+            return False
+        ref = self.history.manifest.ref(version.id)
         return ref is None or ref.state != "revoked"
 
     # -- of a table that follows changes
 
     def _steps(self) -> Iterator[ComparedVersions]:
         """Yield the versions to compare, each read one with the next."""
-        numbers = {_commit_of(version) for version, _ in self.read}
+        numbers = {_commit_of(ids.served) for ids in self.read}
         if self.since is not None:
             numbers.add(self.since)
-        last = _commit_of(self.now[0])
+        last = _commit_of(self.now.served)
         before = sorted(number for number in numbers if number < last)
         for since, until in pairwise([*before, last]):
             yield choose_versions(self.history, since, until)
 
     def _keys_of_step(self, step: ComparedVersions) -> pa.Table:
+        """Return the keys whose entries may have changed between two versions."""
         if not step.by_deltas:
             return self._compare(step.old, step.new)
         found = [self._no_keys]
-        for version, generation in _list_deltas(step):
-            for rows in self._read(version, generation):
+        for delta in step.list_deltas():
+            for rows in self._read(delta):
                 found.append(rows.select(self._no_keys.column_names))
         return pa.concat_tables(found)
 
@@ -213,74 +227,82 @@ class ChangedKeys:
         """Return the intervals in which rows of keys changed: from the first one up to the next
         row that did not.
         """
-        if not step.by_deltas:
-            changed, rows = self._compare_rows(step)
-        else:
-            changed, rows = self._rows_in_deltas(step)
+        changed = self._rows_in_deltas(step) if step.by_deltas else self._compare_rows(step)
+        rows = changed.all_rows
         times = _times_by_key(rows.drop_columns([TOMBSTONE]))
-        deleted = _times_by_key(rows.filter(rows.column(TOMBSTONE)).drop_columns([TOMBSTONE]))
+        deletions = rows.filter(rows.column(TOMBSTONE)).drop_columns([TOMBSTONE])
+        deleted = _times_by_key(deletions)
         keys = []
         since: list[int | None] = []
         until: list[int | None] = []
-        for key, moved in _times_by_key(changed).items():
-            first, last = min(moved), max(moved)
+        for key, moved in _times_by_key(changed.changed).items():
+            first = min(moved)
             known = times.get(key, set())
             entries = known - deleted.get(key, set())
-            is_first = not any(time < first for time in entries)
+            has_earlier_entry = any(time < first for time in entries)
             keys.append(key)
-            since.append(None if is_first and oldest else first)
-            until.append(min((time for time in known if time > last), default=None))
-        columns = [
-            pa.array([key[place] for key in keys], field.type)
-            for place, field in enumerate(self._no_keys.schema)
-        ]
+            if oldest and not has_earlier_entry:
+                since.append(None)
+            else:
+                since.append(first)
+            until.append(_first_after(max(moved), known))
+        columns = []
+        for place, field in enumerate(self._no_keys.schema):
+            columns.append(pa.array([key[place] for key in keys], field.type))
         columns += [pa.array(since, pa.int64()), pa.array(until, pa.int64())]
         return pa.table(columns, names=[*self._no_keys.column_names, SINCE, UNTIL])
 
-    def _rows_in_deltas(self, step: ComparedVersions) -> tuple[pa.Table, pa.Table]:
-        """Return the rows in deltas, and all rows of their keys, with TOMBSTONE."""
+    def _rows_in_deltas(self, step: ComparedVersions) -> _ChangedRows:
+        """Return the rows in deltas, and all rows of their keys in both versions."""
         names = [*self._no_keys.column_names, VALID_FROM]
         nothing = self._no_keys.append_column(VALID_FROM, pa.array([], arrow_type("timestamp")))
         changed = [nothing]
-        for version, generation in _list_deltas(step):
-            changed += [rows.select(names) for rows in self._read(version, generation)]
-        versions = [self._reader(version) for version in step.ends]
-        own = {generation.id for _, generation in _list_deltas(step)}
-        rows = [nothing.append_column(TOMBSTONE, pa.array([], pa.bool_()))]
-        for reader in versions:
+        deltas = step.list_deltas()
+        for delta in deltas:
+            for rows in self._read(delta):
+                changed.append(rows.select(names))
+        numbers = {delta.generation.id for delta in deltas}
+        readers = [self._reader(version) for version in step.ends]
+        all_rows = [nothing.append_column(TOMBSTONE, pa.array([], pa.bool_()))]
+        for reader in readers:
             for bucket in reader.buckets:
-                keys = sorted({key for one in versions for key in one.keys_in(bucket, own)})
-                stored, _ = reader.stored_rows_of(bucket, keys)
-                rows.append(stored.select([*names, TOMBSTONE]))
-        return pa.concat_tables(changed), pa.concat_tables(rows)
+                keys = set[Key]()
+                for each in readers:
+                    keys.update(each.keys_in(bucket, numbers))
+                stored = reader.stored_rows_of(bucket, sorted(keys)).rows
+                all_rows.append(stored.select([*names, TOMBSTONE]))
+        return _ChangedRows(pa.concat_tables(changed), pa.concat_tables(all_rows))
 
-    def _compare_rows(self, step: ComparedVersions) -> tuple[pa.Table, pa.Table]:
-        """Return the rows over time that differ, and all of them, with TOMBSTONE."""
+    def _compare_rows(self, step: ComparedVersions) -> _ChangedRows:
+        """Return the rows over time that differ between two versions, and all rows of both."""
         key = [*self._no_keys.column_names, VALID_FROM]
         both = [read_rows_over_time(self._reader(version)) for version in step.ends]
         rows = pa.concat_tables([one.select([*key, TOMBSTONE]) for one in both])
+        all_changed = _ChangedRows(rows.select(key), rows)
         if len(both) < 2:
-            return rows.select(key), rows
+            return all_changed
         old, new = both
-        values = [name for name in new.column_names if name in old.column_names]
-        shared = [name for name in values if old.schema.field(name) == new.schema.field(name)]
-        found = compare_tables(old, new, key, [name for name in shared if name not in key])
-        if found is None or len(shared) < len({*old.column_names, *new.column_names}):
-            return rows.select(key), rows
-        (inserted, deleted, _, changed), _ = found
-        moved = [new.take(inserted), old.take(deleted), new.take(changed)]
-        return pa.concat_tables([one.select(key) for one in moved]), rows
+        if {*old.schema} != {*new.schema}:
+            return all_changed
+        values = [name for name in new.column_names if name not in key]
+        found = compare_tables(old, new, key, values)
+        if found is None:
+            return all_changed
+        moved = [new.take(found.added), old.take(found.removed), new.take(found.changed_after)]
+        return _ChangedRows(pa.concat_tables([one.select(key) for one in moved]), rows)
 
-    def _read(self, version: SealedVersion, generation: Generation) -> Iterator[pa.Table]:
-        what = f"dataset {self.history.log.name!r}, version {version.id}"
-        named = version.named_as(self._columns)
-        for stored in list_generation_files(self.store, what, generation):
+    def _read(self, delta: VersionDelta) -> Iterator[pa.Table]:
+        """Yield the rows of each file of a delta, with the columns that the dataset has now."""
+        what = f"dataset {self.history.log.name!r}, version {delta.version.id}"
+        named = delta.version.named_as(self._columns)
+        for stored in list_generation_files(self.store, what, delta.generation):
             yield read_stored_file(stored, named.layout)
 
     # -- both
 
     @cached_property
     def _columns(self) -> NamedColumns:
+        """The columns that the dataset has now."""
         columns = self.history.manifest.named_columns
         assert columns is not None, "it has had a version"
         return columns
@@ -296,6 +318,7 @@ class ChangedKeys:
         return VersionReader(self.store, self.history.log.name, named)
 
     def _keys_of(self, changes: EntryChanges) -> pa.Table:
+        """Return the keys of changes, each once."""
         found = [self._no_keys]
         for batch in changes.batches():
             keys = pa.Table.from_batches([pa.RecordBatch.from_struct_array(batch.column("key"))])
@@ -305,21 +328,23 @@ class ChangedKeys:
 
 def _commit_of(version: str | None) -> int:
     """Return the number of the commit that made this version of a table, 0 for none."""
-    return 0 if version is None else int(version.removeprefix("v").partition("-")[0])
+    if version is None:
+        return 0
+    return version_number(version)
 
 
-def _list_deltas(step: ComparedVersions) -> list[tuple[SealedVersion, Generation]]:
-    """Return the deltas that one of two versions has and the other has not, each once."""
-    assert step.old is not None, "versions that share a base"
-    assert step.new is not None
-    found = {}
-    before = step.old
-    for one, other in (*step.compactions, (step.new, step.new)):
-        for version, without in ((before, one), (one, before)):
-            for generation in list_own_generations(version, without):
-                found[generation.id, generation.folder] = version, generation
-        before = other
-    return [*found.values()]
+class _ChangedRows(NamedTuple):
+    """Rows over time that changed, by key and VALID_FROM; and all rows of their keys at least, also
+    with TOMBSTONE.
+    """
+
+    changed: pa.Table
+    all_rows: pa.Table
+
+
+def _first_after(moment: int, times: Iterable[int]) -> int | None:
+    """Return the first of some times that is later than a moment, None without one."""
+    return min((time for time in times if time > moment), default=None)
 
 
 def _times_by_key(rows: pa.Table) -> dict[tuple[Any, ...], set[int]]:
@@ -336,7 +361,9 @@ def _valid_at(spans: Sequence[Span], start: int | None, *, oldest: bool) -> Seal
     """Return the version that is valid from a time on (None: from before all); with `oldest`, the
     oldest one before it is valid.
     """
-    valid = spans[0].version if spans and oldest else None
+    valid = None
+    if oldest and spans:
+        valid = spans[0].version
     for span in spans:
         if start is not None and to_microseconds(span.start) <= start:
             valid = span.version
@@ -344,10 +371,12 @@ def _valid_at(spans: Sequence[Span], start: int | None, *, oldest: bool) -> Seal
 
 
 def _with_interval(keys: pa.Table, start: int | None, end: int | None) -> pa.Table:
-    for name, edge in ((SINCE, start), (UNTIL, end)):
-        keys = keys.append_column(name, pa.array([edge] * keys.num_rows, pa.int64()))
-    return keys
+    """Return the keys, each with the interval [start, end)."""
+    starts = pa.array([start] * keys.num_rows, pa.int64())
+    ends = pa.array([end] * keys.num_rows, pa.int64())
+    return keys.append_column(SINCE, starts).append_column(UNTIL, ends)
 
 
 def _distinct(keys: pa.Table) -> pa.Table:
+    """Return the keys, each once."""
     return keys.group_by(keys.column_names).aggregate([]).select(keys.column_names)

@@ -97,8 +97,10 @@ class Dataset(VersionOperations):
         self._watch: Watch | None = None
 
     def __repr__(self) -> str:
-        held = self._served.held
-        return f"Dataset({self.name!r}, {held.reader.version if held else None!r})"
+        version = None
+        if self._served.held is not None:
+            version = self._served.held.reader.version
+        return f"Dataset({self.name!r}, {version!r})"
 
     # -- what is read
 
@@ -280,7 +282,9 @@ class Dataset(VersionOperations):
         Raises DatasetError where a version does not exist, was revoked or has another key, and
         VersionDiscardedError where it was discarded.
         """
-        new = self._version_at(until) or self._served.lend(lambda reader: reader)
+        new = self._version_at(until)
+        if new is None:
+            new = self._served.lend_current()
         return EntryChanges(self._version_at(since), new)
 
     def _version_at(self, asked: str | datetime | int | None) -> VersionReader | None:
@@ -356,12 +360,13 @@ class Dataset(VersionOperations):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close the dataset. Spark's error about a file of a lent version is raised as our own."""
         lent = self._served.lent
         self.close()
-        # Spark's error about a file of a lent version is raised as our own.
-        if lent and (unreadable := find_unreadable_version(error, lent)) is not None:
-            self._served.raise_if_discarded(unreadable[1].version)
-            raise unreadable[0] from error
+        unreadable = find_unreadable_version(error, lent)
+        if unreadable is not None:
+            self._served.raise_if_discarded(unreadable.reader.version)
+            raise unreadable.error from error
 
     def _newest(self) -> DatasetManifest:
         return self._stored.require_manifest()
@@ -393,10 +398,11 @@ def open_dataset(
     NoSealedVersionError.
     """
     stored = StoredVersions(lake, dataset, cache)
-    fixed = None if version is None and as_of is None else stored.version(version, as_of=as_of)
-    return Dataset(
-        stored, ServedVersion(stored, fixed, leases=lease, on_damage=on_damage, holder=holder)
-    )
+    fixed = None
+    if version is not None or as_of is not None:
+        fixed = stored.version(version, as_of=as_of)
+    served = ServedVersion(stored, fixed, leases=lease, on_damage=on_damage, holder=holder)
+    return Dataset(stored, served)
 
 
 @validated
@@ -408,10 +414,10 @@ def current_versions(
 
     Members of one version set come from one snapshot of it.
     """
-    stored = {
-        versions.name: versions
-        for versions in (StoredVersions(lake, dataset) for dataset in datasets)
-    }
+    stored = {}
+    for dataset in datasets:
+        versions = StoredVersions(lake, dataset)
+        stored[versions.name] = versions
     opened: dict[str, Dataset | None] = {}
     for name, manifest in current_manifests(stored).items():
         reader = stored[name].reader_of(manifest)
@@ -473,6 +479,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return {"lake": self._url, "dataset": self.dataset, **settings}
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the declaration, without what is open."""
         found = {}
         for name, value in self.__dict__.items():
             if name not in ("_open", "_checked_at", "_moving"):
@@ -488,12 +495,14 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return Capabilities()
 
     def column_types(self) -> dict[str, str] | None:
+        """Return the columns of the version that is open, None if none is."""
         served = self._open
         if served is None:
             return None
         return served.require().reader.schema.types
 
     async def stored_types(self) -> dict[str, str] | None:
+        """Return the columns of the served version."""
         served = await asyncio.to_thread(self._current)
         types = served.require().reader.schema.types
         self._reported = frozenset(types)
@@ -522,6 +531,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return await self.send(operation)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Return the entries of the operation's keys. Raises ConfigurationError for a write."""
         if operation.kind.writes:
             problem = (
                 f"dataset {self.dataset!r} is a read-only table, and was asked to"
@@ -538,6 +548,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             return Outcomes.all(len(operation), self.problem_of(error))
 
     def _read(self, operation: Operation[Any]) -> Outcomes:
+        """Return the entries of the operation's keys, all of one version."""
         served = self._current()
         try:
             return served.answer(partial(self._look_up, operation))
@@ -547,6 +558,9 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             return self._read(operation)  # the table was closed before this request began to read
 
     def _look_up(self, operation: Operation[Any], reader: VersionReader) -> Outcomes:
+        """Return the entries of the operation's keys in this version; a key that does not fit gets
+        its own problem.
+        """
         missing = sorted(self._reported.difference(reader.schema.names))
         if missing:  # else it would be null
             raise errors.SchemaMismatchError(
@@ -557,17 +571,19 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
                 dataset=self.dataset,
             )
         keys = operation.entries.keys
-        if ordered := key_reorderer(f"dataset {self.dataset!r}", reader.sealed.key, operation.key):
-            keys = list(map(ordered, keys))
+        reorder = key_reorderer(f"dataset {self.dataset!r}", reader.sealed.key, operation.key)
+        if reorder is not None:
+            keys = list(map(reorder, keys))
         misfits: dict[int, Problem | None] = {}
         try:
             entries = reader.get_all(keys)
         except (errors.SchemaMismatchError, errors.NullKeyError):
             misfits = self._invalid_keys(reader, keys)
-            entries = reader.get_all(
-                [key for place, key in enumerate(keys) if place not in misfits]
-            )
-        values = [None if place in misfits else entries.get(key) for place, key in enumerate(keys)]
+            fitting = [key for place, key in enumerate(keys) if place not in misfits]
+            entries = reader.get_all(fitting)
+        values = []
+        for place, key in enumerate(keys):
+            values.append(None if place in misfits else entries.get(key))
         problems = {}
         for place, problem in misfits.items():
             if problem is not None:
@@ -587,7 +603,9 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             try:
                 coerce_key(f"dataset {self.dataset!r}", fields, key)
             except (errors.SchemaMismatchError, errors.NullKeyError) as error:
-                misfits[place] = None if is_out_of_range(error) else Problem(State.REFUSED, error)
+                misfits[place] = None
+                if not is_out_of_range(error):
+                    misfits[place] = Problem(State.REFUSED, error)
         return misfits
 
     def _current(self) -> ServedVersion:
@@ -596,23 +614,27 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         """
         with self._moving:
             if self._open is None:
-                if isinstance(self.lake, str):
-                    lake = open_lake(self.lake, create=False)
-                else:
-                    lake = self.lake
-                stored = StoredVersions(lake, self.dataset, named_now=True)
-                self._open = ServedVersion(
-                    stored, None if self.version is None else stored.version(self.version)
-                )
+                self._open = self._open_dataset()
                 self._checked_at = time.monotonic()
-            elif (
-                self.version is None
-                and self.refresh_every is not None
-                and time.monotonic() - self._checked_at >= self.refresh_every
-            ):
+            elif self._is_refresh_due():
                 self._open.refresh()
                 self._checked_at = time.monotonic()
             return self._open
+
+    def _open_dataset(self) -> ServedVersion:
+        """Return the dataset, opened at `version` or at the one served now."""
+        lake = open_lake(self.lake, create=False) if isinstance(self.lake, str) else self.lake
+        stored = StoredVersions(lake, self.dataset, named_now=True)
+        fixed = None
+        if self.version is not None:
+            fixed = stored.version(self.version)
+        return ServedVersion(stored, fixed)
+
+    def _is_refresh_due(self) -> bool:
+        """Whether the version can change, and was last checked `refresh_every` seconds ago."""
+        if self.version is not None or self.refresh_every is None:
+            return False
+        return time.monotonic() - self._checked_at >= self.refresh_every
 
     def _close(self) -> None:
         with self._moving:

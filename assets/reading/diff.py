@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from dagster_adjunct.assets.reading.superseded import key_codes
 from dagster_adjunct.assets.reading.version_reader import VersionReader, read_entries
@@ -31,19 +31,24 @@ from dagster_adjunct.resources.user_code import MASKED
 _ANCHORS = 32
 
 
-Comparison = tuple[tuple[Any, Any, Any, Any], int]
-"""The differences between two tables: four arrays of row numbers (numpy), and the number of
-unchanged rows.
+class TableComparison(NamedTuple):
+    """The differences between two tables, as row numbers (numpy), and the number of unchanged rows.
 
-The arrays are the rows of the new table whose key the old one lacks; the rows of the old table
-whose key the new one lacks; and the rows whose key is in both and whose values differ, those of the
-old table, then those of the new one in the same order.
-"""
+    `added` are rows of the new table whose key the old one lacks, `removed` rows of the old table
+    whose key the new one lacks. Rows whose key is in both and whose values differ are
+    `changed_before` in the old table, and in the same order `changed_after` in the new one.
+    """
+
+    added: Any
+    removed: Any
+    changed_before: Any
+    changed_after: Any
+    unchanged: int
 
 
 def compare_tables(
     old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[str]
-) -> Comparison | None:
+) -> TableComparison | None:
     """Compare the rows with equal keys in the columns `values`; None if a key is duplicated in a
     table.
 
@@ -51,34 +56,45 @@ def compare_tables(
     same type in both (see `common_type`).
     """
     if old.select(key).equals(new.select(key)):
-        at = np.arange(new.num_rows)
+        row_in_old = np.arange(new.num_rows)
     else:
-        pairs = [(old.column(name), new.column(name)) for name in key]
-        both = key_codes(
-            [pa.chunked_array([*one.chunks, *other.chunks], one.type) for one, other in pairs]
-        )
-        at = _match_rows(both.slice(0, old.num_rows), both.slice(old.num_rows))
-    stays = at >= 0
-    known = np.zeros(old.num_rows, np.bool_)
-    known[at[stays]] = True
-    if np.count_nonzero(known) != np.count_nonzero(stays):
+        columns = []
+        for name in key:
+            before = old.column(name)
+            after = new.column(name)
+            columns.append(pa.chunked_array([*before.chunks, *after.chunks], before.type))
+        both = key_codes(columns)
+        row_in_old = _match_rows(both.slice(0, old.num_rows), both.slice(old.num_rows))
+    new_in_both = row_in_old >= 0
+    old_rows = row_in_old[new_in_both]
+    old_in_both = np.zeros(old.num_rows, np.bool_)
+    old_in_both[old_rows] = True
+    if np.count_nonzero(old_in_both) != len(old_rows):
         return None
-    rows = at[stays]
     # Sorted files have their common keys in the same order, and a filter is cheaper than taking
     # rows one by one.
-    ordered = bool(np.all(rows[1:] > rows[:-1]))
-    differs = np.zeros(rows.size, np.bool_)
+    is_same_order = bool(np.all(old_rows[1:] > old_rows[:-1]))
+    differs = np.zeros(old_rows.size, np.bool_)
     for name in values:
-        before = old.column(name)
-        before = _filter(before, known) if ordered else before.take(pa.array(rows))
-        differs |= _differing(before, _filter(new.column(name), stays))
-    changed = rows[differs], np.nonzero(stays)[0][differs]
-    return (np.nonzero(~stays)[0], np.nonzero(~known)[0], *changed), int(np.count_nonzero(~differs))
+        if is_same_order:
+            before = _filter(old.column(name), old_in_both)
+        else:
+            before = old.column(name).take(pa.array(old_rows))
+        differs |= _differing(before, _filter(new.column(name), new_in_both))
+    return TableComparison(
+        added=np.flatnonzero(~new_in_both),
+        removed=np.flatnonzero(~old_in_both),
+        changed_before=old_rows[differs],
+        changed_after=np.flatnonzero(new_in_both)[differs],
+        unchanged=int(np.count_nonzero(~differs)),
+    )
 
 
 def _filter(column: pa.ChunkedArray, mask: Any) -> pa.ChunkedArray:
     """Return the values that a mask (numpy) selects; all of them without a copy."""
-    return column if mask.all() else column.filter(pa.array(mask))
+    if mask.all():
+        return column
+    return column.filter(pa.array(mask))
 
 
 def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
@@ -142,20 +158,34 @@ def common_type(
         return _common_struct(old, new, all_members=all_members)
     if pt.is_list(old) and pt.is_list(new):
         element = common_type(old.value_type, new.value_type, all_members=all_members)
-        return None if element is None else pa.list_(element)
+        if element is None:
+            return None
+        return pa.list_(element)
     if pt.is_map(old) and pt.is_map(new):
         item = common_type(old.item_type, new.item_type, all_members=all_members)
-        return None if item is None else pa.map_(new.key_type, item)
-    kinds = (pt.is_signed_integer, pt.is_floating, pt.is_decimal)
-    if not any(is_kind(old) and is_kind(new) for is_kind in kinds):
-        return None
-    schemas = [pa.schema([pa.field("value", kind)]) for kind in (old, new)]
-    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        if item is None:
+            return None
+        return pa.map_(new.key_type, item)
+    return _common_number(old, new)
+
+
+def _common_number(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    """Return a type that holds the numbers of both types exactly; None if they are not of one
+    kind.
+    """
+    for is_kind in (pt.is_signed_integer, pt.is_floating, pt.is_decimal):
+        if is_kind(old) and is_kind(new):
+            schemas = [pa.schema([pa.field("value", kind)]) for kind in (old, new)]
+            return pa.unify_schemas(schemas, promote_options="permissive").field("value").type
+    return None
 
 
 def _common_struct(
     old: pa.StructType, new: pa.StructType, *, all_members: bool
 ) -> pa.DataType | None:
+    """Return the struct of the members that both have, or with `all_members` one of them; None
+    without any, or if with `all_members` a member has no common type.
+    """
     before = {field.name: field.type for field in old}
     after = {field.name: field.type for field in new}
     members = []
@@ -168,7 +198,9 @@ def _common_struct(
     if all_members:
         for name in sorted(before.keys() ^ after.keys()):
             members.append(pa.field(name, (before | after)[name]))
-    return pa.struct(members) if members else None
+    if not members:
+        return None
+    return pa.struct(members)
 
 
 def _differing(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
@@ -222,42 +254,61 @@ class EntrySamples:
         )
 
 
+class RenamedColumn(NamedTuple):
+    """The old and the new name of a column or member."""
+
+    old: str
+    new: str
+
+
+class RetypedColumn(NamedTuple):
+    """A column or member whose type changed, by its new name."""
+
+    name: str
+    old: str
+    new: str
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnDifferences(Report):
     """The columns, and members at any depth, that only one of two versions has, and those that
-    were renamed (old, new) or whose type changed (name, old, new).
+    were renamed or whose type changed.
     """
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
-    renamed: tuple[tuple[str, str], ...] = ()
-    retyped: tuple[tuple[str, str, str], ...] = ()
+    renamed: tuple[RenamedColumn, ...] = ()
+    retyped: tuple[RetypedColumn, ...] = ()
 
     @staticmethod
     def between(old: VersionReader, new: VersionReader) -> ColumnDifferences:
         """Return how the columns differ; columns are the same where they are stored alike."""
         before = list_parts(old.sealed.named_columns)
         now = list_parts(new.sealed.named_columns)
-        both = [(part, now[steps]) for steps, part in before.items() if steps in now]
+        renamed = []
+        retyped = []
+        for steps, was in before.items():
+            part = now.get(steps)
+            if part is None:
+                continue
+            if was.name != part.name:
+                renamed.append(RenamedColumn(was.path, part.path))
+            if _shape(was.type) != _shape(part.type):
+                retyped.append(RetypedColumn(part.path, str(was.type), str(part.type)))
         return ColumnDifferences(
             added=tuple(_paths_without(now, before)),
             removed=tuple(_paths_without(before, now)),
-            renamed=tuple((was.path, part.path) for was, part in both if was.name != part.name),
-            retyped=tuple(
-                (part.path, str(was.type), str(part.type))
-                for was, part in both
-                if _shape(was.type) != _shape(part.type)
-            ),
+            renamed=tuple(renamed),
+            retyped=tuple(retyped),
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the differences as JSON values."""
         return {
             "added": list(self.added),
             "removed": list(self.removed),
-            "renamed": [dict(zip(("old", "new"), names, strict=True)) for names in self.renamed],
-            "retyped": [
-                dict(zip(("name", "old", "new"), types, strict=True)) for types in self.retyped
-            ],
+            "renamed": [column._asdict() for column in self.renamed],
+            "retyped": [column._asdict() for column in self.retyped],
         }
 
 
@@ -283,6 +334,7 @@ class VersionDiff(Report):
     sensitive: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
+        """Return the differences as JSON values, with masked values of sensitive columns."""
         return Report.to_json(replace(self, sample=self.sample.masked(self.sensitive)))
 
 
@@ -301,33 +353,27 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     old = name_as(old, new)
     types = _compared_types(old, new)
     key = new.sealed.key
-    buckets, unchanged = buckets_to_read(old, new)
-    few = len(buckets) < _WORKERS
-    compare = partial(_diff_bucket, old, new, types, sample, few)
-    parts = list(_pool(os.getpid()).map(compare, buckets))
-    nothing = tuple(
-        _cast(view.schema.to_arrow().empty_table(), types) for view in (new, old, old, new)
-    )
-    parts.append(((0, 0, 0, unchanged), nothing))
-    counts = np.sum([part[0] for part in parts], axis=0).tolist()
-    rows = map(pa.concat_tables, zip(*(part[1] for part in parts), strict=True))
-    added, removed, were, are = (
-        smallest_rows(table, np.arange(table.num_rows), key, sample) for table in rows
-    )
-    changed = [
-        ChangedEntry({name: now[name] for name in key}, was, now)
-        for was, now in zip(python_rows(were), python_rows(are), strict=True)
-    ]
+    to_read = buckets_to_read(old, new)
+    is_few = len(to_read.buckets) < _WORKERS
+    compare = partial(_diff_bucket, old, new, types, sample, is_few)
+    diffs = list(_pool(os.getpid()).map(compare, to_read.buckets))
+    rows = _merge_samples([_no_samples(old, new, types), *[diff.samples for diff in diffs]])
+    rows = rows.smallest(key, sample)
+    changed = []
+    rows_before = python_rows(rows.changed_before)
+    rows_after = python_rows(rows.changed_after)
+    for was, now in zip(rows_before, rows_after, strict=True):
+        changed.append(ChangedEntry({name: now[name] for name in key}, was, now))
     return VersionDiff(
         old.version,
         new.version,
-        added=counts[0],
-        removed=counts[1],
-        changed=counts[2],
-        unchanged=counts[3],
+        added=sum(diff.added for diff in diffs),
+        removed=sum(diff.removed for diff in diffs),
+        changed=sum(diff.changed for diff in diffs),
+        unchanged=to_read.unchanged_rows + sum(diff.unchanged for diff in diffs),
         sample=EntrySamples(
-            added=tuple(added.select(key).to_pylist()),
-            removed=tuple(removed.select(key).to_pylist()),
+            added=tuple(rows.added.select(key).to_pylist()),
+            removed=tuple(rows.removed.select(key).to_pylist()),
             changed=tuple(changed),
         ),
         columns=columns,
@@ -348,7 +394,8 @@ def _paths_without(
 ) -> Iterator[str]:
     """Yield the paths of the parts that are not among the others, without those in such a part."""
     for steps, part in parts.items():
-        if steps not in others and (len(steps) == 1 or steps[:-1] in others):
+        is_in_such_a_part = len(steps) > 1 and steps[:-1] not in others
+        if steps not in others and not is_in_such_a_part:
             yield part.path
 
 
@@ -376,11 +423,50 @@ def _pool(_: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_WORKERS, thread_name_prefix="adjunct-diff")
 
 
-_BucketDiff: TypeAlias = "tuple[tuple[int, int, int, int], tuple[pa.Table, ...]]"
-"""The counts of added, removed, changed and unchanged keys, and samples of the rows.
+class _SampledRows(NamedTuple):
+    """Rows that were added and removed, and changed ones before and after, in the same order."""
 
-These are added and removed rows, and changed ones before and after.
-"""
+    added: pa.Table
+    removed: pa.Table
+    changed_before: pa.Table
+    changed_after: pa.Table
+
+    def smallest(self, key: Sequence[str], count: int) -> _SampledRows:
+        """Return the rows with the `count` smallest keys of each kind."""
+        return _SampledRows(
+            *[smallest_rows(rows, np.arange(rows.num_rows), key, count) for rows in self]
+        )
+
+
+def _no_samples(
+    old: VersionReader, new: VersionReader, types: dict[str, pa.DataType]
+) -> _SampledRows:
+    """Return no rows, in the columns that samples have."""
+    no_old = _cast(old.schema.to_arrow().empty_table(), types)
+    no_new = _cast(new.schema.to_arrow().empty_table(), types)
+    return _SampledRows(added=no_new, removed=no_old, changed_before=no_old, changed_after=no_new)
+
+
+def _merge_samples(samples: Sequence[_SampledRows]) -> _SampledRows:
+    """Return the rows of all samples, by kind."""
+    return _SampledRows(
+        added=pa.concat_tables([one.added for one in samples]),
+        removed=pa.concat_tables([one.removed for one in samples]),
+        changed_before=pa.concat_tables([one.changed_before for one in samples]),
+        changed_after=pa.concat_tables([one.changed_after for one in samples]),
+    )
+
+
+class _BucketDiff(NamedTuple):
+    """The numbers of added, removed, changed and unchanged keys of a bucket, and samples of its
+    rows.
+    """
+
+    added: int
+    removed: int
+    changed: int
+    unchanged: int
+    samples: _SampledRows
 
 
 def _diff_bucket(
@@ -391,17 +477,28 @@ def _diff_bucket(
     threads: bool,
     bucket: int | None,
 ) -> _BucketDiff:
+    """Return the differences in one bucket, or in all (None), with up to `sample` rows of each
+    kind. `types` are the columns to compare, and the types to compare them in.
+    """
     key = new.sealed.key
-    before, after = (
-        _cast(read_entries(view, bucket, threads=threads), types) for view in (old, new)
-    )
-    comparison = compare_tables(before, after, key, [name for name in types if name not in key])
-    if comparison is None:
+    before = _cast(read_entries(old, bucket, threads=threads), types)
+    after = _cast(read_entries(new, bucket, threads=threads), types)
+    found = compare_tables(before, after, key, [name for name in types if name not in key])
+    if found is None:
         raise repeated_key_error(old, new)
-    kinds, unchanged = comparison
-    counts = (len(kinds[0]), len(kinds[1]), len(kinds[3]), unchanged)
-    sides = zip((after, before, before, after), kinds, strict=True)
-    return counts, tuple(smallest_rows(table, rows, key, sample) for table, rows in sides)
+    samples = _SampledRows(
+        added=smallest_rows(after, found.added, key, sample),
+        removed=smallest_rows(before, found.removed, key, sample),
+        changed_before=smallest_rows(before, found.changed_before, key, sample),
+        changed_after=smallest_rows(after, found.changed_after, key, sample),
+    )
+    return _BucketDiff(
+        added=len(found.added),
+        removed=len(found.removed),
+        changed=len(found.changed_after),
+        unchanged=found.unchanged,
+        samples=samples,
+    )
 
 
 def repeated_key_error(old: VersionReader, new: VersionReader) -> DatasetError:
@@ -417,6 +514,7 @@ def repeated_key_error(old: VersionReader, new: VersionReader) -> DatasetError:
 
 
 def _cast(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
+    """Return the table with these types of these columns."""
     for name, kind in types.items():
         if table.column(name).type != kind:
             index = table.column_names.index(name)
@@ -429,23 +527,27 @@ def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.Data
     keys differ.
     """
     check_equal_keys(old, new)
-    mine = old.schema.types
+    before = old.schema.types
     types = {}
     for name, kind in new.schema.types.items():
-        if name in mine:
-            types[name] = common_type(arrow_type(mine[name]), arrow_type(kind))
-    return {name: kind for name, kind in types.items() if kind is not None}
+        if name not in before:
+            continue
+        common = common_type(arrow_type(before[name]), arrow_type(kind))
+        if common is not None:
+            types[name] = common
+    return types
 
 
 def check_equal_keys(old: VersionReader, new: VersionReader) -> None:
     """Raise DatasetError unless both versions have the same key, of types that can be compared."""
-    mine = old.schema.types
-    theirs = new.schema.types
+    before = old.schema.types
+    after = new.schema.types
     if old.sealed.key == new.sealed.key:
-        kinds = [
-            common_type(arrow_type(mine[name]), arrow_type(theirs[name])) for name in new.sealed.key
+        types = [
+            common_type(arrow_type(before[name]), arrow_type(after[name]))
+            for name in new.sealed.key
         ]
-        if None not in kinds:
+        if None not in types:
             return
     problem = (
         f"version {old.version} of {old.dataset!r} is keyed by ({_describe_key(old)}) and version"
@@ -459,27 +561,40 @@ def _describe_key(view: VersionReader) -> str:
     return ", ".join(f"{name} {types[name]}" for name in view.sealed.key)
 
 
-def buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int | None], int]:
-    """Return the buckets whose contents may differ ([None]: all, read at once), and the row
-    count of the others.
+class BucketsToRead(NamedTuple):
+    """The buckets whose contents may differ ([None]: all, read at once), and the number of rows in
+    the others.
     """
-    spread = [view.schema.select(view.sealed.partition_by) for view in (old, new)]
-    if spread[0] != spread[1] or old.sealed.layout.partitions != new.sealed.layout.partitions:
-        return [None], 0
-    comparable = old.schema == new.schema and not (old.sealed.positioned or new.sealed.positioned)
-    mine = _files_by_bucket(old)
-    theirs = _files_by_bucket(new)
+
+    buckets: list[int | None]
+    unchanged_rows: int
+
+
+def buckets_to_read(old: VersionReader, new: VersionReader) -> BucketsToRead:
+    """Return the buckets to read for a comparison of two versions."""
+    old_columns = old.schema.select(old.sealed.partition_by)
+    new_columns = new.schema.select(new.sealed.partition_by)
+    has_same_number = old.sealed.layout.partitions == new.sealed.layout.partitions
+    if old_columns != new_columns or not has_same_number:
+        return BucketsToRead([None], 0)
+    is_positioned = old.sealed.positioned or new.sealed.positioned
+    are_files_comparable = old.schema == new.schema and not is_positioned
+    old_files = _files_by_bucket(old)
+    new_files = _files_by_bucket(new)
     buckets: list[int | None] = []
     unchanged = 0
-    for bucket in sorted({*mine, *theirs}):
-        if comparable and _has_same_content(mine.get(bucket, []), theirs.get(bucket, [])):
-            unchanged += sum(file.rows for file in theirs[bucket])
+    for bucket in sorted({*old_files, *new_files}):
+        before = old_files.get(bucket, [])
+        after = new_files.get(bucket, [])
+        if are_files_comparable and _has_same_content(before, after):
+            unchanged += sum(file.rows for file in after)
         else:
             buckets.append(bucket)
-    return buckets, unchanged
+    return BucketsToRead(buckets, unchanged)
 
 
 def _files_by_bucket(view: VersionReader) -> dict[int, list[BucketFile]]:
+    """Return the files of a version, of all generations, by bucket."""
     by_bucket: dict[int, list[BucketFile]] = {}
     for generation in view.sealed.generations:
         for file in generation.files:
@@ -493,8 +608,10 @@ def _has_same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
     """
     if len(old) != 1 or len(new) != 1:
         return False
-    a = old[0]
-    b = new[0]
-    if a.sha256 == b.sha256:
+    before = old[0]
+    after = new[0]
+    if before.sha256 == after.sha256:
         return True
-    return a.digest is not None and (a.rows, a.digest) == (b.rows, b.digest)
+    if before.digest is None or before.rows != after.rows:
+        return False
+    return before.digest == after.digest

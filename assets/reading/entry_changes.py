@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from dagster_adjunct.assets.reading.diff import (
     buckets_to_read,
@@ -20,6 +21,8 @@ from dagster_adjunct.assets.reading.diff import (
     name_as,
     repeated_key_error,
 )
+from dagster_adjunct.assets.reading.served_history import Compaction
+from dagster_adjunct.assets.reading.superseded import StoredRows
 from dagster_adjunct.assets.reading.version_reader import (
     Entry,
     VersionReader,
@@ -62,11 +65,18 @@ class EntryChange:
 
     def masked(self, sensitive: Collection[str]) -> EntryChange:
         """Return this change with `***` for the values of these columns."""
-        key, before, after = (
-            entry and {name: MASKED if name in sensitive else entry[name] for name in entry}
-            for entry in (self.key, self.before, self.after)
-        )
-        return EntryChange(self.kind, key or {}, before, after)
+        masks = dict.fromkeys(sensitive, MASKED)
+
+        def mask(entry: Entry) -> Entry:
+            return {name: masks.get(name, value) for name, value in entry.items()}
+
+        before = None
+        after = None
+        if self.before is not None:
+            before = mask(self.before)
+        if self.after is not None:
+            after = mask(self.after)
+        return EntryChange(self.kind, mask(self.key), before, after)
 
     def differing_columns(self) -> list[str]:
         """Return the columns whose values differ, all of them if one of the entries is None."""
@@ -75,11 +85,25 @@ class EntryChange:
         names = list(dict.fromkeys([*before, *after]))
         if self.kind != "update":
             return names
-        return [
-            name
-            for name in names
-            if comparable_value(before.get(name)) != comparable_value(after.get(name))
-        ]
+        differing = []
+        for name in names:
+            if comparable_value(before.get(name)) != comparable_value(after.get(name)):
+                differing.append(name)
+        return differing
+
+
+class ReaderPair(NamedTuple):
+    """Two versions of a dataset, the earlier one first."""
+
+    before: VersionReader
+    after: VersionReader
+
+
+class _Entries(NamedTuple):
+    """Entries before and after, at least those that differ."""
+
+    before: pa.Table
+    after: pa.Table
 
 
 @validated_methods
@@ -94,19 +118,19 @@ class EntryChanges:
     """
 
     def __init__(
-        self,
-        old: VersionReader | None,
-        new: VersionReader,
-        compactions: Sequence[tuple[VersionReader, VersionReader]] = (),
+        self, old: VersionReader | None, new: VersionReader, compactions: Sequence[ReaderPair] = ()
     ) -> None:
         """`compactions` are the versions before and after each major compaction in between, which
         have the same entries: with them, only the keys of deltas are compared.
         """
-        self._old = None if old is None else name_as(old, new)
         self._new = new
-        self._compactions = [(name_as(one, new), name_as(other, new)) for one, other in compactions]
-        if self._old is not None:
+        self._old: VersionReader | None = None
+        if old is not None:
+            self._old = name_as(old, new)
             check_equal_keys(self._old, new)
+        self._compactions = []
+        for before, after in compactions:
+            self._compactions.append(ReaderPair(name_as(before, new), name_as(after, new)))
 
     def __repr__(self) -> str:
         return f"EntryChanges({self._new.dataset!r}, since={self.since!r}, until={self.until!r})"
@@ -114,7 +138,9 @@ class EntryChanges:
     @property
     def since(self) -> str | None:
         """The id of the version whose entries are `before`, None for changes from nothing."""
-        return None if self._old is None else self._old.version
+        if self._old is None:
+            return None
+        return self._old.version
 
     @property
     def until(self) -> str:
@@ -131,13 +157,17 @@ class EntryChanges:
     @property
     def sensitive(self) -> tuple[str, ...]:
         """The columns that are sensitive in one of the versions."""
-        names = [*self._old.schema.sensitive] if self._old is not None else []
-        return tuple(dict.fromkeys([*names, *self._new.schema.sensitive]))
+        names = [*self._new.schema.sensitive]
+        if self._old is not None:
+            names = [*self._old.schema.sensitive, *names]
+        return tuple(dict.fromkeys(names))
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the changes as a table."""
-        before = self._new.schema if self._old is None else self._old.schema
+        before = self._new.schema
+        if self._old is not None:
+            before = self._old.schema
         return pa.schema(
             [
                 pa.field("kind", pa.string()),
@@ -163,8 +193,8 @@ class EntryChanges:
         Raises DatasetError for a key with several entries, and ManifestMismatchError for a missing
         or damaged file.
         """
-        for before, after in self._changed_buckets(bucket):
-            batch = self._compare(before, after)
+        for entries in self._changed_buckets(bucket):
+            batch = self._compare(entries)
             if batch.num_rows:
                 yield batch
 
@@ -182,61 +212,63 @@ class EntryChanges:
         reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
         return reader.__arrow_c_stream__(requested_schema)
 
-    def _changed_buckets(self, only: int | None) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yield the entries before and after of each bucket, or of one, at least those that
-        differ.
-        """
-        old = self._old
-        new = self._new
-        numbers = {*new.buckets, *(old.buckets if old is not None else ())}
-        wanted = sorted(number for number in numbers if only in (None, number))
-        if old is None:
-            nothing = new.schema.to_arrow().empty_table()
-            for number in wanted:
-                yield nothing, read_entries(new, number)
-            return
-        if not all(shares_base(one.sealed, other.sealed) for one, other in self._steps(old)):
-            for bucket in buckets_to_read(old, new)[0]:
+    def _changed_buckets(self, only: int | None) -> Iterator[_Entries]:
+        """Yield the entries of each bucket, or of one."""
+        if self._old is None:
+            nothing = self._new.schema.to_arrow().empty_table()
+            for bucket in self._new.buckets:
                 if only in (None, bucket):
-                    yield read_entries(old, bucket), read_entries(new, bucket)
+                    yield _Entries(nothing, read_entries(self._new, bucket))
             return
-        yield from self._looked_up(old, wanted)
+        yield from self._changed_since(self._old, only)
 
-    def _steps(self, old: VersionReader) -> list[tuple[VersionReader, VersionReader]]:
+    def _changed_since(self, old: VersionReader, only: int | None) -> Iterator[_Entries]:
+        """Yield the entries of each bucket, or of one, of the version `old` and the new one."""
+        new = self._new
+        steps = self._steps(old)
+        if all(shares_base(before.sealed, after.sealed) for before, after in steps):
+            for number in sorted({*old.buckets, *new.buckets}):
+                if only not in (None, number):
+                    continue
+                keys = _changed_keys(steps, number)
+                if keys:
+                    yield _entries_of_both(old, new, number, keys)
+            return
+        for bucket in buckets_to_read(old, new).buckets:
+            if only in (None, bucket):
+                yield _Entries(read_entries(old, bucket), read_entries(new, bucket))
+
+    def _steps(self, old: VersionReader) -> list[ReaderPair]:
         """Return the pairs of versions between which entries have changed."""
         steps = []
         since = old
-        for before, after in self._compactions:
-            steps.append((since, before))
-            since = after
-        return [*steps, (since, self._new)]
+        for compaction in self._compactions:
+            steps.append(ReaderPair(since, compaction.before))
+            since = compaction.after
+        steps.append(ReaderPair(since, self._new))
+        return steps
 
-    def _looked_up(
-        self, old: VersionReader, buckets: Iterable[int]
-    ) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yield the entries before and after of the keys in deltas that were added or merged, by
-        bucket.
-        """
-        steps = self._steps(old)
-        for number in buckets:
-            keys = _changed_keys(steps, number)
-            if keys:
-                yield _entries_of_both(old, self._new, number, keys)
-
-    def _compare(self, before: pa.Table, after: pa.Table) -> pa.RecordBatch:
-        """Return the changes from the entries `before` to those `after`, in the order of keys."""
-        compared_before, compared_after, names = _align(before, after, self._new.sealed.key)
-        found = compare_tables(compared_before, compared_after, self._new.sealed.key, names)
+    def _compare(self, entries: _Entries) -> pa.RecordBatch:
+        """Return the changes of the entries, in the order of keys."""
+        key = self._new.sealed.key
+        aligned = _align(entries)
+        values = [name for name in aligned.before.column_names if name not in key]
+        found = compare_tables(aligned.before, aligned.after, key, values)
         if found is None:
             raise repeated_key_error(self._old or self._new, self._new)
-        (inserted, deleted, changed_from, changed_to), _ = found
-        counts = [len(inserted), len(deleted), len(changed_to)]
-        none = np.full(max(counts), -1)
-        rows_before = np.concatenate([none[: len(inserted)], deleted, changed_from])
-        rows_after = np.concatenate([inserted, none[: len(deleted)], changed_to])
+        # in the order of _KINDS: inserts, deletes, updates
+        counts = [len(found.added), len(found.removed), len(found.changed_after)]
+        no_rows = np.full(max(counts), -1)
+        rows_before = np.concatenate(
+            [no_rows[: len(found.added)], found.removed, found.changed_before]
+        )
+        rows_after = np.concatenate(
+            [found.added, no_rows[: len(found.removed)], found.changed_after]
+        )
+        before, after = entries
         columns = {
             "kind": pa.array(np.repeat(_KINDS, counts), pa.string()),
-            "key": self._take_keys(before, after, rows_before, rows_after),
+            "key": self._take_keys(entries, rows_before, rows_after),
             "before": _take_structs(before, rows_before, self.schema.field("before").type),
             "after": _take_structs(after, rows_after, self.schema.field("after").type),
         }
@@ -246,10 +278,9 @@ class EntryChanges:
         at = pa.repeat(pa.scalar(self.at, arrow_type("timestamp")), len(order))
         return pa.RecordBatch.from_arrays([*taken, version, at], schema=self.schema)
 
-    def _take_keys(
-        self, before: pa.Table, after: pa.Table, rows_before: Any, rows_after: Any
-    ) -> pa.StructArray:
+    def _take_keys(self, entries: _Entries, rows_before: Any, rows_after: Any) -> pa.StructArray:
         """Return the key of each change: that of the entry after it, of a delete that before it."""
+        before, after = entries
         kind = self.schema.field("key").type
         names = [field.name for field in kind]
         old = pa.table([before.column(field.name).cast(field.type) for field in kind], names=names)
@@ -266,50 +297,102 @@ def shares_base(old: SealedVersion, new: SealedVersion) -> bool:
     """Whether two versions have the same base, in the same buckets: then only keys in deltas that
     one of them lacks can have other entries.
     """
-    if not old.positioned or not new.positioned or old.partitions != new.partitions:
+    if not old.positioned or not new.positioned:
         return False
-    if old.partition_by != new.partition_by or (old.history is None) != (new.history is None):
+    if (old.partitions, old.partition_by) != (new.partitions, new.partition_by):
         return False
-    return _place_of(old.generations[0]) == _place_of(new.generations[0])
+    had_history = old.history is not None
+    has_history = new.history is not None
+    if had_history != has_history:
+        return False
+    return _identity_of(old.generations[0]) == _identity_of(new.generations[0])
 
 
 def list_own_generations(version: SealedVersion, other: SealedVersion) -> tuple[Generation, ...]:
     """Return the generations of a version that another one does not have."""
-    shared = {_place_of(generation) for generation in other.generations}
-    own = (each for each in version.generations if _place_of(each) not in shared)
+    shared = {_identity_of(generation) for generation in other.generations}
+    own = (each for each in version.generations if _identity_of(each) not in shared)
     return tuple(own)
 
 
-def _place_of(generation: Generation) -> tuple[int, str]:
+def _identity_of(generation: Generation) -> tuple[int, str]:
+    """Return what only this generation has: its number and its folder."""
     return generation.id, generation.folder
 
 
-def _changed_keys(
-    steps: Iterable[tuple[VersionReader, VersionReader]], bucket: int
-) -> Sequence[Any]:
+@dataclass(frozen=True, slots=True)
+class ComparedVersions:
+    """The versions to compare for the changes between two commits, None for nothing.
+
+    `compactions` are the major compactions in between. If `by_deltas`, only keys in deltas are
+    compared.
+    """
+
+    old: SealedVersion | None
+    new: SealedVersion | None
+    compactions: tuple[Compaction, ...] = ()
+    by_deltas: bool = False
+
+    @property
+    def ends(self) -> list[SealedVersion]:
+        """The two versions, without None."""
+        return [version for version in (self.old, self.new) if version is not None]
+
+    @property
+    def all(self) -> list[SealedVersion]:
+        """All versions that are read."""
+        return [*self.ends, *chain.from_iterable(self.compactions)]
+
+    def list_deltas(self) -> list[VersionDelta]:
+        """Return the deltas that were added or merged between the two versions, which share a base
+        but for compactions; each once.
+        """
+        if self.old is None or self.new is None:
+            return []
+        found = {}
+        since = self.old
+        for before, after in (*self.compactions, Compaction(self.new, self.new)):
+            for version, other in ((since, before), (before, since)):
+                for generation in list_own_generations(version, other):
+                    found[_identity_of(generation)] = VersionDelta(version, generation)
+            since = after
+        return list(found.values())
+
+
+class VersionDelta(NamedTuple):
+    """A generation, and a version that has it."""
+
+    version: SealedVersion
+    generation: Generation
+
+
+def _changed_keys(steps: Iterable[ReaderPair], bucket: int) -> Sequence[Any]:
     """Return the keys (in plain form, sorted) in deltas of a bucket that one of two versions
     lacks.
     """
     changed: set[Any] = set()
-    for one, other in steps:
-        for version, without in ((one, other), (other, one)):
-            own = list_own_generations(version.sealed, without.sealed)
+    for before, after in steps:
+        for version, other in ((before, after), (after, before)):
+            own = list_own_generations(version.sealed, other.sealed)
             changed.update(version.keys_in(bucket, {each.id for each in own}))
     return sorted(changed)
 
 
 def _entries_of_both(
     old: VersionReader, new: VersionReader, bucket: int, keys: Sequence[Any]
-) -> tuple[pa.Table, pa.Table]:
+) -> _Entries:
     """Return the entries of these keys (in plain form, sorted) of a bucket in both versions, by
     lookups; rows that both have are looked up once.
     """
-    rows, generation = new.stored_rows_of(bucket, keys)
-    after = entries_among(new, rows, generation)
+    stored = new.stored_rows_of(bucket, keys)
     if _has_rows_of(new.sealed, old.sealed):
-        of_old = np.isin(generation, [each.id for each in old.sealed.generations])
-        return entries_among(old, rows.filter(pa.array(of_old)), generation[of_old]), after
-    return read_entries_of(old, bucket, keys), after
+        numbers = [generation.id for generation in old.sealed.generations]
+        is_of_old = np.isin(stored.generations, numbers)
+        of_old = StoredRows(stored.rows.filter(pa.array(is_of_old)), stored.generations[is_of_old])
+        before = entries_among(old, of_old)
+    else:
+        before = read_entries_of(old, bucket, keys)
+    return _Entries(before, entries_among(new, stored))
 
 
 def _has_rows_of(version: SealedVersion, other: SealedVersion) -> bool:
@@ -319,24 +402,20 @@ def _has_rows_of(version: SealedVersion, other: SealedVersion) -> bool:
     return not list_own_generations(other, version)
 
 
-def _align(
-    before: pa.Table, after: pa.Table, key: Sequence[str]
-) -> tuple[pa.Table, pa.Table, list[str]]:
-    """Return the key and the columns to compare of both tables, with equal types, and the names of
-    the latter.
+def _align(entries: _Entries) -> _Entries:
+    """Return the entries with the columns of both tables, in equal types.
 
     A column that one table lacks is null there. Values of types without a common one differ unless
     both are null.
     """
+    before, after = entries
     names = list(dict.fromkeys([*after.column_names, *before.column_names]))
-    sides = []
-    for table, other, mark in ((before, after, 0), (after, before, 1)):
-        columns = [_comparable(table, other, name, mark) for name in names]
-        sides.append(pa.table(columns, names=names))
-    return sides[0], sides[1], [name for name in names if name not in key]
+    old = [_comparable(before, after, name, mark=0) for name in names]
+    new = [_comparable(after, before, name, mark=1) for name in names]
+    return _Entries(pa.table(old, names=names), pa.table(new, names=names))
 
 
-def _comparable(table: pa.Table, other: pa.Table, name: str, mark: int) -> pa.ChunkedArray:
+def _comparable(table: pa.Table, other: pa.Table, name: str, *, mark: int) -> pa.ChunkedArray:
     """Return the values of a column in the type in which they are compared with `other`'s; `mark`
     stands for values that differ from all of `other`'s.
     """

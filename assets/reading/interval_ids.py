@@ -57,21 +57,26 @@ def interval_id_sql(
     """Return the Spark SQL, or DuckDB's, of the id of an interval whose begin is the SQL `begin`, a
     timestamp.
     """
-    micros = "epoch_us" if duckdb else "unix_micros"
-    digest = "sha256({})" if duckdb else "sha2({}, 256)"
-    parts = [f"cast({micros}({begin}) AS STRING)"]
+    micros = "unix_micros({})"
+    days = "unix_date({})"
+    digest = "sha2({}, 256)"
+    if duckdb:
+        micros = "epoch_us({})"
+        days = "({} - DATE '1970-01-01')"
+        digest = "sha256({})"
+    texts = [f"cast({micros.format(begin)} AS STRING)"]
     for name in key:
         column = quote(name)
         kind = schema.field(name).type
         if kind in ("string", "binary"):
-            parts.append(f"hex({column})")
-            continue
-        if kind == "timestamp":
-            column = f"{micros}({column})"
+            texts.append(f"hex({column})")
+        elif kind == "timestamp":
+            texts.append(f"cast({micros.format(column)} AS STRING)")
         elif kind == "date":
-            column = f"({column} - DATE '1970-01-01')" if duckdb else f"unix_date({column})"
-        parts.append(f"cast({column} AS STRING)")
-    text = f"concat_ws('|', {', '.join(parts)})"
+            texts.append(f"cast({days.format(column)} AS STRING)")
+        else:
+            texts.append(f"cast({column} AS STRING)")
+    text = f"concat_ws('|', {', '.join(texts)})"
     return f"substr({digest.format(text)}, 1, {_DIGITS})"
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_generation_files
 from dagster_adjunct.resources.bucketing.files import (
@@ -139,10 +139,12 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def _text_parser(kind: str) -> Callable[[str], Any]:
+    """Return the function that reads values of this type from texts."""
     return _PARSERS.get(kind.partition("(")[0], str)
 
 
 def _coerce(what: str, field: Field, value: object) -> Any:
+    """Return the value of a key column in its type. Raises NullKeyError or SchemaMismatchError."""
     if value is None:
         raise NullKeyError(
             f"{what}: key column {field.name!r} is null.",
@@ -189,6 +191,7 @@ def _convert(kind: str, value: object) -> Any:
 
 
 def _convert_integer(bits: int, value: object) -> int:
+    """Return a whole number that fits this many bits; raises what `_convert` raises."""
     number = operator.index(value)  # type: ignore[arg-type]
     limit = 2 ** (bits - 1)
     if not -limit <= number < limit:
@@ -197,11 +200,13 @@ def _convert_integer(bits: int, value: object) -> int:
 
 
 def _convert_decimal(kind: str, value: object) -> Decimal:
+    """Return an exact value of this decimal type; raises what `_convert` raises."""
     if isinstance(value, bool) or not isinstance(value, Decimal | int):
         raise TypeError
-    precision, scale = (int(part) for part in kind[8:-1].split(","))
+    precision, scale = map(int, kind.removeprefix("decimal(").removesuffix(")").split(","))
     exact = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
-    if exact == Decimal(value) and len(exact.as_tuple().digits) <= precision:
+    is_unchanged = exact == Decimal(value)
+    if is_unchanged and len(exact.as_tuple().digits) <= precision:
         return exact
     if exact.is_finite():
         raise OverflowError
@@ -219,6 +224,7 @@ _EXPECTED = {
 
 
 def _wrong_type_error(what: str, field: Field, value: object) -> SchemaMismatchError:
+    """Return the error for a key with a value of another type than its column."""
     expected = _EXPECTED.get(field.type.partition("(")[0], field.type)
     return SchemaMismatchError(
         f"{what}: key column {field.name!r} is {field.type}, and {value!r} ({type(value).__name__})"
@@ -303,12 +309,15 @@ class RowGroup:
         Where they are one column that is numbers or bytes, all keys are looked for at once.
         """
         first = self._keys[0]
-        if len(keys[0]) == 1 and isinstance(first, memoryview):
+        are_one_column = len(keys[0]) == 1
+        if are_one_column and isinstance(first, memoryview):
             wanted = np.array([value for (value,) in keys], np.int64)
             values = np.asarray(first)
             begins = np.searchsorted(values, wanted, "left")
-            return _count_from(begins, np.searchsorted(values, wanted, "right") - begins)
-        if len(keys[0]) == 1 and isinstance(first, _Bytes) and len(keys) * _MASKED > self.rows:
+            ends = np.searchsorted(values, wanted, "right")
+            return _count_from(begins, ends - begins)
+        are_many = len(keys) * _MASKED > self.rows
+        if are_one_column and are_many and isinstance(first, _Bytes):
             values = self.table.column(self._first_name).cast(pa.binary())
             wanted = pa.array([value for (value,) in keys], pa.binary())
             return pc.indices_nonzero(pc.is_in(values, value_set=wanted)).to_numpy()
@@ -330,24 +339,32 @@ def _count_from(begins: Any, counts: Any) -> Any:
     return np.repeat(begins - before, counts) + np.arange(counts.sum())
 
 
-def row_group_range(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
-    """Return where in its file a row group starts, and its length, both in bytes."""
-    spans = []
+class ByteRange(NamedTuple):
+    """A part of a file: where it starts, and its length."""
+
+    start: int
+    length: int
+
+
+def row_group_range(metadata: pq.FileMetaData, group: int) -> ByteRange:
+    """Return where a row group is in its file."""
+    starts = []
+    ends = []
     for index in range(metadata.num_columns):
         column = metadata.row_group(group).column(index)
-        start = min(
-            column.data_page_offset, column.dictionary_page_offset or column.data_page_offset
-        )
-        spans.append((start, start + column.total_compressed_size))
-    start = min(span[0] for span in spans)
-    return start, max(span[1] for span in spans) - start
+        start = column.data_page_offset
+        if column.dictionary_page_offset:
+            start = min(start, column.dictionary_page_offset)
+        starts.append(start)
+        ends.append(start + column.total_compressed_size)
+    return ByteRange(min(starts), max(ends) - min(starts))
 
 
 def decode_group(
     metadata: pq.FileMetaData, group: int, data: bytes, layout: BucketLayout
 ) -> RowGroup:
     """Decode a row group from its bytes. Raises pyarrow's errors or OSError for damaged bytes."""
-    start, _ = row_group_range(metadata, group)
+    start = row_group_range(metadata, group).start
     # pyarrow reads only the group's range through the window, which ends where it expects the end
     # of the file.
     source = pa.PythonFile(
@@ -388,9 +405,9 @@ class _Unscaled:
     __slots__ = ("_data",)
 
     def __init__(self, array: pa.Array) -> None:
-        self._data = memoryview(array.buffers()[1])[
-            16 * array.offset : 16 * (array.offset + len(array))
-        ]
+        _, data = array.buffers()
+        end = array.offset + len(array)
+        self._data = memoryview(data)[16 * array.offset : 16 * end]
 
     def __getitem__(self, row: Any) -> Any:
         return int.from_bytes(self._data[16 * row : 16 * row + 16], "little", signed=True)
@@ -445,21 +462,33 @@ def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
         elif pt.is_integer(column.type) or pt.is_floating(column.type):
             read = _numbers(column).__getitem__
     if read is None:
-        if has_maps(column.type):
-            return lambda row: column[row].as_py(maps_as_pydicts="strict")
-        return lambda row: column[row].as_py()
+        return _through_pyarrow(column)
     if column.null_count:
         return _with_nulls(column, read)
     return read
 
 
+def _through_pyarrow(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
+    """Return a function that returns the value in a row, of any type."""
+    options = {}
+    if has_maps(column.type):
+        options["maps_as_pydicts"] = "strict"
+
+    def value(row: int) -> Any:
+        return column[row].as_py(**options)
+
+    return value
+
+
 def _with_nulls(column: pa.Array, read: Callable[[int], Any]) -> Callable[[int], Any]:
-    bits = memoryview(column.buffers()[0])
+    """Return a function that returns what `read` does, and None where the column is null."""
+    validity = memoryview(column.buffers()[0])  # a bit for each row, set if it has a value
     offset = column.offset
 
     def value(row: int) -> Any:
-        at = row + offset
-        if bits[at >> 3] >> (at & 7) & 1:
+        place = row + offset
+        is_valid = validity[place >> 3] >> (place & 7) & 1
+        if is_valid:
             return read(row)
         return None
 
@@ -467,27 +496,58 @@ def _with_nulls(column: pa.Array, read: Callable[[int], Any]) -> Callable[[int],
 
 
 def _texts(column: pa.Array) -> Callable[[int], str]:
+    """Return a function that returns the string in a row."""
     offsets, data = _offsets_and_data(column)
-    return lambda row: str(data[offsets[row] : offsets[row + 1]], "utf-8")
+
+    def value(row: int) -> str:
+        return str(data[offsets[row] : offsets[row + 1]], "utf-8")
+
+    return value
 
 
 def _instants(column: pa.Array) -> Callable[[int], dt.datetime]:
+    """Return a function that returns the timestamp in a row."""
     micros = _numbers(column)
     epoch = pa.scalar(0, column.type).as_py()  # with the tzinfo that pyarrow uses
-    return lambda row: epoch + dt.timedelta(microseconds=micros[row])
+
+    def value(row: int) -> dt.datetime:
+        moment: dt.datetime = epoch + dt.timedelta(microseconds=micros[row])
+        return moment
+
+    return value
 
 
-def _offsets_and_data(array: pa.Array) -> tuple[memoryview, memoryview]:
-    """Return the offsets of an array of strings or binaries, and the data that they index."""
+class _TextBuffers(NamedTuple):
+    """The buffers of an array of strings or binaries: the value of row n is in `data` from
+    `offsets[n]` to `offsets[n + 1]`.
+    """
+
+    offsets: memoryview
+    data: memoryview
+
+
+def _offsets_and_data(array: pa.Array) -> _TextBuffers:
+    """Return the buffers of an array of strings or binaries."""
     _, offsets, data = array.buffers()
-    ends = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1]
-    return ends, memoryview(data) if data is not None else memoryview(b"")
+    own = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1]
+    if data is None:
+        return _TextBuffers(own, memoryview(b""))
+    return _TextBuffers(own, memoryview(data))
 
 
 def _numbers(array: pa.Array) -> Any:
     """Return the numbers in an array of a type of fixed width, as a memoryview."""
-    code: Any = _CODES[str(array.type).partition("[")[0]]
-    return memoryview(array.buffers()[1]).cast(code)[array.offset : array.offset + len(array)]
+    name, _, _ = str(array.type).partition("[")
+    code: Any = _CODES[name]
+    _, data = array.buffers()
+    return memoryview(data).cast(code)[array.offset : array.offset + len(array)]
+
+
+class Sized(NamedTuple, Generic[T]):
+    """A value, and its size in bytes."""
+
+    value: T
+    size: int
 
 
 @validated
@@ -504,27 +564,26 @@ class FileCache:
     def __init__(self, max_bytes: int = 512 * 1024 * 1024) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._values: OrderedDict[Hashable, Sized[Any]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
-        """Return the cached value of this key. If there is none, `load` returns it, with its
-        size in bytes.
-        """
+    def get(self, key: Hashable, load: Callable[[], Sized[T]]) -> T:
+        """Return the cached value of this key. If there is none, `load` returns it."""
         with self._lock:
-            known: tuple[T, int] | None = self._values.get(key)
+            known: Sized[T] | None = self._values.get(key)
             if known is not None:
                 self._values.move_to_end(key)
-                return known[0]
+                return known.value
         # without the lock: two threads may load the same value, which only wastes work
-        value, size = load()
+        loaded = load()
         with self._lock:
             if key not in self._values:
-                self._values[key] = (value, size)
-                self.bytes += size
+                self._values[key] = loaded
+                self.bytes += loaded.size
             while self.bytes > self.max_bytes and len(self._values) > 1:
-                self.bytes -= self._values.popitem(last=False)[1][1]
-        return value
+                _, oldest = self._values.popitem(last=False)
+                self.bytes -= oldest.size
+        return loaded.value
 
 
 Key = tuple[Plain, ...]
@@ -536,7 +595,9 @@ def end_of_prefix(prefix: Key) -> Key:
     `prefix`.
     """
     *before, last = prefix
-    return (*before, last + b"\0" if isinstance(last, bytes) else last + 1)
+    if isinstance(last, bytes):
+        return (*before, last + b"\0")
+    return (*before, last + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -551,6 +612,37 @@ class Footer:
         is or would be.
         """
         return max(0, bisect_right(self.starts, key) - 1)
+
+
+class RowPlace(NamedTuple):
+    """A row: its number in its row group."""
+
+    rows: RowGroup
+    row: int
+
+
+class RowSpan(NamedTuple):
+    """Rows of a row group, from `first` (included) to `after` (excluded)."""
+
+    rows: RowGroup
+    first: int
+    after: int
+
+
+class _KeyFile(NamedTuple):
+    """A file of a generation, with its first and last key in plain form; `last` is () if it is not
+    known.
+    """
+
+    stored: StoredFile
+    first: Key
+    last: Key
+
+    def may_have(self, start: Key, end: Key | None) -> bool:
+        """Whether it may have keys from `start` (included) to `end` (excluded, None: no limit)."""
+        if end is not None and self.first >= end:
+            return False
+        return not self.last or self.last[: len(start)] >= start
 
 
 class KeyFiles:
@@ -573,92 +665,80 @@ class KeyFiles:
         self._as = layout.ddl  # versions with different columns read the same files differently
         self._types = layout.key_types
         self._plain = tuple(map(plain_converter, layout.key_types))
-        self._files = {
-            stored.file.bucket: (
-                stored,
-                self._plain_key(stored.file.min_key),
-                self._plain_key(stored.file.max_key),
-            )
-            for stored in list_generation_files(store, what, generation)
-        }
+        self._files: dict[int, _KeyFile] = {}  # by bucket
+        for stored in list_generation_files(store, what, generation):
+            first = self._plain_key(stored.file.min_key)
+            last = self._plain_key(stored.file.max_key)
+            self._files[stored.file.bucket] = _KeyFile(stored, first, last)
 
-    def find(self, bucket: int, key: Key) -> tuple[RowGroup, int] | None:
-        """Return the row group with this key, given in plain form, and the number of its row there;
-        None without one.
+    def find(self, bucket: int, key: Key) -> RowPlace | None:
+        """Return the row with this key, given in plain form; None without one.
 
         Raises ManifestMismatchError when the file is missing or damaged.
         """
-        stored = self._files.get(bucket)
-        if stored is None:
+        file = self._files.get(bucket)
+        if file is None or key < file.first:
             return None
-        file, least, greatest = stored
-        if key < least or (greatest and key > greatest):
+        if file.last and key > file.last:
             return None
-        footer = self._footer(file)
-        rows = self._group(file, footer, footer.find_group(key))
+        footer = self._footer(file.stored)
+        rows = self._group(file.stored, footer, footer.find_group(key))
         row = rows.find(key)
         if row is None:
             return None
-        return (rows, row)
+        return RowPlace(rows, row)
 
     def places_of(self, bucket: int, keys: Sequence[Key]) -> Iterator[tuple[RowGroup, Any]]:
         """Yield the row groups that may have rows of these keys, or leading parts of keys (in plain
         form, sorted), and the numbers of these rows there (numpy).
         """
-        stored = self._files.get(bucket)
-        if stored is None or not keys:
+        file = self._files.get(bucket)
+        if file is None or not keys:
             return
-        file, least, greatest = stored
         parts = len(keys[0])
-        low = bisect_left(keys, least[:parts])
+        low = bisect_left(keys, file.first[:parts])
         high = len(keys)
-        if greatest:
-            high = bisect_right(keys, greatest[:parts])
+        if file.last:
+            high = bisect_right(keys, file.last[:parts])
         if low >= high:
             return
-        footer = self._footer(file)
+        footer = self._footer(file.stored)
         for group in range(len(footer.starts)):
-            # A key that begins before a row group may go on there.
-            begin = (
-                low if group == 0 else bisect_left(keys, footer.starts[group][:parts], low, high)
-            )
+            begin = low
+            if group > 0:  # a key that begins before a row group may go on there
+                begin = bisect_left(keys, footer.starts[group][:parts], low, high)
             end = high
             if group + 1 < len(footer.starts):
                 end = bisect_left(keys, footer.starts[group + 1], low, high)
             if begin < end:
-                rows = self._group(file, footer, group)
+                rows = self._group(file.stored, footer, group)
                 yield rows, rows.rows_of(keys[begin:end])
 
-    def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
-        """Yield (row group, first row, row after the last) for the keys from `start` (included) to
-        `end` (excluded).
+    def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[RowSpan]:
+        """Yield the rows of the keys from `start` (included) to `end` (excluded).
 
         Both are keys in plain form, or leading parts of them. () is before all keys, None after
         all. Row groups are read on demand.
         """
-        stored = self._files.get(bucket)
-        if stored is None:
+        file = self._files.get(bucket)
+        if file is None or not file.may_have(start, end):
             return
-        file, least, greatest = stored
-        if (end is not None and least >= end) or (greatest and greatest[: len(start)] < start):
-            return
-        footer = self._footer(file)
-        group = footer.find_group(start)
-        rows = self._group(file, footer, group)
-        first = rows.first_at_or_after(start)
-        while True:
-            after = rows.rows if end is None else rows.first_at_or_after(end)
-            if after > first:
-                yield rows, first, after
-            group = group + 1
-            first = 0
-            if (
-                after < rows.rows
-                or group == len(footer.starts)
-                or (end is not None and footer.starts[group] >= end)
-            ):
+        footer = self._footer(file.stored)
+        first_group = footer.find_group(start)
+        for group in range(first_group, len(footer.starts)):
+            if end is not None and group > first_group and footer.starts[group] >= end:
                 return
-            rows = self._group(file, footer, group)
+            rows = self._group(file.stored, footer, group)
+            first = 0
+            if group == first_group:
+                first = rows.first_at_or_after(start)
+            after = rows.rows
+            if end is not None:
+                after = rows.first_at_or_after(end)
+            if after > first:
+                yield RowSpan(rows, first, after)
+            if after < rows.rows:
+                return
 
     # -- reading
 
@@ -666,24 +746,26 @@ class KeyFiles:
         """Return a key that a manifest lists, in plain form; () for None."""
         if encoded is None:
             return ()
-        return tuple(
-            plain(value)
-            for plain, value in zip(self._plain, decode_key(self._types, encoded), strict=True)
-        )
+        values = decode_key(self._types, encoded)
+        return tuple(plain(value) for plain, value in zip(self._plain, values, strict=True))
 
     def _group(self, file: StoredFile, footer: Footer, group: int) -> RowGroup:
-        def load() -> tuple[RowGroup, int]:
+        """Return a row group of a file, from the cache or the store."""
+
+        def load() -> Sized[RowGroup]:
             start, length = row_group_range(footer.metadata, group)
             data = file.reading(lambda: file.store.get_range(file.key, start, length))
             if len(data) < length:
                 raise file.damaged(f"it ends before its row group {group}")
             rows = file.reading(lambda: decode_group(footer.metadata, group, data, self._layout))
-            return rows, rows.size
+            return Sized(rows, rows.size)
 
         return self._cache.get((self._place, self._as, file.file.bucket, group), load)
 
     def _footer(self, file: StoredFile) -> Footer:
-        def load() -> tuple[Footer, int]:
+        """Return the footer of a file, from the cache, the manifest or the store."""
+
+        def load() -> Sized[Footer]:
             stored = file.file.footer
             if stored is not None:
                 tail = unpack_footer(stored)
@@ -697,7 +779,7 @@ class KeyFiles:
                 raise file.damaged("it does not list the first keys of its row groups")
             keys = tuple(map(self._plain_key, json.loads(starts)))
             # parsed, it takes about four times its stored size
-            return Footer(metadata, keys), 4 * len(tail)
+            return Sized(Footer(metadata, keys), 4 * len(tail))
 
         return self._cache.get((self._place, file.file.bucket), load)
 

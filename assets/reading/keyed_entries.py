@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
@@ -47,7 +47,9 @@ class KeyedEntries:
         if len(columns[0]) * _FEW < len(entries):
             return _find_few(columns[0], entries)
         found = pc.index_in(columns[0], value_set=entries)
-        return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        if isinstance(found, pa.ChunkedArray):
+            return found.combine_chunks()
+        return found
 
 
 def _find_few(keys: pa.ChunkedArray, entries: pa.ChunkedArray) -> pa.Array:
@@ -121,9 +123,8 @@ class TimedEntries:
 
     def find(
         self, columns: Sequence[pa.ChunkedArray], times: Sequence[int | None], *, oldest: bool
-    ) -> tuple[pa.Array, pa.Array]:
-        """Return two arrays with a value for each record: the row of its key's entry at its time
-        (null for none), and whether that time is before the history of the key.
+    ) -> FoundEntries:
+        """Return the entry of each record, by the columns of its key and its time.
 
         `times` are in microseconds. A record without a key or time gets null and False. With
         `oldest`, a record from before the history gets the key's first entry, but null if the key
@@ -135,29 +136,45 @@ class TimedEntries:
         rows: list[int | None] = []
         early: list[bool] = []
         for number, time, has_key in zip(numbers, times, known, strict=True):
-            row = None
-            is_early = False
+            found = _FoundRow(None, False)
             if has_key and time is not None:
-                row, is_early = self._find(number, time, oldest=oldest)
-            rows.append(row)
-            early.append(is_early)
-        return pa.array(rows, pa.int64()), pa.array(early, pa.bool_())
+                found = self._find(number, time, oldest=oldest)
+            rows.append(found.row)
+            early.append(found.is_early)
+        return FoundEntries(pa.array(rows, pa.int64()), pa.array(early, pa.bool_()))
 
-    def _find(self, number: int | None, time: int, *, oldest: bool) -> tuple[int | None, bool]:
+    def _find(self, number: int | None, time: int, *, oldest: bool) -> _FoundRow:
+        """Return the row of the key of this number, None for a key without rows, at a time."""
         is_unknown = self.known_from is not None and time < self.known_from
         if number is None:
-            return None, is_unknown
+            return _FoundRow(None, is_unknown)
         first = self.starts[number]
         end = self.starts[number + 1]
         row = bisect_right(self.begins, time, first, end) - 1
         if row >= first:
             if time >= self.ends[row]:
-                return None, is_unknown
-            return row if self.there[row] else None, False
+                return _FoundRow(None, is_unknown)
+            return _FoundRow(row if self.there[row] else None, False)
         if not self.firsts[first]:
-            return None, is_unknown
+            return _FoundRow(None, is_unknown)
         if oldest:
             for place in range(first, end):
                 if self.there[place]:
-                    return place, True
-        return None, True
+                    return _FoundRow(place, True)
+        return _FoundRow(None, True)
+
+
+class FoundEntries(NamedTuple):
+    """For each record the row of its key's entry at its time (null for none), and whether that time
+    is before the history of the key.
+    """
+
+    rows: pa.Array
+    is_early: pa.Array
+
+
+class _FoundRow(NamedTuple):
+    """The row of an entry, None for none; and whether the time is before the key's history."""
+
+    row: int | None
+    is_early: bool

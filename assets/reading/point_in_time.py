@@ -120,7 +120,9 @@ class PointInTime:
     @property
     def _max_age(self) -> int | None:
         """The most microseconds since an entry became valid."""
-        return None if self.max_age is None else self.max_age // timedelta(microseconds=1)
+        if self.max_age is None:
+            return None
+        return self.max_age // timedelta(microseconds=1)
 
     def _check(self, types: Mapping[str, str]) -> None:
         """Raise SchemaMismatchError unless records with columns of these types can be joined."""
@@ -187,22 +189,23 @@ class PointInTime:
             rows = self.reader.rows()
         else:
             rows = read_rows_over_time(self.reader, with_ids=self._with_ids)
-            schema = add_interval_id(schema) if self._with_ids else schema
+            if self._with_ids:
+                schema = add_interval_id(schema)
         fields = []
         for name, entry in self.on:
             kind = _compared_type(self.reader.schema.field(entry).type)
             fields.append(Field(name, kind))
             place = rows.schema.get_field_index(entry)
             rows = rows.set_column(place, entry, rows.column(entry).cast(arrow_type(kind)))
-        named = {name: read_values(records, name) for name, _ in self.on}
-        keys = fit_to_schema(pa.table(named), Schema(tuple(fields)), self._what)
+        key_values = {name: read_values(records, name) for name, _ in self.on}
+        keys = fit_to_schema(pa.table(key_values), Schema(tuple(fields)), self._what)
         times = read_values(records, self.as_of).cast(arrow_type("timestamp")).cast(pa.int64())
         names = tuple(entry for _, entry in self.on)
         timed = TimedEntries.of(rows, schema, names, self._edge)
-        places, is_early = timed.find(keys.columns, times.to_pylist(), oldest=False)
+        found = timed.find(keys.columns, times.to_pylist(), oldest=False)
         if self.before_history == "error":
-            self._require_no_early(times.filter(is_early))
-        places = self._without_old(places, times, timed.begins)
+            self._require_no_early(times.filter(found.is_early))
+        places = self._without_old(found.rows, times, timed.begins)
         for column in self.chosen:
             taken = timed.entries.select([column.steps[0]]).take(places)
             records = records.append_column(column.name, read_path(taken, column.steps))
@@ -224,7 +227,10 @@ class PointInTime:
             raise self._early_error(f" at {datetime_from_micros(times[0].as_py())}")
 
     def _early_error(self, at: str) -> DatasetError:
-        since = "" if self._edge is None else f", known from {datetime_from_micros(self._edge)} on"
+        """Return the error for a record from before the history; `at` is its time, in words."""
+        since = ""
+        if self._edge is not None:
+            since = f", known from {datetime_from_micros(self._edge)} on"
         return DatasetError(
             f"dataset {self.reader.dataset!r}: a record{at} is from before the history of its"
             f" key{since}.",
@@ -297,7 +303,9 @@ class PointInTime:
 
 def _compared_type(kind: str) -> str:
     """Return the type as which keys of this type are compared: integers by their values."""
-    return "bigint" if kind in INTEGER_BITS else kind
+    if kind in INTEGER_BITS:
+        return "bigint"
+    return kind
 
 
 def _value_in(records: DataFrame, name: str) -> Column:

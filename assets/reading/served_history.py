@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
+from typing import NamedTuple
 
 from dagster_adjunct.assets.versions.dataset_log import (
     DatasetLog,
@@ -36,6 +37,15 @@ REPARTITION_ACTION = "repartition"
 SAME_ENTRIES = ("compact", REPARTITION_ACTION)
 
 
+class Compaction(NamedTuple):
+    """The versions of a table before and after its base was replaced, which have the same
+    entries.
+    """
+
+    before: SealedVersion
+    after: SealedVersion
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What a dataset served after a commit: `manifest` is None before its first one, and after it
@@ -49,12 +59,16 @@ class Served:
     @property
     def version(self) -> SealedVersion | None:
         """The version served, None for nothing."""
-        return None if self.manifest is None else self.manifest.version
+        if self.manifest is None:
+            return None
+        return self.manifest.version
 
     @property
     def id(self) -> str | None:
         """The id of the version served, None for nothing."""
-        return None if self.manifest is None else self.manifest.served_id
+        if self.manifest is None:
+            return None
+        return self.manifest.served_id
 
     @property
     def action(self) -> str:
@@ -110,6 +124,9 @@ class ServedHistory:
         joined: int = 0,
         shared: CommitLog | None = None,
     ) -> ServedHistory:
+        """Return the history of which this commit of `log`, or of the version set, is the newest,
+        with its manifest.
+        """
         number = joined + commit.number
         newest = Served(number, commit.created_at, manifest)
         history = cls(log, newest, manifest, joined, shared)
@@ -150,6 +167,7 @@ class ServedHistory:
         return self._served[number]
 
     def _find(self, number: int) -> Served:
+        """Return what the stored commit of this number serves."""
         commit = self._commit(number)
         name = self.log.name
         if self.shared is not None and number > self.joined:
@@ -200,10 +218,11 @@ class ServedHistory:
         return self._stored[number]
 
     def _find_stored(self, number: int) -> tuple[SealedVersion, ...]:
+        """Return what `versions_at` returns, from the manifests of this and later commits."""
         version = self.at(number).version
         if version is None:
             return ()
-        found = {}
+        found = {}  # by id, oldest first
         if self.is_stored(version):
             found[version.id] = version
         for later in self._candidates(number, self.number):
@@ -217,8 +236,10 @@ class ServedHistory:
                 found[version.id] = version
         if not found:
             raise self.discarded_error(number)
-        first, *_, last = *found.values(), *found.values()
-        return (last,) if first is last else (last, first)
+        versions = list(found.values())
+        if len(versions) == 1:
+            return (versions[0],)
+        return (versions[-1], versions[0])
 
     def is_stored(self, version: SealedVersion) -> bool:
         """Whether the files of a version still exist; those of a doomed one may."""
@@ -262,35 +283,46 @@ class ServedHistory:
                 return number
         return 0
 
-    def compactions(
-        self, since: int, until: int
-    ) -> tuple[tuple[SealedVersion, SealedVersion], ...] | None:
-        """Return the versions before and after each replacement of the base between two commits;
-        None if one of them changed the entries, or is not known any more.
+    def compactions(self, since: int, until: int) -> tuple[Compaction, ...] | None:
+        """Return the replacements of the base between two commits; None if one of them changed the
+        entries, or is not known any more.
         """
         numbers = [since, *self._candidates(since, until)]
         found = []
         place = 0
         try:
-            while (base := self._base_at(numbers[place])) != self._base_at(until):
-                after = bisect_right(numbers, base, lo=place, key=self._base_at)
-                if after == len(numbers):
+            base = self._base_at(since)
+            while base != self._base_at(until):
+                place = bisect_right(numbers, base, lo=place, key=self._base_at)
+                if place == len(numbers):
                     return None
-                pair = self.at(numbers[after - 1]).version, self.at(numbers[after]).version
-                if pair[0] is None or pair[1] is None or not self._keeps_entries(numbers[after]):
+                compaction = self._compaction_between(numbers[place - 1], numbers[place])
+                if compaction is None:
                     return None
-                if not (self.is_stored(pair[0]) and self.is_stored(pair[1])):
-                    return None
-                found.append((pair[0], pair[1]))
-                place = after
+                found.append(compaction)
+                base = self._base_at(numbers[place])
         except VersionDiscardedError:
             return None
         return tuple(found)
 
+    def _compaction_between(self, number: int, later: int) -> Compaction | None:
+        """Return what the commit `later` did to the version of the commit before it; None if it
+        changed the entries, or one of the two is not stored any more.
+        """
+        before = self.at(number).version
+        after = self.at(later).version
+        if before is None or after is None or not self._keeps_entries(later):
+            return None
+        if not self.is_stored(before) or not self.is_stored(after):
+            return None
+        return Compaction(before, after)
+
     def _base_at(self, number: int) -> int:
         """Return the number of the base that was served after a commit, which grows."""
         version = self.at(number).version
-        return 0 if version is None else version.generations[0].id
+        if version is None:
+            return 0
+        return version.generations[0].id
 
     def replaced_at(self, number: int) -> datetime | None:
         """Return when the entries that were served after a commit were replaced by others; None if
@@ -330,6 +362,7 @@ class ServedHistory:
         return [*numbers, until]
 
     def _serves_retained(self, number: int) -> bool:
+        """Whether a commit serves a version that is retained, or nothing."""
         try:
             version = self.at(number).version
         except VersionDiscardedError:
@@ -342,14 +375,14 @@ class ServedHistory:
         Raises VersionDiscardedError if that commit is no longer known.
         """
 
-        def made(number: int) -> bool:
+        def is_later(number: int) -> bool:
             try:
-                at = self._commit(number).created_at
+                created_at = self._commit(number).created_at
             except VersionDiscardedError:
                 return False
-            return at > moment
+            return created_at > moment
 
-        return bisect_right(range(1, self.number + 1), False, key=made)
+        return bisect_right(range(1, self.number + 1), False, key=is_later)
 
     def _candidates(self, after: int, until: int) -> Sequence[int]:
         """Return the numbers in (after, until] of commits that may serve other files than the
@@ -371,11 +404,12 @@ def _made_versions(manifest: UnboundedManifest, after: int, until: int) -> Itera
     """Yield the numbers in (after, until] of the commits that made versions; of a very long
     history, all early numbers.
     """
-    if manifest.numbers:
-        yield from range(after + 1, min(manifest.numbers[0][0], until + 1))
+    for oldest, _ in manifest.numbers[:1]:
+        yield from range(after + 1, min(oldest, until + 1))
     for first, last in manifest.numbers:
         yield from range(max(first, after + 1), min(last, until) + 1)
 
 
 def _member_manifest(name: str, commit: Commit) -> DatasetManifest:
+    """Return the manifest of a member in a commit of its version set."""
     return parse_manifest(name, replace(commit, body=member_bodies(commit)[name]))

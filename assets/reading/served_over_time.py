@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.assets.reading.served_history import SAME_ENTRIES, Served, ServedHistory
 from dagster_adjunct.assets.reading.stored_file import list_generation_files, read_stored_file
@@ -90,12 +90,16 @@ class ServedOverTime:
         self.dataset = dataset
         self.commits = (first, served[-1].number)
         """The numbers of the first commit, 0 for the beginning, and of the last one."""
-        self.known_from = to_microseconds(served[0].at) if first and served[0].at else None
+        self.known_from: int | None = None
+        if first and served[0].at is not None:
+            self.known_from = to_microseconds(served[0].at)
         """The time before which nobody knows any more what was served, in microseconds; None if all
         is known.
         """
         versions = [one.version for one in served if one.version is not None]
-        newest = versions[-1] if columns is None else versions[-1].read_as(columns)
+        newest = versions[-1]
+        if columns is not None:
+            newest = newest.read_as(columns)
         self.sealed = newest
         self.version = newest.id
         self.schema = newest.columns
@@ -103,11 +107,13 @@ class ServedOverTime:
         self.versions = tuple(dict.fromkeys(version.id for version in versions))
         """The ids of the versions that were served, in the order of time."""
         self._parts = tuple(_list_parts(served, newest.named_columns))
-        numbered: dict[str, Generation] = {}
+        # by folder, with the number of the generation in the scan
+        self._numbered: dict[str, Generation] = {}
         for part in self._parts:
             folder = part.generation.folder
-            numbered.setdefault(folder, replace(part.generation, id=len(numbered) + 1))
-        self._numbered = numbered
+            if folder not in self._numbered:
+                number = len(self._numbered) + 1
+                self._numbered[folder] = replace(part.generation, id=number)
 
     def __repr__(self) -> str:
         return f"ServedOverTime({self.dataset!r}, {len(self.versions)} versions)"
@@ -142,7 +148,9 @@ class ServedOverTime:
 
         stretch = of_parts([part.stretch for part in self._parts])
         at = of_parts([part.at for part in self._parts])
-        until = of_parts([-1 if part.until is None else part.until for part in self._parts])
+        part_ends = [-1 if part.until is None else part.until for part in self._parts]
+        until = of_parts(part_ends)
+        # In the order in which lexsort takes them: the last one counts most.
         ranks = [of_parts([part.generation.id for part in self._parts])]
         if POSITION in rows.column_names:
             ranks.append(sortable_positions(rows.column(POSITION)))
@@ -150,19 +158,22 @@ class ServedOverTime:
             ranks.append(rows.column(VALID_FROM).cast("int64").to_numpy())
         rank = np.empty(rows.num_rows, np.int64)
         rank[np.lexsort(ranks)] = np.arange(rows.num_rows)
-        key = number_values(key_codes(rows.select(self.sealed.key).columns))[0]
+        key = number_values(key_codes(rows.select(self.sealed.key).columns)).numbers
         order = np.lexsort((rank, at, stretch, key))
         group = np.cumsum(_differs(key[order], stretch[order])) * rows.num_rows
         highest = group + rank[order]
         is_newest = np.maximum.accumulate(highest) == highest
         # Of several rows with which a commit began, the last one.
-        is_last = np.append(_differs(group, at[order])[1:], True) if len(group) else is_newest
-        order = order[is_newest & is_last]
-        group = group[is_newest & is_last]
+        is_last = is_newest
+        if len(group):
+            is_last = np.append(_differs(group, at[order])[1:], True)
+        is_served = is_newest & is_last
+        order = order[is_served]
+        group = group[is_served]
         begins = at[order]
         ends = until[order]
-        followed = group[1:] == group[:-1]
-        ends[:-1][followed] = begins[1:][followed]
+        has_next = group[1:] == group[:-1]  # in the same stretch
+        ends[:-1][has_next] = begins[1:][has_next]
         rows = rows.take(order)
         entries = rows.select(self.schema.names)
         deleted = pa.repeat(pa.scalar(False), rows.num_rows)
@@ -182,6 +193,7 @@ class ServedOverTime:
         return self.layout.arrow_schema().empty_table()
 
     def _read(self, part: _Part) -> pa.Table:
+        """Return the stored rows of a part."""
         what = f"dataset {self.dataset!r}, version {part.version.id}"
         layout = replace(part.version.layout, projected=True)
         tables = [self._no_rows()]
@@ -293,24 +305,30 @@ def read_served(
     newest = history.newest.version
     if newest is None:
         return None
-    known, first = _list_known(history, newest, first)
+    known = _list_known(history, newest, first)
     store = history.log.lake.store
-    return ServedOverTime(store, history.log.name, known, first=first, columns=columns)
+    return ServedOverTime(store, history.log.name, known.served, first=known.first, columns=columns)
 
 
-def _list_known(
-    history: ServedHistory, newest: SealedVersion, first: int
-) -> tuple[list[Served], int]:
-    """Return the commits whose entries can still be read, in the order of time, and the number of
-    the first one; 0 if nothing was served before.
+class _KnownCommits(NamedTuple):
+    """What was served after commits, in the order of time, and the number of the first one; 0 if
+    nothing was served before.
     """
+
+    served: list[Served]
+    first: int
+
+
+def _list_known(history: ServedHistory, newest: SealedVersion, first: int) -> _KnownCommits:
+    """Return the commits, from the number `first` on, whose entries can still be read."""
     numbers = [number for number in history.candidates() if number >= first]
-    known: list[Served] = []
+    backwards: list[Served] = []
     for one in _read_backwards(history, numbers):
         if one is None or not _is_readable_as(history, one.version, newest):
-            return known[::-1], known[-1].number
-        known.append(one)
-    return known[::-1], first
+            first = backwards[-1].number
+            break
+        backwards.append(one)
+    return _KnownCommits(backwards[::-1], first)
 
 
 def _read_backwards(history: ServedHistory, numbers: Sequence[int]) -> Iterator[Served | None]:
@@ -353,4 +371,4 @@ def _form_of(version: SealedVersion) -> tuple[object, ...]:
     """Return what must be equal for the files of two versions to be read as one table."""
     keys = version.columns.select(version.key).types
     spread = (version.partitions, version.partition_by, version.key, keys)
-    return (*spread, version.positioned, version.position_type, version.history is None)
+    return (*spread, version.positioned, version.positions.type, version.history is None)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Self, TypeVar
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.reading.served_history import ServedHistory
@@ -82,6 +83,13 @@ def _retry_discarded(lease: Callable[[], T]) -> T:
     return lease()
 
 
+class _Current(NamedTuple):
+    """The newest commit of a dataset, and a reader of the version that it serves."""
+
+    commit: Commit
+    reader: VersionReader
+
+
 class ServedVersion:
     """Decides which version each call of an open dataset reads, and leases it.
 
@@ -102,17 +110,21 @@ class ServedVersion:
         self._stored = stored
         self._leases = leases
         self._holder = holder or f"{socket.gethostname()}, process {os.getpid()}"
-        self._on_damage: OnDamage = on_damage or (
-            stored.spec.on_damage if isinstance(stored.spec, BoundedDataset) else "fail"
-        )
+        self._on_damage: OnDamage = "fail"
+        if on_damage is not None:
+            self._on_damage = on_damage
+        elif isinstance(stored.spec, BoundedDataset):
+            self._on_damage = stored.spec.on_damage
         self.damaged: dict[str, errors.ManifestMismatchError] = {}
-        self._avoided: str | None = (
-            None  # the served version, if it is damaged and an earlier one is read
-        )
-        self._answered = self._closed = False
+        # The served version, if it is damaged and an earlier one is read.
+        self._avoided: str | None = None
+        self._answered = False
+        self._closed = False
         self._lent: list[VersionInUse] = []
-        self._over_time: dict[tuple[str, ...], Lease] = {}
-        self._fixed = None if fixed is None else fixed.version
+        self._over_time: dict[tuple[str, ...], Lease] = {}  # by versions
+        self._fixed: str | None = None
+        if fixed is not None:
+            self._fixed = fixed.version
         self._commit: Commit | None = None
         self._lock = threading.Lock()  # never held over a request
         self.moving = threading.RLock()
@@ -124,7 +136,8 @@ class ServedVersion:
         if fixed is None:
             self._commit, manifest = stored.newest()
             fixed = stored.reader_of(manifest)
-            self._ended = None if fixed else stored.not_served_error(manifest)
+            if fixed is None:
+                self._ended = stored.not_served_error(manifest)
         if fixed is not None:
             self._current.append(VersionInUse(fixed))
         # A dataset that is never closed releases its lease when it is garbage collected. Not at the
@@ -140,7 +153,8 @@ class ServedVersion:
         """Return the version that the next call enters. Without one, raise the error that says
         why.
         """
-        if (held := self.held) is None:
+        held = self.held
+        if held is None:
             assert self._ended is not None
             raise self._ended.reworded(self._ended.problem, self._ended.next_step)
         return held
@@ -203,15 +217,26 @@ class ServedVersion:
         opened; else it is the reader of the current version, which may have history.
         """
 
-        def hold() -> VersionReader | VersionsOverTime | None:
+        def hold() -> VersionsOverTime | None:
             versions = self._stored.require_manifest().versions_over_time
             if versions is None:
                 return None
-            if versions and versions not in self._over_time and self._leases:
-                self._over_time[versions] = self._acquire(*versions)
+            self._lease_until_close(versions)
             return self._stored.over_time(versions)
 
-        return _retry_discarded(hold) or self.lend(lambda reader: reader)
+        over_time = _retry_discarded(hold)
+        if over_time is not None:
+            return over_time
+        return self.lend_current()
+
+    def lend_current(self) -> VersionReader:
+        """Return the reader of the current version, which stays leased until `close`."""
+        return self.lend(lambda reader: reader)
+
+    def _lease_until_close(self, versions: tuple[str, ...]) -> None:
+        """Lease these versions, unless they are leased already. Raises VersionDiscardedError."""
+        if versions and versions not in self._over_time and self._leases:
+            self._over_time[versions] = self._acquire(*versions)
 
     def lend_served(self) -> ServedOverTime:
         """Return a reader of all that the dataset has served; its versions stay leased until
@@ -233,9 +258,7 @@ class ServedVersion:
             reader = read_served(ServedHistory.read(self._stored.log.lake, self._stored.name))
             if reader is None:
                 raise self._stored.not_served_error(self._stored.require_manifest())
-            versions = reader.leased
-            if versions not in self._over_time and self._leases:
-                self._over_time[versions] = self._acquire(*versions)
+            self._lease_until_close(reader.leased)
             return reader
 
         return _retry_discarded(hold)
@@ -247,9 +270,7 @@ class ServedVersion:
         until `close`.
         """
         reader = self._stored.version(version, as_of=as_of)
-        versions = (reader.version,)
-        if versions not in self._over_time and self._leases:
-            self._over_time[versions] = self._acquire(*versions)
+        self._lease_until_close((reader.version,))
         return reader
 
     def iterate(self, read: Callable[[VersionReader], Iterator[T]]) -> Iterator[T]:
@@ -265,7 +286,8 @@ class ServedVersion:
 
     def _iterate(self, read: Callable[[VersionReader], Iterator[T]]) -> Iterator[Any]:
         """Yield None once the version's lease is held, then the items that `read` returns."""
-        entered = begun = False
+        entered = False
+        begun = False
         while True:
             held = self.enter(leased=True)
             try:
@@ -332,22 +354,19 @@ class ServedVersion:
             if self._current and not self._may_have_moved():
                 return False
             if self._fixed is not None:
-                self._read_or_end(lambda: self._stored.version(self._fixed or ""))
+                self._read_or_end(partial(self._stored.version, self._fixed))
                 return False
+            return _retry_discarded(self._move_on)
 
-            def move() -> bool:
-                commit, served = self._read_or_end(self._read_current)
-                held = self.held
-                stays = held is not None and (
-                    served.version == held.reader.version or self._keeps_replacement(held, served)
-                )
-                if not stays:
-                    self._move_to(served)
-                    self._avoided = None
-                self._commit = commit
-                return not stays
-
-            return _retry_discarded(move)
+    def _move_on(self) -> bool:
+        """Let later calls enter the version served now; return whether it is a different one."""
+        current = self._read_or_end(self._read_current)
+        stays = self.held is not None and self._keeps(self.held, current.reader)
+        if not stays:
+            self._move_to(current.reader)
+            self._avoided = None
+        self._commit = current.commit
+        return not stays
 
     def close(self) -> None:
         """Release all versions once running calls have ended. Later calls raise an error."""
@@ -375,25 +394,27 @@ class ServedVersion:
             self.leave(held)
 
     def _closed_error(self) -> errors.DatasetError:
+        """Return the error for calls after `close`."""
         name = self._stored.name
         return errors.DatasetError(
             f"the reader of dataset {name!r} is closed.", "Open the dataset again.", dataset=name
         )
 
-    def _read_current(self) -> tuple[Commit, VersionReader]:
+    def _read_current(self) -> _Current:
+        """Return what is served now. Raises NoSealedVersionError."""
         commit, manifest = self._stored.newest()
         served = self._stored.reader_of(manifest)
         if served is None:
             raise self._stored.not_served_error(manifest)
-        return commit, served
+        return _Current(commit, served)
 
     def _may_have_moved(self) -> bool:
         """Whether the pointer (CURRENT) may have changed since it was read."""
         commit = self._commit
         if commit is None or redirect_target(commit) is not None:
             return True  # it is joining a version set, whose pointer is not known yet
-        pointer = f"{commit.manifest_key.rpartition('/manifests/')[0]}/CURRENT"
-        current = self._stored.log.lake.store.head(pointer)
+        folder, _, _ = commit.manifest_key.rpartition("/manifests/")
+        current = self._stored.log.lake.store.head(f"{folder}/CURRENT")
         return current is None or current.etag != commit.etag
 
     def _read_or_end(self, read: Callable[[], T]) -> T:
@@ -454,7 +475,8 @@ class ServedVersion:
                 manifest.check_kept(version)  # raises if the version was discarded
                 raise error
             served = self._stored.reader_of(manifest)
-            if manifest.ref(version) is None and served is not None and served.version != version:
+            is_discarded = manifest.ref(version) is None
+            if is_discarded and served is not None and served.version != version:
                 _log.info(
                     "dataset %s: %s was discarded, %s is read now",
                     self._stored.name,
@@ -480,10 +502,12 @@ class ServedVersion:
             else:
                 self._avoided = None
 
-    def _keeps_replacement(self, held: VersionInUse, served: VersionReader) -> bool:
-        """Whether to go on with `held`: it replaces this served version, which is damaged, and
-        is still sealed.
+    def _keeps(self, held: VersionInUse, served: VersionReader) -> bool:
+        """Whether to go on with `held`: it is the served version, or replaces it, because that is
+        damaged, and is still sealed.
         """
+        if served.version == held.reader.version:
+            return True
         if served.version != self._avoided:
             return False
         ref = self._stored.require_manifest().ref(held.reader.version)
@@ -565,6 +589,9 @@ class Watch:
         self.stop()
 
     def _run(self) -> None:
+        """Refresh the dataset until the watch is stopped, the dataset is gone, or an unexpected
+        error occurs.
+        """
         while not self._stopped.wait(self._interval):
             refresh = self._refresh()
             if refresh is None:
@@ -576,12 +603,14 @@ class Watch:
                 if not isinstance(error, errors.AdjunctError):
                     raise
             else:
-                self.error = self.failing_since = None
+                self.error = None
+                self.failing_since = None
                 self.refreshed_at = utc_now()
             finally:
                 del refresh  # else this thread would keep the reader alive while it waits
 
     def _record_failure(self, error: Exception) -> None:
+        """Keep the error of a refresh, and log it unless the last one was the same."""
         if self.error is None or str(self.error) != str(error):
             _log.warning(
                 "dataset %s: can't check for a new version, and keeps the current one: %s",

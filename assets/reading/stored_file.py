@@ -56,9 +56,8 @@ class StoredFile:
         """
         digest = hashlib.sha256()
         for start in range(0, self.file.size, _CHUNK):
-            digest.update(
-                self.store.get_range(self.key, start, min(_CHUNK, self.file.size - start))
-            )
+            length = min(_CHUNK, self.file.size - start)
+            digest.update(self.store.get_range(self.key, start, length))
         return digest.hexdigest()
 
     def open(self) -> pq.ParquetFile:
@@ -91,6 +90,7 @@ class StoredFile:
             raise self.damaged(f"it can't be read: {str(error).partition(chr(10))[0]}") from error
 
     def damaged(self, problem: str) -> ManifestMismatchError:
+        """Return the error for this file, which has this problem."""
         return ManifestMismatchError(
             f"{self.what}: the manifest lists {self.key} with {self.file.rows} rows in"
             f" {self.file.size} bytes, and {problem}.",
@@ -120,23 +120,30 @@ def column_paths(metadata: pq.FileMetaData) -> list[str]:
     """Return the names of the columns of a Parquet file, in order; "" for a part of a nested
     column, whose path may be the name of another column.
     """
-    leaves = map(metadata.schema.column, range(metadata.num_columns))
-    return [leaf.path if leaf.max_definition_level <= 1 else "" for leaf in leaves]
+    paths = []
+    for place in range(metadata.num_columns):
+        leaf = metadata.schema.column(place)
+        is_nested = leaf.max_definition_level > 1
+        paths.append("" if is_nested else leaf.path)
+    return paths
 
 
 def _place_of_value(metadata: pq.FileMetaData, steps: Steps) -> int | None:
     """Return the place of the column of a Parquet file that has these values; None if it has not
     one for them alone, or if its path may be that of others.
     """
-    names = column_paths(metadata)
     if len(steps) == 1:
-        return names.index(steps[0]) if steps[0] in names else None
+        names = column_paths(metadata)
+        if steps[0] not in names:
+            return None
+        return names.index(steps[0])
     if any("." in step for step in steps):
         return None
     for place in range(metadata.num_columns):
         leaf = metadata.schema.column(place)
-        is_in_structs = leaf.max_repetition_level == 0 and leaf.max_definition_level == len(steps)
-        if is_in_structs and leaf.path == ".".join(steps):
+        is_in_list = leaf.max_repetition_level > 0
+        has_depth = leaf.max_definition_level == len(steps)
+        if has_depth and not is_in_list and leaf.path == ".".join(steps):
             return place
     return None
 
@@ -175,7 +182,8 @@ def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool 
         file = pq.ParquetFile(open_bytes(stored.store.get(stored.key).data))
         if file.metadata.num_rows != stored.file.rows:
             raise stored.damaged(f"it has {file.metadata.num_rows} rows")
-        if problem := columns_problem(file.schema_arrow, layout):
+        problem = columns_problem(file.schema_arrow, layout)
+        if problem:
             raise stored.damaged(problem)
         return conform_to_layout(file.read(use_threads=threads).replace_schema_metadata(), layout)
 

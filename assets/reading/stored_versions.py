@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any, NoReturn, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset, QuerySource
@@ -24,7 +24,11 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.version_source import Awaiting
 from dagster_adjunct.assets.versions import dataset_log
 from dagster_adjunct.assets.versions import switches as actions
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import (
+    CommittedManifest,
+    CurrentManifest,
+    DatasetLog,
+)
 from dagster_adjunct.assets.versions.manifest import (
     Change,
     DatasetManifest,
@@ -83,8 +87,11 @@ def resolve_version(
         return history.find_by_prefix(version) or read_committed_version(log, manifest, version)
     if version is not None:
         return log.read_version(actions.require_readable_version(manifest, version))
-    then = (manifest for commit, manifest in log.history() if _matches_commit(commit, as_of))
-    served = next((manifest.version for manifest in then), None)
+    served = None
+    for past in log.history():
+        if _matches_commit(past.commit, as_of):
+            served = past.manifest.version
+            break
     if served is None:
         raise errors.NoSealedVersionError(
             f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}.",
@@ -97,6 +104,7 @@ def resolve_version(
 
 
 def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> None:
+    """Raise ConfigurationError unless one of both is given, and a time has a zone."""
     if (version is None) == (as_of is None):
         asked = "neither version nor as_of"
         if version is not None:
@@ -158,14 +166,12 @@ def read_committed_version(
 
     Raises DatasetError where there is no such commit, or its manifest is gone.
     """
-    number, dash, commit_id = version.removeprefix("v").partition("-")
+    number, _, commit_id = version.removeprefix("v").partition("-")
     sealed = None
-    if dash and number.isdecimal() and commit_id:
+    if number.isdecimal() and commit_id:
         with suppress(errors.ObjectNotFoundError, errors.MalformedDocumentError):
-            own = log.log
-            sealed = parse_manifest(
-                log.name, own.read(own.manifest_key(int(number), commit_id))
-            ).version
+            commit = log.log.read(log.log.manifest_key(int(number), commit_id))
+            sealed = parse_manifest(log.name, commit).version
     if sealed is None or sealed.id != version:
         newest = manifest.served_id or "none"
         raise errors.DatasetError(
@@ -197,30 +203,27 @@ class _CommitHistory:
     @requested_once
     def keys(self) -> dict[int, list[str]]:
         """The object keys of the stored manifests, by commit number."""
-        keys = [item.key for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/")]
-        return {
-            number: list(same)
-            for number, same in groupby(sorted(keys, key=commit_number), commit_number)
-        }
+        keys: dict[int, list[str]] = {}
+        for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/"):
+            keys.setdefault(commit_number(item.key), []).append(item.key)
+        return keys
 
     @requested_once
     def numbers(self) -> list[int]:
         """The numbers of the readable commits, in order."""
         found = []
-        for n in sorted(self.keys):
-            if self.manifest.retained_from <= n <= self.current.number:
-                found.append(n)
+        for number in sorted(self.keys):
+            if self.manifest.retained_from <= number <= self.current.number:
+                found.append(number)
         return found
 
     def served_as_of(self, as_of: AsOf) -> SealedVersion:
         """Return the version served at that time or after that commit; raises what
         `resolve_version` raises.
         """
+        then = None
         if isinstance(as_of, datetime):  # the newest commit at or before it
-            place = bisect_right(
-                self.numbers, as_of, key=lambda number: self.commit_at(number).created_at
-            )
-            then = None
+            place = bisect_right(self.numbers, as_of, key=self._created_at)
             if place:
                 then = self.manifest_at(self.numbers[place - 1])
         else:
@@ -266,6 +269,12 @@ class _CommitHistory:
                 ) from error
         return self.read[number]
 
+    def _created_at(self, number: int) -> datetime:
+        return self.commit_at(number).created_at
+
+    def _serves_version(self, number: int) -> bool:
+        return self.manifest_at(number).version is not None
+
     def manifest_at(self, number: int) -> DatasetManifest:
         """Return the manifest of a commit by its number."""
         return parse_manifest(self.log.name, self.commit_at(number))
@@ -304,9 +313,7 @@ class _CommitHistory:
         NoSealedVersionError.
         """
         name = self.log.name
-        place = bisect_left(
-            self.numbers, True, key=lambda number: self.manifest_at(number).version is not None
-        )
+        place = bisect_left(self.numbers, True, key=self._serves_version)
         if place == len(self.numbers):
             raise errors.NoSealedVersionError(
                 f"dataset {name!r} has no version to read yet: its bootstrap is not finished.",
@@ -408,12 +415,11 @@ class VersionOperations(VersionActions, ABC):
         Each entry names the version served after it, and whether that is still readable.
         """
         commits = list(islice(self._log.history(), limit))
-        newest = next((manifest for _, manifest in commits), None)
         entries = []
         for commit, manifest in commits:
             change = manifest.change or Change(action="commit")
             served = manifest.served_id
-            is_readable = served is not None and newest is not None and newest.retains(served)
+            is_readable = served is not None and commits[0].manifest.retains(served)
             entries.append(
                 HistoryEntry(
                     number=commit.number,
@@ -435,7 +441,8 @@ class VersionOperations(VersionActions, ABC):
         for name, value in manifest.model_dump(mode="json").items():
             if name not in _HIDDEN:
                 described[name] = value
-        if (version := manifest.version) is None:
+        version = manifest.version
+        if version is None:
             return {**described, "version": None}
         facts = version.model_dump(mode="json", exclude={"generations", "digest", "positioned"})
         facts["stored_rows"] = version.stored_rows
@@ -464,8 +471,12 @@ class StoredVersions(VersionOperations):
         *,
         named_now: bool = False,
     ) -> None:
-        self.name = spec if isinstance(spec, str) else spec.name
-        self.spec = None if isinstance(spec, str) else spec
+        self.spec: AdjunctDataset | None = None
+        if isinstance(spec, str):
+            self.name = spec
+        else:
+            self.name = spec.name
+            self.spec = spec
         self.log = DatasetLog(lake, self.name)
         self._lake = lake
         super().__init__(self.log)
@@ -474,13 +485,15 @@ class StoredVersions(VersionOperations):
 
     def manifest(self) -> DatasetManifest | None:
         """Return the newest manifest, None before the first commit. Two requests."""
-        return self.read()[1]
+        return self.read().manifest
 
-    def read(self) -> tuple[Commit | None, DatasetManifest | None]:
-        """Return the newest commit and its manifest, (None, None) before the first one."""
-        commit, manifest = self.log.read()
+    def read(self) -> CurrentManifest:
+        """Return the newest commit and its manifest. Raises DatasetError if the declaration does
+        not match it.
+        """
+        current = self.log.read()
         spec = self.spec
-        if manifest is not None and spec is not None:
+        if current.manifest is not None and spec is not None:
             # The stream's types and partitions are not compared.
             declared = {
                 "kind": spec.kind,
@@ -490,9 +503,13 @@ class StoredVersions(VersionOperations):
                 "partitions": spec.partitions,
                 "input": str(spec.input),
             }
-            stored = manifest.declaration
+            stored = current.manifest.declaration
             check_declaration(spec, stored, stored.model_copy(update=declared))
-        return commit, manifest
+        return current
+
+    def _read_members(self) -> dict[str, DatasetManifest]:
+        """Return the newest manifests of all members of the version set, or of this dataset."""
+        return self.log.read_all().manifests
 
     def current(self) -> VersionReader | None:
         """Return a reader of the served version, None if there is none."""
@@ -511,7 +528,8 @@ class StoredVersions(VersionOperations):
         With `systems` and a declaration, the error names the partitions without a marker.
         """
         manifest = self.manifest()
-        if (reader := self.reader_of(manifest)) is None:
+        reader = self.reader_of(manifest)
+        if reader is None:
             raise self.not_served_error(manifest, systems)
         return reader
 
@@ -528,7 +546,7 @@ class StoredVersions(VersionOperations):
             awaiting = self.awaiting(systems, manifest)
             others: list[str] = []
             if awaiting is None:
-                for member in self.log.read_all()[1].values():
+                for member in self.log.read_all().manifests.values():
                     if member.name != self.name and member.awaited:
                         others += member.awaited.missing
             waiting = known.describe_waiting(awaiting, others)
@@ -594,32 +612,34 @@ class StoredVersions(VersionOperations):
         Raises VersionDiscardedError where one is discarded meanwhile; a `Lease` on both prevents
         that.
         """
-        views = self.version(old), self.version(new)
+        before = self.version(old)
+        after = self.version(new)
         try:
-            return diff_versions(*views, sample=sample)
+            return diff_versions(before, after, sample=sample)
         except errors.ManifestMismatchError:
             manifest = self.require_manifest()
-            for view in views:  # raises if the file is missing because of a discard
+            for view in (before, after):  # raises if the file is missing because of a discard
                 manifest.check_kept(view.version)
             raise
 
     def require_manifest(self) -> DatasetManifest:
         """Return the newest manifest. Raises DatasetNotFoundError before the first commit."""
-        return self.newest()[1]
+        return self.newest().manifest
 
     def _newest(self) -> DatasetManifest:
-        return self.newest()[1]
+        return self.newest().manifest
 
-    def newest(self) -> tuple[Commit, DatasetManifest]:
+    def newest(self) -> CommittedManifest:
         """Return the newest commit and its manifest. Raises DatasetNotFoundError before the
         first one.
         """
         commit, manifest = self.read()
         if commit is None or manifest is None:
             raise dataset_not_found_error(self._lake, self.name)
-        return commit, manifest
+        return CommittedManifest(commit, manifest)
 
     def _reader(self, manifest: DatasetManifest, version: SealedVersion) -> VersionReader:
+        """Return a reader of a version; `manifest` is the newest one of the dataset."""
         if self._named_now:
             columns = find_current_columns(manifest, self.spec)
             if columns is not None:
@@ -659,16 +679,18 @@ def current_manifests(datasets: Mapping[str, StoredVersions]) -> dict[str, Datas
     """Return each dataset's newest manifest; those of members of one version set come from one
     snapshot of it.
     """
-    alone = [
-        name for name, stored in datasets.items() if stored.spec and stored.spec.version_set is None
-    ]
-    at_once = min((requests_at_once(stored._lake.store) for stored in datasets.values()), default=1)
-    found = map_in_threads(lambda name: datasets[name].log.read_all()[1], alone, at_once)
-    snapshots = dict(zip(alone, found, strict=True))
+    alone = []
+    for stored in datasets.values():
+        if stored.spec is not None and stored.spec.version_set is None:
+            alone.append(stored)
+    limits = [requests_at_once(stored._lake.store) for stored in datasets.values()]
+    at_once = min(limits, default=1)
+    found = map_in_threads(StoredVersions._read_members, alone, at_once)
+    snapshots = {stored.name: members for stored, members in zip(alone, found, strict=True)}
     manifests: dict[str, DatasetManifest | None] = {}
     for name, stored in datasets.items():
         if name not in manifests:
-            snapshot = snapshots[name] if name in snapshots else stored.log.read_all()[1]
+            snapshot = snapshots[name] if name in snapshots else stored._read_members()
             manifests = {name: snapshot.get(name), **snapshot, **manifests}
     return {name: manifests[name] for name in datasets}
 
@@ -683,7 +705,9 @@ class _Unserved:
     @property
     def refs(self) -> tuple[VersionRef, ...]:
         """Its retained versions."""
-        return () if self.manifest is None else self.manifest.listed
+        if self.manifest is None:
+            return ()
+        return self.manifest.listed
 
     @property
     def is_revoked(self) -> bool:
@@ -724,7 +748,8 @@ class _Unserved:
 
         Other versions are commits of changes, or computed by a query.
         """
-        return not (self.is_revoked or self.follows_changes or self.is_computed)
+        is_made_otherwise = self.follows_changes or self.is_computed
+        return not is_made_otherwise and not self.is_revoked
 
     def error(self, name: str, waiting: str | None) -> errors.NoSealedVersionError:
         """Return the error that no version can be read.
@@ -760,13 +785,16 @@ class _Unserved:
                 f"{done}, and other members of its version set wait for the end-of-dataset markers"
                 f" of {', '.join(others)}"
             )
-        version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
+        version = "the first version"
+        if awaiting.version:
+            version = f"version {awaiting.version!r}"
         since = ""
         if self.manifest is not None and self.manifest.awaited:
             since = f" since {self.manifest.awaited.since:%Y-%m-%d %H:%M} UTC"
         return f"{version} waits{since} for {awaiting.described}"
 
     def _describe_cause(self, waiting: str | None) -> str:
+        """Return in words why no version can be read; for `waiting` see `error`."""
         if self.is_local:
             return "no batch of its application has written it"
         if self.follows_changes:
@@ -778,11 +806,13 @@ class _Unserved:
             if ref.state == "rejected":  # the last one counts
                 refused = f"version {ref.name!r} was rejected ({ref.reason})"
         if not self.is_computed:
-            waiting = waiting or (
+            cause = waiting or (
                 "no version has been marked as complete in every partition of"
                 f" {self._name_source()} and sealed"
             )
-            return f"{waiting}; {refused}" if refused else waiting
+            if refused:
+                cause += f"; {refused}"
+            return cause
         if refused:
             return refused
         if self.has_partitions:
@@ -792,15 +822,22 @@ class _Unserved:
     def _name_source(self) -> str:
         if self.manifest is not None:
             return self.manifest.declaration.input
-        return "its input" if self.spec is None else str(self.spec.input)
+        if self.spec is None:
+            return "its input"
+        return str(self.spec.input)
 
     def _describe_partitions(self) -> str:
-        versions = None if self.spec is None else self.spec.versions
+        """Return in words what to materialise in Dagster."""
+        versions = None
+        if self.spec is not None:
+            versions = self.spec.versions
         if versions is not None and versions.start is not None:
             return f"the partition of a day of its asset ({versions.start} is the first)"
         if versions is not None and versions.names:
             return f"one of the partitions of its asset ({', '.join(versions.names[:5])}, …)"
-        return "a partition of its asset" if self.has_partitions else "its asset"
+        if self.has_partitions:
+            return "a partition of its asset"
+        return "its asset"
 
 
 def no_complete_version_error(
@@ -810,5 +847,7 @@ def no_complete_version_error(
     waits for `awaiting`.
     """
     known = _Unserved(spec, manifest)
-    waiting = known.describe_waiting(awaiting) if known.is_delivered else None
+    waiting = None
+    if known.is_delivered:
+        waiting = known.describe_waiting(awaiting)
     return known.error(spec.name, waiting)

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachetools import LRUCache
 
@@ -54,6 +54,22 @@ _CODES = 2**62
 _DIGEST = hashlib.sha256().digest_size
 
 
+class StoredRows(NamedTuple):
+    """Stored rows of a version, and the number of each row's generation (numpy)."""
+
+    rows: pa.Table
+    generations: Any
+
+
+class NumberedValues(NamedTuple):
+    """A number for each row (numpy), the same for equal values, all below `limit`, which is 1 or
+    more.
+    """
+
+    numbers: Any
+    limit: int
+
+
 def read_stored_rows(
     store: ObjectStore,
     dataset: str,
@@ -61,19 +77,15 @@ def read_stored_rows(
     bucket: int | None = None,
     *,
     threads: bool = False,
-) -> tuple[pa.Table, Any]:
-    """Return the stored rows of a bucket, or of all (None), and the number of each row's
-    generation (numpy).
-    """
+) -> StoredRows:
+    """Return the stored rows of a bucket, or of all (None)."""
     stored = []
     for one in list_stored_files(store, dataset, sealed):
         if bucket in (None, one.file.bucket):
             stored.append(one)
     read = partial(read_stored_file, layout=sealed.layout, threads=threads)
-    tables = map_in_threads(read, stored)
-    generations = _list_generations(stored)
-    rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
-    return rows, generations
+    tables = [sealed.layout.arrow_schema().empty_table(), *map_in_threads(read, stored)]
+    return StoredRows(pa.concat_tables(tables), _list_generations(stored))
 
 
 def _list_generations(files: Sequence[StoredFile]) -> Any:
@@ -82,29 +94,34 @@ def _list_generations(files: Sequence[StoredFile]) -> Any:
     return np.repeat(numbers, [stored.file.rows for stored in files])
 
 
-def kept_rows(rows: pa.Table, generation: Any, key: Sequence[str], *, by_time: bool = False) -> Any:
+def kept_rows(stored: StoredRows, key: Sequence[str], *, by_time: bool = False) -> Any:
     """Return a mask (numpy) of the rows that are entries: the newest row of their key, and no
     tombstone.
 
-    `rows` have the key, `__position` and `__tombstone`, and `generation` has the numbers of their
-    generations (numpy). Only keys in deltas are sorted; the other rows of the base are kept. With
-    history a key has a row for each `__valid_from`, and the highest (valid_from, position,
-    generation) counts.
+    The rows have the key, `__position` and `__tombstone`. Only keys in deltas are sorted; the other
+    rows of the base are kept. With history (`by_time`) a key has a row for each `__valid_from`, and
+    the highest (valid_from, position, generation) counts.
     """
+    rows, generations = stored
     kept: Any = ~rows.column(TOMBSTONE).to_numpy()
-    later = generation != generation.min()
-    if by_time or later.any():
-        codes = key_codes(rows.select(key).columns)
-        ranks = [generation, sortable_positions(rows.column(POSITION))]
-        if by_time:
-            ranks.append(rows.column(VALID_FROM).cast("int64").to_numpy())
+    in_deltas = generations != generations.min()
+    if not by_time and not in_deltas.any():
+        return kept
+    codes = key_codes(rows.select(key).columns)
+    # In the order in which lexsort takes them: the last one counts most.
+    ranks = [generations, sortable_positions(rows.column(POSITION))]
+    if by_time:
+        ranks.append(rows.column(VALID_FROM).cast("int64").to_numpy())
         contested = np.arange(rows.num_rows)
-        if not by_time:
-            contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
-        number, _ = number_values(codes.take(contested))
-        order = np.lexsort((*(rank[contested] for rank in ranks), number))
-        kept = kept.copy()
-        kept[contested[order[:-1][np.diff(number[order]) == 0]]] = False
+    else:
+        has_key_in_deltas = pc.is_in(codes, value_set=codes.filter(in_deltas)).to_numpy()
+        contested = np.flatnonzero(has_key_in_deltas)
+    keys = number_values(codes.take(contested)).numbers
+    order = np.lexsort([*[rank[contested] for rank in ranks], keys])
+    next_has_same_key = np.diff(keys[order]) == 0
+    superseded = contested[order[:-1][next_has_same_key]]
+    kept = kept.copy()
+    kept[superseded] = False
     return kept
 
 
@@ -118,32 +135,29 @@ def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     codes: Any = np.zeros(len(columns[0]), np.int64)
     span = 1
     for column in columns:
-        numbers, count = number_values(column)
-        if span * count > _CODES:
+        numbers, limit = number_values(column)
+        if span * limit > _CODES:
             codes, span = number_values(pa.chunked_array([pa.array(codes)]))
-        codes = codes * count + numbers
-        span *= count
+        codes = codes * limit + numbers
+        span *= limit
     return pa.chunked_array([pa.array(codes, pa.int64())])
 
 
-def number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
-    """Return a number for each row, the same for equal values, and the count of distinct numbers
-    (at least 1).
-    """
+def number_values(column: pa.ChunkedArray) -> NumberedValues:
+    """Return a number for each row of a column, the same for equal values."""
     encoded = column.dictionary_encode().unify_dictionaries()
     if not encoded.num_chunks:
-        return np.zeros(0, np.int64), 1
-    numbers = np.concatenate(
-        [chunk.indices.to_numpy().astype(np.int64) for chunk in encoded.chunks]
-    )
-    return numbers, max(1, len(encoded.chunk(0).dictionary))
+        return NumberedValues(np.zeros(0, np.int64), 1)
+    numbers = [chunk.indices.to_numpy().astype(np.int64) for chunk in encoded.chunks]
+    count = len(encoded.chunk(0).dictionary)
+    return NumberedValues(np.concatenate(numbers), max(1, count))
 
 
 def sortable_positions(positions: pa.ChunkedArray) -> Any:
     """Return an array of numbers that sort as the positions do, which may be strings."""
-    return (
-        pc.rank(positions, tiebreaker="dense") if pt.is_string(positions.type) else positions
-    ).to_numpy()
+    if pt.is_string(positions.type):
+        positions = pc.rank(positions, tiebreaker="dense")
+    return positions.to_numpy()
 
 
 def can_have_mask(sealed: SealedVersion) -> bool:
@@ -153,9 +167,12 @@ def can_have_mask(sealed: SealedVersion) -> bool:
     A column `_metadata` would hide Spark's own, with the row numbers, so tables with such a column
     have no masks.
     """
-    has_deltas = sealed.positioned and sealed.history is None and len(sealed.nonempty) > 1
-    hidden = any(name.lower() == "_metadata" for name in sealed.columns.names)
-    return has_deltas and not hidden and FEWEST_ROWS <= sealed.stored_rows <= MOST_ROWS
+    if not sealed.positioned or sealed.history is not None:
+        return False
+    if "_metadata" in map(str.lower, sealed.columns.names):
+        return False
+    has_deltas = len(sealed.nonempty) > 1
+    return has_deltas and FEWEST_ROWS <= sealed.stored_rows <= MOST_ROWS
 
 
 def is_mask_due(sealed: SealedVersion, seconds: float) -> bool:
@@ -175,7 +192,7 @@ class Mask:
     """
 
     bits: Mapping[tuple[int, int], bytes]
-    frames: LRUCache[str, tuple[DataFrame, dict[int, int]]] = field(
+    frames: LRUCache[str, DataFrame] = field(
         default_factory=lambda: LRUCache(_MAX_SESSIONS), compare=False, repr=False
     )
 
@@ -188,54 +205,52 @@ class Mask:
         """
         if not self.bits:
             return rows
-        frame, starts = self._words_in(rows.sparkSession, sealed)
-        bits = frame.scalar()
+        partitions = sealed.layout.partitions
+        words = self._words_in(rows.sparkSession, partitions).scalar()
         bucket = F.lit(0)
         if sealed.partition_by:
-            bucket = F.pmod(
-                F.hash(*map(named_column, sealed.partition_by)), F.lit(sealed.layout.partitions)
-            )
-        start = F.get(bits, _place_of_generation(starts) + bucket)
-        place = start + F.col("_metadata.row_index")
-        bit = F.getbit(
-            F.get(bits, F.shiftright(place, 6).cast("int")), place.bitwiseAND(F.lit(63)).cast("int")
-        )
-        return rows.where(F.coalesce((start < 0) | (bit == 0), F.lit(True)))
+            bucket = F.pmod(F.hash(*map(named_column, sealed.partition_by)), F.lit(partitions))
+        head_start = _place_of_generation(self._head_starts(partitions))
+        first_bit = F.get(words, head_start + bucket)
+        place = first_bit + F.col("_metadata.row_index")
+        word = F.get(words, F.shiftright(place, 6).cast("int"))
+        bit = F.getbit(word, place.bitwiseAND(F.lit(63)).cast("int"))
+        is_entry = (first_bit < 0) | (bit == 0)
+        return rows.where(F.coalesce(is_entry, F.lit(True)))
 
-    def _words_in(
-        self, spark: SparkSession, sealed: SealedVersion
-    ) -> tuple[DataFrame, dict[int, int]]:
-        """Return the words as a frame of one row, kept for the session, and the index where each
-        generation begins.
-        """
+    def _words_in(self, spark: SparkSession, partitions: int) -> DataFrame:
+        """Return the words as a frame of one row, which is kept for the session."""
         session = identify_session(spark)
         with _making:
-            found = self.frames.get(session)
-            if found is None:
-                words, starts = self._words(sealed)
-                table = pa.table({"words": pa.array([words], pa.list_(pa.int64()))})
-                self.frames[session] = found = frame_from_arrow(spark, table).coalesce(1), starts
-        return found
+            frame = self.frames.get(session)
+            if frame is None:
+                words = pa.array([self._words(partitions)], pa.list_(pa.int64()))
+                frame = frame_from_arrow(spark, pa.table({"words": words})).coalesce(1)
+                self.frames[session] = frame
+        return frame
 
-    def _words(self, sealed: SealedVersion) -> tuple[Any, dict[int, int]]:
-        """Return one array of 64-bit words, and by generation the index where its part of the
-        array's head begins.
+    def _head_starts(self, partitions: int) -> dict[int, int]:
+        """Return by generation the index where its part of the head of the words begins."""
+        numbers = sorted({generation for generation, _ in self.bits})
+        return {generation: place * partitions for place, generation in enumerate(numbers)}
+
+    def _words(self, partitions: int) -> Any:
+        """Return one array of 64-bit words (numpy): a head, then the bits of all files.
 
         The head has, for each generation and each bucket in it, the number of the first bit of that
-        file, counted from the start of the array; -1 for a file without bits. The bits of all files
-        follow.
+        file, counted from the start of the array; -1 for a file without bits.
         """
-        partitions = sealed.layout.partitions
-        numbers = sorted({generation for generation, _ in self.bits})
-        starts = {generation: place * partitions for place, generation in enumerate(numbers)}
-        firsts = np.full(len(numbers) * partitions, -1, np.int64)
-        parts = [firsts]
-        end = len(firsts)
+        starts = self._head_starts(partitions)
+        head = np.full(len(starts) * partitions, -1, np.int64)
+        parts = [head]
+        end = len(head)
         for (generation, bucket), packed in self.bits.items():
-            firsts[starts[generation] + bucket] = end * 64
-            parts.append(np.frombuffer(packed + bytes(-len(packed) % 8), "<i8"))
-            end += len(parts[-1])
-        return np.concatenate(parts), starts
+            head[starts[generation] + bucket] = end * 64
+            padding = bytes(-len(packed) % 8)
+            words = np.frombuffer(packed + padding, "<i8")
+            parts.append(words)
+            end += len(words)
+        return np.concatenate(parts)
 
     def to_bytes(self, files: str) -> bytes:
         """Return the mask as it is stored: a digest, and an Arrow table with the digest `files`
@@ -305,7 +320,8 @@ def is_mask(key: str) -> bool:
     """Whether the object with this key in a generation's folder is a mask, or a position delete
     file made from one.
     """
-    return key.rpartition("/")[2].startswith(_MASK_NAME)
+    _, _, name = key.rpartition("/")
+    return name.startswith(_MASK_NAME)
 
 
 def read_mask(store: ObjectStore, sealed: SealedVersion) -> Mask | None:
@@ -343,8 +359,8 @@ def make_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> Mask:
         by_bucket.setdefault(stored.file.bucket, []).append(stored)
     bits: dict[tuple[int, int], bytes] = {}
     for bucket, files in sorted(by_bucket.items()):
-        tables = [_keys_of(stored, sealed) for stored in files]
-        kept = kept_rows(pa.concat_tables(tables), _list_generations(files), sealed.key)
+        keys = pa.concat_tables([_keys_of(stored, sealed) for stored in files])
+        kept = kept_rows(StoredRows(keys, _list_generations(files)), sealed.key)
         ends = np.cumsum([stored.file.rows for stored in files])
         for stored, part in zip(files, np.split(kept, ends[:-1]), strict=True):
             if not part.all():

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from dagster_adjunct.assets.reading import version_reader
@@ -89,7 +90,7 @@ class VersionsOverTime:
                 " from then on.",
                 dataset=dataset,
             )
-        newest = max((span.version for span in spans), key=lambda version: version.number)
+        newest = max([span.version for span in spans], key=attrgetter("number"))
         columns = newest.named_columns
         for span in spans:
             _require_readable_as(dataset, span.version.named_as(columns), newest)
@@ -105,9 +106,10 @@ class VersionsOverTime:
         """The start of the oldest version's validity, in microseconds since the epoch; before it
         nothing is known.
         """
-        self.generations = tuple(
-            replace(span.version.generations[0], id=n) for n, span in enumerate(self.spans, 1)
-        )
+        generations = []
+        for number, span in enumerate(self.spans, 1):
+            generations.append(replace(span.version.generations[0], id=number))
+        self.generations = tuple(generations)
         """The generation of each version, numbered from 1 in time order."""
 
     def __repr__(self) -> str:
@@ -142,19 +144,22 @@ class VersionsOverTime:
         `VersionReader.frame` does.
         """
         what = f"dataset {self.dataset!r}, all versions"
-        rows = bucketed_frame(
-            resolve_session(spark), self.store, what, self.layout, self.generations
-        )
-        starts = F.array(*[F.lit(to_microseconds(span.start)) for span in self.spans])
-        ends_in_micros = (
-            None if span.end is None else to_microseconds(span.end) for span in self.spans
-        )
-        ends = F.array(*[F.lit(end).cast("bigint") for end in ends_in_micros])
+        session = resolve_session(spark)
+        rows = bucketed_frame(session, self.store, what, self.layout, self.generations)
+        starts = []
+        ends = []
+        for span in self.spans:
+            starts.append(F.lit(to_microseconds(span.start)))
+            end = None
+            if span.end is not None:
+                end = to_microseconds(span.end)
+            ends.append(F.lit(end).cast("bigint"))
+        number = F.col(GENERATION_COLUMN)
         return rows.select(
             *named_columns(self.schema.names),
-            F.timestamp_micros(F.element_at(starts, F.col(GENERATION_COLUMN))).alias(VALID_FROM),
-            F.timestamp_micros(F.element_at(ends, F.col(GENERATION_COLUMN))).alias(VALID_TO),
-            (F.col(GENERATION_COLUMN) == 1).alias(IS_FIRST),
+            F.timestamp_micros(F.element_at(F.array(*starts), number)).alias(VALID_FROM),
+            F.timestamp_micros(F.element_at(F.array(*ends), number)).alias(VALID_TO),
+            (number == 1).alias(IS_FIRST),
             F.lit(False).alias(TOMBSTONE),
         )
 
@@ -164,7 +169,7 @@ def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
     one sealed last.
     """
     by_time: dict[datetime, SealedVersion] = {}
-    for version in sorted(sealed, key=lambda version: version.number):
+    for version in sorted(sealed, key=attrgetter("number")):
         if version.valid_from is not None:
             by_time[version.valid_from] = version
     found = []
@@ -191,11 +196,10 @@ def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion
             dataset=dataset,
             version=old.id,
         )
-    spread = [
-        (version.key, version.partition_by, version.columns.select(version.key).types)
-        for version in (old, newest)
-    ]
-    if spread[0] != spread[1]:
+    old_types = old.columns.select(old.key).types
+    newest_types = newest.columns.select(newest.key).types
+    old_key = (old.key, old.partition_by, old_types)
+    if old_key != (newest.key, newest.partition_by, newest_types):
         raise DatasetError(
             f"{what}they have different keys.",
             "Discard the older versions (adjunct dataset expire), or declare the dataset under a"
@@ -249,13 +253,12 @@ def _add_interval_ids(reader: Reader, rows: DataFrame) -> DataFrame:
         rows = rows.coalesce(1)
     identity = interval_id_sql(reader.schema, reader.sealed.key, BEGIN, quote_name)
     names = ", ".join(map(quote_name, rows.columns))
-    return _query_rows(
-        rows,
-        lambda view: (
-            f"WITH {_runs_sql(reader, view, quote_name, comparable_sql)} SELECT {names},"
-            f" {identity} AS {INTERVAL_ID} FROM runs"
-        ),
-    )
+
+    def query(view: str) -> str:
+        runs = _runs_sql(reader, view, quote_name, comparable_sql)
+        return f"WITH {runs} SELECT {names}, {identity} AS {INTERVAL_ID} FROM runs"
+
+    return _query_rows(rows, query)
 
 
 def read_rows_over_time(reader: Reader, *, with_ids: bool = False) -> pa.Table:
@@ -281,10 +284,9 @@ def read_rows_over_time(reader: Reader, *, with_ids: bool = False) -> pa.Table:
 
 def _pruned(reader: Reader) -> int | None:
     """Return the time up to which rows were pruned, in microseconds; None if none were."""
-    history = None
-    if isinstance(reader, VersionReader):
-        history = reader.sealed.history
-    return None if history is None else history.pruned
+    if not isinstance(reader, VersionReader) or reader.sealed.history is None:
+        return None
+    return reader.sealed.history.pruned
 
 
 def _interval_begins(reader: Reader, rows: pa.Table) -> Any:
@@ -294,45 +296,50 @@ def _interval_begins(reader: Reader, rows: pa.Table) -> Any:
     begins = _micros(rows, VALID_FROM)
     ends = pc.fill_null(rows.column(VALID_TO).cast("int64"), -1).to_numpy()
     deleted = rows.column(TOMBSTONE).to_numpy()
-    same = _same_as_next(_key_numbers(rows, reader.sealed.key))[:-1]
-    same &= (ends[:-1] == begins[1:]) & ~deleted[:-1] & ~deleted[1:]
+    # whether a row and the next one are in the same interval
+    continues = _same_as_next(_key_numbers(rows, reader.sealed.key))[:-1]
+    continues &= ends[:-1] == begins[1:]
+    continues &= ~deleted[:-1] & ~deleted[1:]
     for path in reader.sealed.compared:
         values = read_path(rows, path.steps).combine_chunks()
-        same &= ~differing_values(values[:-1], values[1:])
-    starts = np.where(np.append([True], ~same), np.arange(len(begins)), 0)
+        continues &= ~differing_values(values[:-1], values[1:])
+    is_start = np.append([True], ~continues)
+    starts = np.where(is_start, np.arange(len(begins)), 0)
     return begins[np.maximum.accumulate(starts)]
 
 
 def _read_all_rows(reader: Reader) -> pa.Table:
+    """Return all rows over time, anchors included; those of a key are adjacent and sorted by
+    time.
+    """
     if not isinstance(reader, VersionReader):
-        rows = pa.concat_tables(_rows_of_span(reader, span) for span in reader.spans)
-        return rows.take(
-            np.lexsort((_micros(rows, VALID_FROM), _key_numbers(rows, reader.sealed.key)))
-        )
+        rows = pa.concat_tables([_rows_of_span(reader, span) for span in reader.spans])
+        numbers = _key_numbers(rows, reader.sealed.key)
+        return rows.take(np.lexsort((_micros(rows, VALID_FROM), numbers)))
     if reader.sealed.history is None:
         raise version_reader.no_history_error(reader.dataset)
-    rows, generation = read_stored_rows(reader.store, reader.dataset, reader.sealed)
+    rows, generations = read_stored_rows(reader.store, reader.dataset, reader.sealed)
     numbers = _key_numbers(rows, reader.sealed.key)
     begins = _micros(rows, VALID_FROM)
-    order = np.lexsort((generation, sortable_positions(rows.column(POSITION)), begins, numbers))
+    positions = sortable_positions(rows.column(POSITION))
+    order = np.lexsort((generations, positions, begins, numbers))  # the last one counts most
     numbers = numbers[order]
     begins = begins[order]
     newest = ~_same_as_next(numbers, begins)
     rows = rows.take(order[newest])
     numbers = numbers[newest]
     begins = begins[newest]
-    followed = _same_as_next(numbers)
-    ends = pa.array(np.roll(begins, -1), pa.int64(), mask=~followed)
-    first = pa.array(~np.roll(followed, 1))
+    has_next = _same_as_next(numbers)
+    ends = pa.array(np.roll(begins, -1), pa.int64(), mask=~has_next)
+    has_previous = np.roll(has_next, 1)  # the last row has no next one, so the first gets False
     entries = rows.select([*reader.schema.names, VALID_FROM, TOMBSTONE])
-    return entries.append_column(VALID_TO, ends.cast(arrow_type("timestamp"))).append_column(
-        IS_FIRST, first
-    )
+    entries = entries.append_column(VALID_TO, ends.cast(arrow_type("timestamp")))
+    return entries.append_column(IS_FIRST, pa.array(~has_previous))
 
 
 def _rows_of_span(reader: VersionsOverTime, span: Span) -> pa.Table:
     """Return the entries of a span's version with the reader's columns, and the span."""
-    rows, _ = read_stored_rows(reader.store, reader.dataset, span.version)
+    rows = read_stored_rows(reader.store, reader.dataset, span.version).rows
     values = {
         VALID_FROM: pa.scalar(span.start, arrow_type("timestamp")),
         TOMBSTONE: pa.scalar(False),
@@ -346,7 +353,7 @@ def _rows_of_span(reader: VersionsOverTime, span: Span) -> pa.Table:
 
 def _key_numbers(rows: pa.Table, key: tuple[str, ...]) -> Any:
     """Return a number for each row, equal where the keys are (numpy)."""
-    return number_values(key_codes(rows.select(key).columns))[0]
+    return number_values(key_codes(rows.select(key).columns)).numbers
 
 
 def _same_as_next(*columns: Any) -> Any:
@@ -359,6 +366,7 @@ def _same_as_next(*columns: Any) -> Any:
 
 
 def _micros(rows: pa.Table, name: str) -> Any:
+    """Return the times in a column, in microseconds (numpy)."""
     return rows.column(name).cast("int64").to_numpy()
 
 
@@ -421,7 +429,9 @@ class EntriesOverTime(_Entries):
     def id_column(self) -> str:
         """The name of the column with the id of the interval."""
         names = time_column_names(self.reader, interval_id=True)
-        return f"__{INTERVAL_ID}" if names[1].startswith("__") else INTERVAL_ID
+        if names.valid_to.startswith("__"):
+            return f"__{INTERVAL_ID}"
+        return INTERVAL_ID
 
     @translate_spark_errors()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
@@ -433,9 +443,11 @@ class EntriesOverTime(_Entries):
         if not self.reader.sealed.partition_by:
             rows = rows.coalesce(1)
         edge = f"timestamp_micros({history_edge(self.reader)})"
-        return _query_rows(
-            rows, lambda name: intervals_sql(self, name, quote_name, edge, comparable_sql)
-        )
+
+        def query(view: str) -> str:
+            return intervals_sql(self, view, quote_name, edge, comparable_sql)
+
+        return _query_rows(rows, query)
 
 
 def _query_rows(rows: DataFrame, query: Callable[[str], str]) -> DataFrame:
@@ -481,20 +493,26 @@ def intervals_sql(
     exact = ""
     if history_edge(reader) is not None:
         exact = f" AND (__until IS NULL OR __until > {edge})"
-    start, end, current = time_column_names(reader, interval_id=entries.interval_id)
-    if start:
-        columns.append(f"{VALID_FROM} AS {start}")
-    columns += [f"__until AS {end}", f"__until IS NULL AS {current}"]
+    names = time_column_names(reader, interval_id=entries.interval_id)
+    if names.valid_from is not None:
+        columns.append(f"{VALID_FROM} AS {names.valid_from}")
+    columns.append(f"__until AS {names.valid_to}")
+    columns.append(f"__until IS NULL AS {names.is_current}")
     if entries.interval_id:
         identity = interval_id_sql(
             reader.schema, reader.sealed.key, VALID_FROM, quote, duckdb=comparable is None
         )
         columns.append(f"{identity} AS {entries.id_column}")
-    runs = _runs_sql(reader, rows, quote, comparable or (lambda value, _: value))
+    runs = _runs_sql(reader, rows, quote, comparable or _compare_as_it_is)
     return (
         f"WITH {runs}, ended AS (SELECT *, {', '.join(last)} FROM runs) SELECT"
         f" {', '.join(columns)} FROM ended WHERE __starts AND NOT {TOMBSTONE}{exact}"
     )
+
+
+def _compare_as_it_is(value: str, kind: str) -> str:
+    """Return the SQL of a value: DuckDB compares all types."""
+    return value
 
 
 def _runs_sql(
@@ -556,14 +574,11 @@ def validate_moment(reader: Reader, moment: datetime) -> None:
     Raises ConfigurationError for a value that is no time with a zone, or not of the years 1 to 9999
     in UTC.
     """
-    if not isinstance(moment, datetime) or moment.tzinfo is None or not fits_utc(moment):
-        problem = (
-            f"dataset {reader.dataset!r}: argument 'moment' is {moment!r}, expected a time with its"
-            " zone, of the "
-        )
-        problem += "years 1 to 9999 in UTC."
+    has_zone = isinstance(moment, datetime) and moment.tzinfo is not None
+    if not has_zone or not fits_utc(moment):
         raise ConfigurationError(
-            problem,
+            f"dataset {reader.dataset!r}: argument 'moment' is {moment!r}, expected a time with its"
+            " zone, of the years 1 to 9999 in UTC.",
             "Give a datetime with its zone, such as tzinfo=UTC.",
             argument="moment",
             dataset=reader.dataset,
@@ -644,36 +659,43 @@ _MANY_ROWS = 64
 
 
 def _time_bins(rows: int, start: int, end: int) -> TimeBins | None:
+    """Return as many intervals as a key has rows, from `start` to `end`; None if these are few."""
     if rows < _MANY_ROWS:
         return None
     return TimeBins(start, (end - start) // rows + 1, rows)
 
 
-def time_column_names(reader: Reader, *, interval_id: bool = False) -> tuple[str | None, str, str]:
-    """Return the names under which the start, the end and "is it current" are shown.
-
-    They are (valid_from, valid_to, is_current). The first is None where entries have the start of
-    their validity in a column `valid_from` already. Where entries have another column with one of
-    these names, or `interval_id` where that is shown, too, all of them begin with `__`.
+class TimeColumnNames(NamedTuple):
+    """The names of the columns with the start and the end of an interval, and whether it is the
+    current one. `valid_from` is None where entries have such a column themselves.
     """
-    shown = ["valid_from", "valid_to", "is_current"]
-    has_valid_from = _valid_from_column(reader) == "valid_from"
-    if has_valid_from:
-        shown.remove("valid_from")
+
+    valid_from: str | None
+    valid_to: str
+    is_current: str
+
+
+def time_column_names(reader: Reader, *, interval_id: bool = False) -> TimeColumnNames:
+    """Return the names of the time columns of entries over time.
+
+    Where entries have another column with one of these names, or `interval_id` where that is shown,
+    too, all of them begin with `__`.
+    """
+    names = TimeColumnNames("valid_from", "valid_to", "is_current")
+    if _valid_from_column(reader) == "valid_from":
+        names = TimeColumnNames(None, "valid_to", "is_current")
+    shown = {*names}
     if interval_id:
-        shown.append(INTERVAL_ID)
-    if not {name.lower() for name in reader.schema.names}.isdisjoint(shown):
-        return ("__valid_from", "__valid_to", "__is_current")
-    return (None if has_valid_from else "valid_from", "valid_to", "is_current")
+        shown.add(INTERVAL_ID)
+    if any(name.lower() in shown for name in reader.schema.names):
+        return TimeColumnNames("__valid_from", "__valid_to", "__is_current")
+    return names
 
 
 def _valid_from_column(reader: Reader) -> str | None:
     """Return the entries' column with the start of their validity; None where their record or
     version states it.
     """
-    history = None
-    if isinstance(reader, VersionReader):
-        history = reader.sealed.history
-    if history is None:
+    if not isinstance(reader, VersionReader) or reader.sealed.history is None:
         return None
-    return history.valid_from
+    return reader.sealed.history.valid_from

@@ -95,14 +95,15 @@ def _unlisted_objects(view: VersionReader, listed: set[str]) -> Iterator[Damage]
     """
     for folder in sorted(view.sealed.folders):
         for item in view.store.list(f"{folder}/"):
-            if item.key not in listed and not item.key.rpartition("/")[2].startswith("_"):
-                yield Damage(
-                    item.key,
-                    "the manifest does not list it; Spark can't read the version while it exists",
-                )
+            _, _, name = item.key.rpartition("/")
+            if item.key in listed or name.startswith("_"):
+                continue
+            problem = "the manifest does not list it; Spark can't read the version while it exists"
+            yield Damage(item.key, problem)
 
 
 def _verify_file(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> list[Damage]:
+    """Return what is wrong with a file: nothing, or its first problem."""
     file = stored.file
     info = stored.store.head(stored.key)
     if info is None:
@@ -124,11 +125,15 @@ def _verify_file(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> lis
 
 
 def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
+    """Return what is wrong with the rows of a file: nothing, or its first problem. Raises
+    ManifestMismatchError for a file that can't be read.
+    """
     opened = stored.open()
     file = stored.file
     if opened.metadata.num_rows != file.rows:
         return [f"it has {opened.metadata.num_rows:,} rows, the manifest lists {file.rows:,}"]
-    if problem := columns_problem(opened.schema_arrow, layout):
+    problem = columns_problem(opened.schema_arrow, layout)
+    if problem:
         return [problem]
     layout = layout.stored
     if not layout.key:
@@ -137,10 +142,12 @@ def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
     first: list[Any] | None = None
     for group in range(opened.num_row_groups):
         keys = stored.reading(partial(opened.read_row_group, group, columns=list(layout.key)))
-        first = first or _encoded_key(keys, layout.key, 0)
+        if first is None:
+            first = _encoded_key(keys, layout.key, 0)
         problem = _bucket_problem(keys, layout, file.bucket)
-        joined = keys if last is None else pa.concat_tables([last, keys])
-        problem = problem or _order_problem(joined, layout.key)
+        if not problem:
+            joined = keys if last is None else pa.concat_tables([last, keys])
+            problem = _order_problem(joined, layout.key)
         if problem:
             return [f"row group {group}: {problem}"]
         last = keys.slice(keys.num_rows - 1)
@@ -160,6 +167,7 @@ def _encoded_key(table: pa.Table, key: Sequence[str], row: int) -> list[Any]:
 
 
 def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
+    """Return in words which keys do not belong to this bucket, "" if all do."""
     if not layout.bucket_by:
         return ""
 
@@ -181,14 +189,14 @@ def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:
     count = keys.num_rows - 1
     if count < 1:
         return ""
-    rises = equal = None
+    # Compared with the key before: whether it is greater, and whether it is equal so far.
+    rises = pa.array(np.zeros(count, np.bool_))
+    equal = pa.array(np.ones(count, np.bool_))
     for name in key:
         before = keys.column(name).slice(0, count)
         after = keys.column(name).slice(1)
-        greater = pc.greater(after, before)
-        same = pc.equal(after, before)
-        rises = greater if rises is None else pc.or_(rises, pc.and_(equal, greater))
-        equal = same if equal is None else pc.and_(equal, same)
+        rises = pc.or_(rises, pc.and_(equal, pc.greater(after, before)))
+        equal = pc.and_(equal, pc.equal(after, before))
     wrong = pc.index(pc.fill_null(rises, False), False).as_py()
     if wrong < 0:
         return ""

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import reduce
+from functools import partial, reduce
 from itertools import groupby, zip_longest
 from operator import and_, attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -32,11 +32,13 @@ from dagster_adjunct.assets.reading.key_lookup import (
     Key,
     KeyFiles,
     RowGroup,
+    RowPlace,
     coerce_key,
     end_of_prefix,
 )
 from dagster_adjunct.assets.reading.superseded import (
     Mask,
+    StoredRows,
     can_have_mask,
     kept_rows,
     read_mask,
@@ -56,7 +58,7 @@ from dagster_adjunct.resources.bucketing.files import (
     VALID_TO,
     bucketed_frame,
 )
-from dagster_adjunct.resources.bucketing.hashing import Plain, bucket_function, plain_converter
+from dagster_adjunct.resources.bucketing.hashing import bucket_function, plain_converter
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -97,22 +99,22 @@ class Validity:
 
     def holds(self, moment: datetime) -> bool:
         """Whether the moment is in the interval."""
-        return self.valid_from <= moment and (self.valid_to is None or moment < self.valid_to)
+        if moment < self.valid_from:
+            return False
+        return self.valid_to is None or moment < self.valid_to
 
 
 class _StoredRow(NamedTuple):
-    """A row of a key: the number `row` in the row group `rows`.
+    """A row of a key over time: the number `row` in the row group `rows`.
 
-    The newest row has the highest `order`: valid_from, position and generation.
+    The newest row has the highest (valid_from, position, generation).
     """
 
-    order: tuple[datetime, int, int]
+    valid_from: datetime
+    position: int
+    generation: int
     rows: RowGroup
     row: int
-
-    @property
-    def valid_from(self) -> datetime:
-        return self.order[0]
 
     def entry(self, names: tuple[str, ...]) -> dict[str, Any] | None:
         """Return the entry in the row, None for a deletion."""
@@ -121,7 +123,7 @@ class _StoredRow(NamedTuple):
         return self.rows.entry(names, self.row)
 
 
-_by_order = attrgetter("order")
+_by_age = attrgetter("valid_from", "position", "generation")
 
 
 def no_history_error(dataset: str) -> DatasetError:
@@ -146,8 +148,11 @@ def find_newest_entry(
     for files in generations:
         for rows, _, after in deque(files.scan(bucket, key, end_of_prefix(key)), maxlen=1):
             last = _stored_row(files, rows, after - 1)
-            newest = max(newest or last, last, key=_by_order)
-    return None if newest is None else newest.entry(names)
+            if newest is None or _by_age(last) > _by_age(newest):
+                newest = last
+    if newest is None:
+        return None
+    return newest.entry(names)
 
 
 def read_key_history(
@@ -161,23 +166,22 @@ def read_key_history(
     """
     assert sealed.history is not None
     names = sealed.columns.names
-    edge = None if sealed.edge is None else datetime_from_micros(sealed.edge)
     newest: dict[datetime, _StoredRow] = {}  # by valid_from
     for files in generations:
         for rows, first, after in files.scan(bucket, key, end_of_prefix(key)):
             for row in range(first, after):
                 stored = _stored_row(files, rows, row)
                 other = newest.get(stored.valid_from, stored)
-                newest[stored.valid_from] = max(other, stored, key=_by_order)
-    begins = sorted(newest)
+                newest[stored.valid_from] = max(other, stored, key=_by_age)
+    starts = sorted(newest)
     parts = []
-    for begin, end in zip_longest(begins, begins[1:]):
-        parts.append(Validity(begin, end, newest[begin].entry(names)))
-    found = []
-    for part in merge_equal_neighbours(parts, sealed):
-        if edge is None or part.valid_to is None or part.valid_to > edge:
-            found.append(part)
-    return found
+    for start, end in zip_longest(starts, starts[1:]):
+        parts.append(Validity(start, end, newest[start].entry(names)))
+    intervals = list(merge_equal_neighbours(parts, sealed))
+    if sealed.edge is None:
+        return intervals
+    edge = datetime_from_micros(sealed.edge)
+    return [each for each in intervals if each.valid_to is None or each.valid_to > edge]
 
 
 def merge_equal_neighbours(parts: Iterable[Validity], sealed: SealedVersion) -> Iterator[Validity]:
@@ -187,10 +191,11 @@ def merge_equal_neighbours(parts: Iterable[Validity], sealed: SealedVersion) -> 
     An interval has the entry with which it begins. Columns that are not among the version's
     `history_columns` have the values that they have at its end.
     """
-    compared = sealed.compared
-    for _, equal in groupby(parts, lambda part: _compared_values(part, compared)):
+    compare = partial(_compared_values, compared=sealed.compared)
+    for _, equal in groupby(parts, compare):
         same = list(equal)
-        first, last = same[0], same[-1]
+        first = same[0]
+        last = same[-1]
         entry = first.entry
         identity = None
         if entry is not None and last.entry is not None:
@@ -208,14 +213,15 @@ def _compared_values(part: Validity, compared: Sequence[Path]) -> list[Any] | No
     for path in compared:
         value: Any = part.entry
         for step in path.steps:
-            value = None if value is None else value[step]
+            if value is not None:
+                value = value[step]
         found.append(comparable_value(value))
     return found
 
 
 def _stored_row(files: KeyFiles, rows: RowGroup, row: int) -> _StoredRow:
-    order = (rows.value(VALID_FROM, row), rows.value(POSITION, row), files.id)
-    return _StoredRow(order, rows, row)
+    valid_from = rows.value(VALID_FROM, row)
+    return _StoredRow(valid_from, rows.value(POSITION, row), files.id, rows, row)
 
 
 _AT = "__at"
@@ -234,9 +240,9 @@ def _aliased_key(key: Sequence[str]) -> list[Column]:
 
 
 def _same_key(key: Sequence[str]) -> Column:
-    return reduce(
-        and_, (named_column(name) == F.col(f"__key_{index}") for index, name in enumerate(key))
-    )
+    """Return the condition that a row has the key in the columns of `_aliased_key`."""
+    equal = [named_column(name) == F.col(f"__key_{index}") for index, name in enumerate(key)]
+    return reduce(and_, equal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +337,7 @@ class RowsOverTime:
             IS_FIRST: f"{_OLDEST} = {VALID_FROM} AS {IS_FIRST}",
         }
         newest = placed.where(f"{_END} IS NULL OR {_END} <> {VALID_FROM}")
-        return newest.selectExpr(*[now.get(name) or quote_name(name) for name in rows.columns])
+        return newest.selectExpr(*[now.get(name, quote_name(name)) for name in rows.columns])
 
     def _merge_by_broadcast(self, rows: DataFrame) -> DataFrame:
         """Return the scanned rows, corrected by the broadcast changes of the deltas."""
@@ -373,25 +379,34 @@ class RowsOverTime:
         )
 
 
-# Bounds of keys, in plain form. A bound may be a leading part of keys: it sorts before all keys
-# that begin with it.
-Bounds = tuple[tuple[Plain, ...], tuple[Plain, ...] | None]
+class Bounds(NamedTuple):
+    """The first key of a range, and the first one after it, None without a limit; in plain form.
+
+    A bound may be a leading part of keys: it sorts before all keys that begin with it.
+    """
+
+    first: Key
+    after: Key | None
 
 
 def key_range(
     what: str, fields: Sequence[Field], prefix: object, start: object, end: object
 ) -> Bounds:
-    """Return the bounds of the keys with a prefix, or from `start` (included) to `end` (excluded),
-    in plain form.
+    """Return the bounds of the keys with a prefix, or from `start` (included) to `end` (excluded).
 
-    They are the first key, and the first key after, None without a limit. `prefix` is a string or
+    `prefix` is a string or
     bytes with which the first key column begins, or a tuple of whole values of leading key columns.
     `start` and `end` are keys or tuples of leading values. `what` names the dataset in errors.
     Raises SchemaMismatchError for values that do not fit the key.
     """
     if prefix is None:
-        first = () if start is None else _leading_values(what, fields, start)
-        return first, None if end is None else _leading_values(what, fields, end)
+        first: Key = ()
+        after: Key | None = None
+        if start is not None:
+            first = _leading_values(what, fields, start)
+        if end is not None:
+            after = _leading_values(what, fields, end)
+        return Bounds(first, after)
     if start is not None or end is not None:
         raise SchemaMismatchError(
             f"{what}: both a prefix and a range are given.",
@@ -412,52 +427,59 @@ def key_range(
         # The least bytes that are greater than all bytes with this prefix, if there are any.
         kept = begin.rstrip(b"\xff")
         if not kept:
-            return (begin,), None
-        return (begin,), (kept[:-1] + bytes([kept[-1] + 1]),)
+            return Bounds((begin,), None)
+        return Bounds((begin,), (kept[:-1] + bytes([kept[-1] + 1]),))
     values = _leading_values(what, fields, prefix)
     if not values:
-        return values, None
-    return values, end_of_prefix(values)
+        return Bounds((), None)
+    return Bounds(values, end_of_prefix(values))
 
 
-def _leading_values(what: str, fields: Sequence[Field], values: object) -> tuple[Plain, ...]:
+def _leading_values(what: str, fields: Sequence[Field], values: object) -> Key:
     """Return values of leading key columns in plain form."""
-    given = tuple(values) if isinstance(values, tuple | list) else (values,)
-    known = fields
-    if len(given) <= len(fields):
-        known = fields[: len(given)]
-    coerced = coerce_key(what, known, given)
-    return tuple(
-        plain_converter(field.type)(value) for field, value in zip(known, coerced, strict=True)
-    )
+    given: tuple[object, ...] = (values,)
+    if isinstance(values, tuple | list):
+        given = tuple(values)
+    leading = fields
+    if len(given) <= len(fields):  # else the error names all of them
+        leading = fields[: len(given)]
+    plain = []
+    for field, value in zip(leading, coerce_key(what, leading, given), strict=True):
+        plain.append(plain_converter(field.type)(value))
+    return tuple(plain)
+
+
+class UnreadableVersion(NamedTuple):
+    """The error that a file can't be read, and the reader of its version."""
+
+    error: ManifestMismatchError
+    reader: VersionReader
 
 
 def find_unreadable_version(
     error: BaseException | None, readers: Iterable[VersionReader]
-) -> tuple[ManifestMismatchError, VersionReader] | None:
+) -> UnreadableVersion | None:
     """Return Spark's error as ManifestMismatchError, with the reader of the version whose file it
     could not read.
 
     None for any other error, and for a file of a version that none of `readers` reads.
     """
-    translated = None
-    if error is not None:
-        translated = find_adjunct_error(error)
-    if (
-        translated is error
-        or not isinstance(translated, ManifestMismatchError)
-        or translated.url is None
-    ):
+    if error is None:
         return None
+    found = find_adjunct_error(error)
+    if found is error or not isinstance(found, ManifestMismatchError) or found.url is None:
+        return None
+    _, _, file = found.url.rpartition("/")
     for reader in readers:
         for generation in reader.sealed.generations:
-            if f"/{generation.folder}/" in translated.url:
-                key = f"{generation.folder}/{translated.url.rpartition('/')[2]}"
-                about = {"dataset": reader.dataset, "version": reader.version, "key": key}
-                return (
-                    translated.reworded(translated.problem, translated.next_step, **about),
-                    reader,
-                )
+            if f"/{generation.folder}/" in found.url:
+                about = {
+                    "dataset": reader.dataset,
+                    "version": reader.version,
+                    "key": f"{generation.folder}/{file}",
+                }
+                named = found.reworded(found.problem, found.next_step, **about)
+                return UnreadableVersion(named, reader)
     return None
 
 
@@ -489,17 +511,16 @@ class VersionReader:
         self._what = f"dataset {dataset!r}, version {sealed.id}"
         self._key = tuple(sealed.columns.field(name) for name in sealed.key)
         cache = cache or FileCache()
-        self._generations = [
-            KeyFiles(store, self._what, self._layout, generation, cache)
-            for generation in reversed(sealed.generations)
-        ]
+        self._generations = []  # newest first
+        for generation in reversed(sealed.generations):
+            files = KeyFiles(store, self._what, self._layout, generation, cache)
+            self._generations.append(files)
         self._mask: Mask | None = None
         self._names = sealed.columns.names
         self._plain = tuple(plain_converter(field.type) for field in self._key)
         self._bucket_columns = [sealed.key.index(name) for name in sealed.partition_by]
-        self._bucketer = bucket_function(
-            tuple(self._key[i].type for i in self._bucket_columns), self._layout.partitions
-        )
+        bucket_types = tuple(self._key[index].type for index in self._bucket_columns)
+        self._bucketer = bucket_function(bucket_types, self._layout.partitions)
 
     def __repr__(self) -> str:
         return f"VersionReader({self.dataset!r}, {self.version!r})"
@@ -579,22 +600,17 @@ class VersionReader:
         base, *deltas = self.sealed.generations
         changes = sum(delta.rows for delta in deltas)
         if changes:
-            shared = F.broadcast if changes <= _BROADCAST_ROWS else lambda frame: frame
-            newest = shared(self._newest_generations(rows, base.id, shared))
-            rows = rows.join(
-                newest,
-                _same_key(self.sealed.key) & (F.col(GENERATION_COLUMN) != F.col(_NEWEST)),
-                "left_anti",
-            )
+            is_few = changes <= _BROADCAST_ROWS
+            newest = self._newest_generations(rows, base.id, broadcast=is_few)
+            is_older = F.col(GENERATION_COLUMN) != F.col(_NEWEST)
+            rows = rows.join(newest, _same_key(self.sealed.key) & is_older, "left_anti")
         if any(_DELETED_COUNTER not in file.stats for file in base.files):
             rows = rows.where(~F.col(TOMBSTONE))
         return rows
 
-    def _newest_generations(
-        self, rows: DataFrame, base: int, shared: Callable[[DataFrame], DataFrame]
-    ) -> DataFrame:
+    def _newest_generations(self, rows: DataFrame, base: int, *, broadcast: bool) -> DataFrame:
         """Return the keys in deltas, each with the generation of its newest row, -1 if that is a
-        deletion.
+        deletion. With `broadcast` they are sent to all tasks.
 
         The newest row has the highest (position, generation).
         """
@@ -603,25 +619,30 @@ class VersionReader:
             changed = changed.coalesce(1)  # one file a generation: one task needs no exchange
         keys = _aliased_key(self.sealed.key)
         if self.sealed.order_by is not None:  # a late change may be older than the base's row
-            changed = rows.join(
-                shared(changed.select(*keys).distinct()), _same_key(self.sealed.key), "left_semi"
-            )
+            changed_keys = changed.select(*keys).distinct()
+            if broadcast:
+                changed_keys = F.broadcast(changed_keys)
+            changed = rows.join(changed_keys, _same_key(self.sealed.key), "left_semi")
         newest = changed.groupBy(*keys).agg(
             F.max(F.struct(POSITION, GENERATION_COLUMN, TOMBSTONE)).alias(_NEWEST)
         )
         generation = F.when(F.col(f"{_NEWEST}.{TOMBSTONE}"), _NO_GENERATION).otherwise(
             F.col(f"{_NEWEST}.{GENERATION_COLUMN}")
         )
-        return newest.withColumn(_NEWEST, generation)
+        newest = newest.withColumn(_NEWEST, generation)
+        if broadcast:
+            newest = F.broadcast(newest)
+        return newest
 
     # -- by bucket
 
     @property
     def buckets(self) -> list[int]:
         """The buckets that have rows."""
-        return sorted(
-            {file.bucket for generation in self.sealed.generations for file in generation.files}
-        )
+        buckets = set[int]()
+        for generation in self.sealed.generations:
+            buckets.update(file.bucket for file in generation.files)
+        return sorted(buckets)
 
     def keys_in(self, bucket: int, generations: Collection[int]) -> list[Key]:
         """Return the keys, in plain form and sorted, of a bucket's rows in these generations."""
@@ -633,17 +654,15 @@ class VersionReader:
                 keys.update(rows.keys(begin, end, len(self._key)))
         return sorted(keys)
 
-    def stored_rows_of(self, bucket: int, keys: Sequence[Key]) -> tuple[pa.Table, Any]:
-        """Return a bucket's stored rows of these keys (in plain form, sorted), and the number of
-        each row's generation (numpy).
-        """
+    def stored_rows_of(self, bucket: int, keys: Sequence[Key]) -> StoredRows:
+        """Return a bucket's stored rows of these keys (in plain form, sorted)."""
         tables = [self._layout.arrow_schema().empty_table()]
         generations: list[int] = []
         for files in self._generations:
             for rows, places in files.places_of(bucket, keys):
                 tables.append(rows.table.take(pa.array(places)))
                 generations += [files.id] * len(places)
-        return pa.concat_tables(tables), np.array(generations, np.int64)
+        return StoredRows(pa.concat_tables(tables), np.array(generations, np.int64))
 
     # -- by key
 
@@ -662,7 +681,7 @@ class VersionReader:
         """
         wanted = [(key, self._plain_key(key)) for key in keys]
         try:
-            {key for key, _ in wanted}
+            set(map(itemgetter(0), wanted))
         except TypeError as error:
             raise ConfigurationError(
                 f"{self._what}: get_all returns a dict by key, and one of these keys can't be used"
@@ -671,16 +690,18 @@ class VersionReader:
                 argument="keys",
                 dataset=self.dataset,
             ) from error
-        # In the order of the files, so that each row group is read once.
-        placed = sorted(
-            ((self._bucket(values), values, index) for index, (_, values) in enumerate(wanted))
-        )
-        entries = {index: self._find(values) for _, values, index in placed}
-        return {
-            key: entry
-            for index, (key, _) in enumerate(wanted)
-            if (entry := entries[index]) is not None
-        }
+        placed = []
+        for index, (_, values) in enumerate(wanted):
+            placed.append((self._bucket(values), values, index))
+        found: dict[int, Entry | None] = {}
+        for _, values, index in sorted(placed):  # as in the files: each row group is read once
+            found[index] = self._find(values)
+        entries = {}
+        for index, (key, _) in enumerate(wanted):
+            entry = found[index]
+            if entry is not None:
+                entries[key] = entry
+        return entries
 
     def history_of(self, key: object) -> list[Validity]:
         """Return the entries of a key over time, oldest first; a deletion has no entry and ends the
@@ -705,17 +726,19 @@ class VersionReader:
         one of each file. Raises SchemaMismatchError at once for bounds that do not fit the key,
         ManifestMismatchError as `get`.
         """
-        first, after = key_range(self._what, self._key, prefix, start, end)
-        rows = [self._bucket_items(bucket, first, after) for bucket in self.buckets]
-        if len(rows) > 1:
-            merged = heapq.merge(*rows, key=itemgetter(0))
-        else:
-            merged = (row for one in rows for row in one)
+        bounds = key_range(self._what, self._key, prefix, start, end)
+        items = [self._bucket_items(bucket, bounds) for bucket in self.buckets]
+        merged: Iterator[tuple[tuple[Any, ...], Entry]] = iter(())
+        if len(items) == 1:
+            merged = items[0]
+        elif items:
+            merged = heapq.merge(*items, key=itemgetter(0))
         if len(self._key) == 1:
-            return ((key[0], entry) for key, entry in merged)
+            return ((value, entry) for (value,), entry in merged)
         return merged
 
     def _plain_key(self, key: object) -> Key:
+        """Return a key as users give it in plain form."""
         values = coerce_key(self._what, self._key, key)
         return tuple([plain(value) for plain, value in zip(self._plain, values, strict=True)])
 
@@ -723,11 +746,15 @@ class VersionReader:
         """Return the keys of a table, in plain form, by their bucket."""
         placed: dict[int, list[Key]] = {}
         for values in zip(*(column.to_pylist() for column in keys.columns), strict=True):
-            key = self._plain_key(values if len(values) > 1 else values[0])
+            given: object = values
+            if len(values) == 1:
+                given = values[0]
+            key = self._plain_key(given)
             placed.setdefault(self._bucket(key), []).append(key)
         return placed
 
     def _bucket(self, key: Key) -> int:
+        """Return the bucket of a key in plain form; 0 in a broadcast copy."""
         if self._bucket_columns:
             return self._bucketer([key[index] for index in self._bucket_columns])
         return 0
@@ -742,57 +769,63 @@ class VersionReader:
         names = self._names
         if self.sealed.history is not None:
             return find_newest_entry(self._generations, bucket, key, names)
-        matches = []
+        newest: RowPlace | None = None
+        highest: tuple[Any, int] | None = None  # (position, generation)
         for files in self._generations:
-            match = files.find(bucket, key)
-            if match is None:
+            found = files.find(bucket, key)
+            if found is None:
                 continue
-            rows, row = match
             if not self.sealed.positioned:  # there is one generation
-                return rows.entry(names, row)
-            order = (rows.value(POSITION, row), files.id)
-            matches.append((order, rows, row))
-        if not matches:
+                return found.rows.entry(names, found.row)
+            order = (found.rows.value(POSITION, found.row), files.id)
+            if highest is None or order > highest:
+                newest = found
+                highest = order
+        if newest is None or newest.rows.value(TOMBSTONE, newest.row):
             return None
-        _, rows, row = max(matches, key=itemgetter(0))
-        if rows.value(TOMBSTONE, row):
-            return None
-        return rows.entry(names, row)
+        return newest.rows.entry(names, newest.row)
 
-    def _bucket_items(
-        self, bucket: int, first: Key, after: Key | None
-    ) -> Iterator[tuple[tuple[Any, ...], Entry]]:
+    def _bucket_items(self, bucket: int, bounds: Bounds) -> Iterator[tuple[tuple[Any, ...], Entry]]:
         """Yield (key, entry) of one bucket in key order, merged over its generations. Keys are
         tuples.
         """
-        scans = [self._scan(files, bucket, first, after) for files in self._generations]
+        scans = [self._scan(files, bucket, bounds) for files in self._generations]
         if len(scans) == 1 and not self.sealed.positioned:
-            for key, _, row in scans[0]:
-                yield key, row
+            for match in scans[0]:
+                yield match.key, match.row
             return
         names = self._names
         by_time = self.sealed.history is not None
 
-        def rank(match: tuple[tuple[Any, ...], int, Entry]) -> tuple[Any, ...]:
-            _, generation, row = match
-            place = (row.get(POSITION, 0), generation)
-            return (row[VALID_FROM], *place) if by_time else place
+        def age(match: _ScannedRow) -> tuple[Any, ...]:
+            """Return what is highest for the newest row of a key."""
+            place = (match.row.get(POSITION, 0), match.generation)
+            if by_time:
+                return (match.row[VALID_FROM], *place)
+            return place
 
-        for key, same in groupby(heapq.merge(*scans, key=itemgetter(0)), key=itemgetter(0)):
-            _, _, newest = max(same, key=rank)
+        by_key = attrgetter("key")
+        for key, same in groupby(heapq.merge(*scans, key=by_key), key=by_key):
+            newest = max(same, key=age).row
             if not newest.get(TOMBSTONE):
                 yield key, {name: newest[name] for name in names}
 
-    def _scan(
-        self, files: KeyFiles, bucket: int, first: Key, after: Key | None
-    ) -> Iterator[tuple[tuple[Any, ...], int, Entry]]:
-        """Yield (key, generation, stored row) of one file in key order."""
+    def _scan(self, files: KeyFiles, bucket: int, bounds: Bounds) -> Iterator[_ScannedRow]:
+        """Yield the stored rows of one file in key order."""
         key = self.sealed.key
-        for rows, begin, end in files.scan(bucket, first, after):
-            for at in range(begin, end, _ROWS_AT_ONCE):
-                part = rows.table.slice(at, min(_ROWS_AT_ONCE, end - at))
+        for rows, begin, end in files.scan(bucket, bounds.first, bounds.after):
+            for start in range(begin, end, _ROWS_AT_ONCE):
+                part = rows.table.slice(start, min(_ROWS_AT_ONCE, end - start))
                 for row in python_rows(part):
-                    yield tuple([row[name] for name in key]), files.id, row
+                    yield _ScannedRow(tuple([row[name] for name in key]), files.id, row)
+
+
+class _ScannedRow(NamedTuple):
+    """A stored row, with its key and the number of its generation."""
+
+    key: tuple[Any, ...]
+    generation: int
+    row: Entry
 
 
 _NEWEST = "__newest"
@@ -816,28 +849,23 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
     where buckets are read in parallel. Raises ManifestMismatchError for a file that is missing or
     damaged or differs from the manifest.
     """
-    sealed = view.sealed
-    rows, generation = read_stored_rows(view.store, view.dataset, sealed, bucket, threads=threads)
-    if rows.num_rows and sealed.positioned:
-        kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
-        if not kept.all():
-            rows = rows.filter(kept)
-    return rows.select(sealed.columns.names)
+    stored = read_stored_rows(view.store, view.dataset, view.sealed, bucket, threads=threads)
+    return entries_among(view, stored)
 
 
 def read_entries_of(view: VersionReader, bucket: int, keys: Sequence[Key]) -> pa.Table:
     """Return the entries of these keys (in plain form, sorted) in a bucket, by lookups."""
-    return entries_among(view, *view.stored_rows_of(bucket, keys))
+    return entries_among(view, view.stored_rows_of(bucket, keys))
 
 
-def entries_among(view: VersionReader, rows: pa.Table, generation: Any) -> pa.Table:
-    """Return the entries among stored rows of a version, which have these numbers of generations
-    (numpy).
-    """
+def entries_among(view: VersionReader, stored: StoredRows) -> pa.Table:
+    """Return the entries among stored rows of a version."""
     sealed = view.sealed
+    rows = stored.rows
     if rows.num_rows and sealed.positioned:
-        kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
-        rows = rows.filter(pa.array(kept))
+        kept = kept_rows(stored, sealed.key, by_time=sealed.history is not None)
+        if not kept.all():
+            rows = rows.filter(pa.array(kept))
     return rows.select(sealed.columns.names)
 
 

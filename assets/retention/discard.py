@@ -21,6 +21,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
+from operator import attrgetter
+from typing import NamedTuple
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.versions.dataset_log import (
@@ -146,18 +148,20 @@ def plan_retired(
     kept = "all versions are kept"
     if policy.keep is not None:
         kept = f"version {kept_from} is among the newest {policy.keep}"
-    readers = [(kept_from, kept)]
-    readers += [(version_number(version), why) for version, why in held.items()]
+    reasons = [(kept_from, kept)]  # by the number of the version that is needed
+    reasons += [(version_number(version), why) for version, why in held.items()]
     go: list[RetentionDecision] = []
     stay: list[RetentionDecision] = []
     retained_from = manifest.retained_from
-    blocked = ""
-    for retired in sorted(manifest.retired, key=lambda generation: generation.until):
-        why = next((why for number, why in readers if number < retired.until), blocked)
+    blocked = ""  # why all later generations stay
+    for retired in sorted(manifest.retired, key=attrgetter("until")):
+        needed = (reason for number, reason in reasons if number < retired.until)
+        why = next(needed, blocked)
         if listing.now - _retired_at(retired, listing) < policy.grace:
             why = f"younger than {policy.grace}"
         if why:
-            blocked = blocked or f"versions from {retained_from} on can be read"
+            if not blocked:
+                blocked = f"versions from {retained_from} on can be read"
             stay.append(RetentionDecision(retired.folder, None, why))
         else:
             retained_from = max(retained_from, retired.until)
@@ -187,7 +191,8 @@ def find_oldest_kept(log: DatasetLog, manifest: DatasetManifest, policy: Discard
     for _, manifest_then in log.history():
         if manifest_then.version is not None:
             kept.add(manifest_then.version.number)
-        if kept and (len(kept) == policy.keep or min(kept) < lowest):
+        is_complete = len(kept) == policy.keep
+        if kept and (is_complete or min(kept) < lowest):
             break
     return min(kept, default=0)
 
@@ -300,8 +305,9 @@ def _needed_versions(
     if head is not None:
         # The version to serve if the current one is revoked. After a rollback, others that are
         # kept may be newer.
-        if policy.keep != 1 and manifest.retains(head.replaced or ""):
-            needed[str(head.replaced)] = "served again if the current one is revoked"
+        before = head.replaced
+        if policy.keep != 1 and before is not None and manifest.retains(before):
+            needed[before] = "served again if the current one is revoked"
         needed[head.id] = "what the last switch chose"
     if manifest.version is not None:
         needed[manifest.version.id] = "served"
@@ -360,7 +366,8 @@ def belongs_to_version(version: str, entry: str) -> bool:
 
     Each belongs to "*", all versions.
     """
-    return version == "*" or version.partition("-")[2] in entry
+    _, _, attempt = version.partition("-")
+    return version == "*" or attempt in entry
 
 
 def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[str, str]:
@@ -383,18 +390,25 @@ def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[s
 
 
 def _discard_reason(manifest: BoundedManifest, ref: VersionRef, policy: DiscardPolicy) -> str:
+    """Return why a version is discarded."""
     if ref.state != "sealed":
         return f"{ref.state}, older than {policy.grace}"
-    later = []
-    for other in manifest.versions:
-        if (other.name, other.state) == (ref.name, "sealed"):
-            later.append(other)
-    if manifest.declaration.order == "name" and later[-1].number > ref.number:
-        return f"built again since, as {later[-1].id}"
+    if manifest.declaration.order == "name":
+        builds = [other for other in manifest.sealed if other.name == ref.name]
+        if builds[-1].number > ref.number:
+            return f"built again since, as {builds[-1].id}"
     return f"not among the newest {policy.keep}"
 
 
 Roots = Callable[[], Mapping[str, str]]
+"""Returns by version id why applications need a version."""
+
+
+class Deletion(NamedTuple):
+    """The doomed entries that are still held, and the objects that were deleted."""
+
+    spared: list[RetentionDecision]
+    deleted: list[ObjectInfo]
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,13 +435,13 @@ class DiscardReport(Report):
 
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
-        would = "discarded"
+        verb = "discarded"
         if self.dry_run:
-            would = "would discard"
+            verb = "would discard"
         what = "generation(s)"
         if self.retained_from is None:
             what = "version(s)"
-        parts = [f"dataset {self.dataset}: {would} {len(self.discarded)} {what}"]
+        parts = [f"dataset {self.dataset}: {verb} {len(self.discarded)} {what}"]
         if self.discarded and self.retained_from:
             parts.append(f"versions from {self.retained_from} on can be read")
         if self.garbage:
@@ -457,7 +471,7 @@ def discard(
     DatasetNotFoundError.
     """
     log = DatasetLog(lake, dataset)
-    members = log.read_all()[1]
+    members = log.read_all().manifests
     if dataset not in members:
         raise no_commit_error(lake, dataset)
     policy = policy or members[dataset].declaration.discard
@@ -478,24 +492,26 @@ def discard(
     plan = DiscardReport(dataset, True)
 
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
+        """Plan again for the current manifest, and return it without what is discarded."""
         nonlocal plan, listing
         documents = {ref.document for ref in fresh.listed} - {None}
         if not documents <= listing.documents.keys():
             # A version was published since, and only the store knows its age.
             listing = _list_objects(log)
         plan = plan_for(fresh)
-        if not (plan.discarded or plan.garbage):
+        if not plan.discarded and not plan.garbage:
             return None
         discarded = [entry.what for entry in plan.discarded]
         return fresh.without(discarded, [entry.what for entry in plan.garbage])
 
     after = log.transact(doom, by=by)
-    spared, objects = delete_doomed(log, after, roots, listing.now, by=by)
-    objects += _delete_old_records(log, after, listing, policy, roots, manifests)
+    deletion = delete_doomed(log, after, roots, listing.now, by=by)
+    old_records = _delete_old_records(log, after, listing, policy, roots, manifests)
+    objects = [*deletion.deleted, *old_records]
     return replace(
         plan,
         dry_run=False,
-        spared=tuple(spared),
+        spared=tuple(deletion.spared),
         objects=len(objects),
         bytes=sum(item.size for item in objects),
         unpinned=unpinned,
@@ -504,9 +520,8 @@ def discard(
 
 def delete_doomed(
     log: DatasetLog, manifest: DatasetManifest, roots: Roots, now: datetime, *, by: str
-) -> tuple[list[RetentionDecision], list[ObjectInfo]]:
-    """Delete the doomed entries of a committed manifest that are not held; return the spared ones
-    and deleted objects.
+) -> Deletion:
+    """Delete the doomed entries of a committed manifest that are not held.
 
     `now` is by the store's clock. Leases and open batches are read here, after the commit that
     doomed the entries. Expired leases are deleted.
@@ -516,18 +531,21 @@ def delete_doomed(
     # renewal.
     log.lake.store.delete_many([lease.key for lease in leases if lease.expires_at <= now])
     if not manifest.doomed:
-        return [], []
+        return Deletion([], [])
     spared = find_spared(manifest, leases, roots(), now)
     deleted = set(manifest.doomed) - {decision.what for decision in spared}
     objects: list[ObjectInfo] = []
     for entry in sorted(deleted):
         if not entry.endswith(".json"):
             objects += log.lake.store.list(f"{entry}/")
-        elif (document := log.lake.store.head(entry)) is not None:
+            continue
+        document = log.lake.store.head(entry)
+        if document is not None:
             objects.append(document)
     log.lake.store.delete_many([item.key for item in objects])
 
     def clear(fresh: DatasetManifest) -> DatasetManifest | None:
+        """Return the manifest without the deleted entries."""
         left = tuple(entry for entry in fresh.doomed if entry not in deleted)
         change = Change(action="expire", reason=f"{len(deleted)} folders and documents are deleted")
         if left == fresh.doomed:
@@ -535,31 +553,34 @@ def delete_doomed(
         return fresh.after(doomed=left, change=change)
 
     log.transact(clear, by=by)
-    return spared, objects
+    return Deletion(spared, objects)
 
 
 def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
+    """Return what the dataset has in the store, with its `commits` if they are needed."""
     store = log.lake.store
     prefix = log.prefix
     now = read_lake_clock(log.lake, log.name)
     folders: dict[str, datetime] = {}
     for item in store.list(f"{prefix}/data/"):
-        folder = item.key.rsplit("/", 1)[0]
+        folder, _, _ = item.key.rpartition("/")
         folders[folder] = max(item.modified, folders.get(folder, item.modified))
     attempts = list_attempts(log.lake, log.name)
     for attempt, renewed in attempts.items():
         folder = f"{prefix}/data/{attempt}"
         if folder in folders:
             folders[folder] = max(renewed, folders[folder])
-    running = frozenset(
-        attempt for attempt, renewed in attempts.items() if renewed > now - RUNNING_WITHIN
-    )
+    running = set()
+    for attempt, renewed in attempts.items():
+        if renewed > now - RUNNING_WITHIN:
+            running.add(attempt)
     documents = {item.key: item.modified for item in store.list(f"{prefix}/versions/")}
     committed: dict[int, datetime] = {}
-    for item in store.list(f"{prefix}/manifests/") if commits else ():
-        number = commit_log.commit_number(item.key)
-        committed[number] = max(item.modified, committed.get(number, item.modified))
-    return Listing(now, folders, documents, running, committed)
+    if commits:
+        for item in store.list(f"{prefix}/manifests/"):
+            number = commit_log.commit_number(item.key)
+            committed[number] = max(item.modified, committed.get(number, item.modified))
+    return Listing(now, folders, documents, frozenset(running), committed)
 
 
 def _delete_old_records(
@@ -616,6 +637,7 @@ def _without_retained(
 
 
 def _is_kept(manifest: DatasetManifest, version: str) -> bool:
+    """Whether a version is retained."""
     try:
         manifest.check_kept(version)
     except VersionDiscardedError:

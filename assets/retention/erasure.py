@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
 from dagster_adjunct.assets.generation import count_deletions
@@ -77,7 +77,7 @@ from dagster_adjunct.resources.bucketing.writer import (
 )
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.store import staged_file_errors
+from dagster_adjunct.resources.objects.store import ObjectInfo, staged_file_errors
 from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.validation import validated
@@ -172,7 +172,7 @@ def erase_keys(
     erased.
     """
     log = DatasetLog(lake, dataset)
-    manifest = log.require()[1]
+    manifest = log.require().manifest
     wanted = _validate_request(manifest, keys, reason, by)
     work: GenerationErasure | VersionErasure
     if isinstance(manifest, UnboundedManifest):
@@ -180,10 +180,15 @@ def erase_keys(
     else:
         work = VersionErasure(log, wanted, by)
     manifest = work.commit(reason)
-    spared, objects = delete_doomed(log, manifest, roots, read_lake_clock(lake, dataset), by=by)
+    deletion = delete_doomed(log, manifest, roots, read_lake_clock(lake, dataset), by=by)
     superseded = key_search.delete_superseded_documents(log)
     past = key_search.redact_past_manifests(log, wanted)
     proof = key_search.search_keys(log, wanted)
+    pending = []
+    for held in (*deletion.spared, *work.builds):
+        if _has_found_keys(held, proof):
+            pending.append(held)
+    redacted = [made for made in work.made.values() if not made.rows]
     elsewhere = manifest.kept_elsewhere()
     if lake.url.startswith("s3://"):
         elsewhere.append(f"older object versions in {lake.url}, if the bucket keeps them")
@@ -193,11 +198,9 @@ def erase_keys(
         reason=reason,
         by=by,
         rewritten=work.rewritten(manifest),
-        redacted=past + sum(not made.rows for made in work.made.values()),
-        deleted=len(objects) + superseded,
-        pending=tuple(
-            decision for decision in (*spared, *work.builds) if _has_found_keys(decision, proof)
-        ),
+        redacted=past + len(redacted),
+        deleted=len(deletion.deleted) + superseded,
+        pending=tuple(pending),
         proof=proof,
         not_erased=tuple(elsewhere),
         retained_from=manifest.retained_from,
@@ -210,14 +213,16 @@ def find_keys(lake: Lake, dataset: str, keys: Iterable[object]) -> KeySearch:
     nothing.
     """
     log = DatasetLog(lake, dataset)
-    return key_search.search_keys(
-        log, KeySet.of(f"dataset {dataset!r}", _key_fields(log.require()[1]), keys)
-    )
+    fields = _key_fields(log.require().manifest)
+    return key_search.search_keys(log, KeySet.of(f"dataset {dataset!r}", fields, keys))
 
 
 def _validate_request(
     manifest: DatasetManifest, keys: Iterable[object], reason: str, by: str
 ) -> KeySet:
+    """Return the keys to erase. Raises SchemaMismatchError for a key of the wrong type, and
+    ConfigurationError for no keys, no reason, or a reason that contains a key.
+    """
     what = f"dataset {manifest.name!r}"
     wanted = KeySet.of(what, _key_fields(manifest), keys)
     if not len(wanted):
@@ -239,10 +244,10 @@ def _validate_request(
 
 
 def _key_fields(manifest: DatasetManifest) -> tuple[Field, ...]:
+    """Return the columns of the key, with their types."""
     declared = manifest.declaration
-    return tuple(
-        Field(name, kind) for name, kind in zip(declared.key, declared.key_types, strict=True)
-    )
+    names_and_types = zip(declared.key, declared.key_types, strict=True)
+    return tuple(Field(name, kind) for name, kind in names_and_types)
 
 
 def _has_found_keys(held: RetentionDecision, proof: KeySearch) -> bool:
@@ -250,7 +255,7 @@ def _has_found_keys(held: RetentionDecision, proof: KeySearch) -> bool:
 
     Searched are its files, and the record and document of its attempt.
     """
-    attempt = held.what.rsplit("/", 1)[1]
+    _, _, attempt = held.what.rpartition("/")
     return any(attempt in sighting.object for sighting in (*proof.found, *proof.unsearched))
 
 
@@ -314,12 +319,13 @@ def _count_tombstones(stored: StoredFile, keys: KeySet) -> int:
 def _write_file_without(
     stored: StoredFile, layout: BucketLayout, keys: KeySet, folder: str
 ) -> BucketFile | None:
+    """Write a file again without the rows of these keys; None if no row is left."""
     over_time = None
     if VALID_FROM in layout.key:
         over_time = TimelineOptions(fills_ends=bool(stored.file.stats.get(HAS_ENDS)))
     options = WriteOptions(stored.what, over_time=over_time)
 
-    def conform() -> Iterator[pa.Table]:
+    def rows_without_keys() -> Iterator[pa.Table]:
         for rows in stored.row_groups(list(layout.stored.columns)):
             kept = np.ones(rows.num_rows, dtype=bool)
             kept[keys.rows_in(rows)] = False
@@ -328,9 +334,11 @@ def _write_file_without(
             yield conform_to_layout(left, layout)
 
     writer = BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options)
-    written = write_bucket_file(writer, conform())
+    written = write_bucket_file(writer, rows_without_keys())
+    if written is None:
+        return None
     # The stats tell readers whether tombstones were left out.
-    return written and replace(written, stats={**stored.file.stats, **written.stats})
+    return replace(written, stats={**stored.file.stats, **written.stats})
 
 
 def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
@@ -340,7 +348,7 @@ def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
     path = stored.store.staging_dir() / f"{uuid4().hex}.parquet"
     name = bucket_file_name(stored.file.bucket, attempt_id(folder))
     try:
-        stored.reading(lambda: stored.store.download(stored.key, path))
+        stored.reading(partial(stored.store.download, stored.key, path))
         with staged_file_errors(stored.store, path, stored.what), path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if sha256 != stored.file.sha256:
@@ -353,6 +361,13 @@ def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
     finally:
         path.unlink(missing_ok=True)
     return replace(stored.file, name=name)
+
+
+class StoredReplacement(NamedTuple):
+    """A new generation, and the key of its version's document, None if it has none."""
+
+    generation: Generation
+    document: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,9 +383,9 @@ class RewrittenGeneration:
     live: int = 0
 
     @property
-    def stored(self) -> tuple[Generation, str | None]:
-        """The new generation, and None for its document: a generation has none."""
-        return self.new, None
+    def stored(self) -> StoredReplacement:
+        """What was written."""
+        return StoredReplacement(self.new, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,9 +425,9 @@ class VersionReplacement:
         return cls(old, new, sealed, attempt, rows)
 
     @property
-    def stored(self) -> tuple[Generation, str | None]:
-        """The new generation, and the key of the new version's document."""
-        return self.sealed.generations[0], self.new.document
+    def stored(self) -> StoredReplacement:
+        """What was written."""
+        return StoredReplacement(self.sealed.generations[0], self.new.document)
 
 
 M = TypeVar("M", UnboundedManifest, BoundedManifest)
@@ -444,15 +459,20 @@ def drop_unusable(
     A discard first commits what it is going to delete. Either we have read that commit, or it makes
     ours fail.
     """
-    for old, replacement in [*made.items()]:
-        generation, document = replacement.stored
-        doomed = {generation.folder, document} & set(manifest.doomed)
-        missing = log.find_missing_files(generation.folder, [generation])
-        if document is not None and log.lake.store.head(document) is None:
-            missing.append(document)
-        if old not in needed or doomed or missing:
+    for old, replacement in list(made.items()):
+        if old not in needed or not _is_usable(log, manifest, replacement.stored):
             drop_replacement(log, made.pop(old))
     return [name for name in needed if name not in made]
+
+
+def _is_usable(log: DatasetLog, manifest: DatasetManifest, stored: StoredReplacement) -> bool:
+    """Whether what was written is still stored, and not doomed."""
+    generation, document = stored
+    if generation.folder in manifest.doomed or document in manifest.doomed:
+        return False
+    if log.find_missing_files(generation.folder, [generation]):
+        return False
+    return document is None or log.lake.store.head(document) is not None
 
 
 def delete_records(
@@ -510,6 +530,9 @@ class _Erasure(ABC, Generic[M, R]):
         return current
 
     def _commit_once(self, reason: str) -> M:
+        """Search what is not searched yet, and commit the manifest without the keys; return the
+        current manifest. Raises CommitConflictError if another writer commits first.
+        """
         commit, stored = self.log.require()
         manifest = self._of_kind(stored)
         parts = self._parts(manifest)
@@ -519,7 +542,7 @@ class _Erasure(ABC, Generic[M, R]):
             try:
                 made = self._replace(manifest, parts[name])
             except (errors.DatasetError, errors.ManifestMismatchError) as error:
-                if name not in self._parts(self._of_kind(self.log.require()[1])):
+                if name not in self._parts(self._of_kind(self.log.require().manifest)):
                     continue  # compacted or discarded meanwhile: the commit fails and is retried
                 if isinstance(error, errors.DatasetError):
                     raise
@@ -528,7 +551,9 @@ class _Erasure(ABC, Generic[M, R]):
                 self.clean.add(name)
             else:
                 self.made[name] = made
-        self.garbage, self.builds = key_search.find_leftovers(self.log, manifest, self.keys)
+        leftovers = key_search.find_leftovers(self.log, manifest, self.keys)
+        self.garbage = leftovers.garbage
+        self.builds = leftovers.builds
         commit_id = self.log.attempt().id
         after = self._manifest_without_keys(manifest, commit.number + 1, commit_id, reason)
         if after is None:
@@ -586,6 +611,7 @@ class _Erasure(ABC, Generic[M, R]):
     def _unsearched_error(
         self, error: errors.ManifestMismatchError, part: Any
     ) -> errors.ManifestMismatchError:
+        """Return the error that a part of the dataset could not be searched."""
         action = f"rebuild the dataset ({self.log.name})"
         about = {}
         if isinstance(part, VersionRef):
@@ -620,15 +646,14 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
 
     _of_kind = staticmethod(as_unbounded)
 
-    def _parts(self, manifest: UnboundedManifest) -> dict[str, tuple[BucketLayout, Generation]]:
-        return {
-            generation.folder: (layout, generation)
-            for layout, generation in _generations_in_use(manifest)
-        }
+    def _parts(self, manifest: UnboundedManifest) -> dict[str, _GenerationInUse]:
+        """Return the generations that are served or being built, by folder."""
+        return {part.generation.folder: part for part in _generations_in_use(manifest)}
 
     def _replace(
-        self, manifest: UnboundedManifest, part: tuple[BucketLayout, Generation]
+        self, manifest: UnboundedManifest, part: _GenerationInUse
     ) -> RewrittenGeneration | None:
+        """Return the replacement of a generation, None if it holds no key."""
         layout, generation = part
         version = manifest.version
         state = "being built"
@@ -642,48 +667,48 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         erased = sum(affected.values())
 
         def write(attempt: Attempt) -> RewrittenGeneration:
-            hit = []
+            tombstones = 0
             for stored in files:
                 if stored.file.name in affected:
-                    hit.append(stored)
-            live = erased - sum(_count_tombstones(stored, self.keys) for stored in hit)
+                    tombstones += _count_tombstones(stored, self.keys)
             new = rewrite_generation(files, layout, generation.id, self.keys, affected, attempt)
-            return RewrittenGeneration(generation, new, attempt, erased, live)
+            return RewrittenGeneration(generation, new, attempt, erased, erased - tombstones)
 
         return write_on_record(self.log, self.by, write)
 
     def _search_earlier(self, manifest: UnboundedManifest) -> None:
         """Search the generations that only earlier versions read, for `holding` and `clean`."""
         earlier = {retired.folder for retired in manifest.retired} - self.clean - self.holding
-        files = []
+        files: list[ObjectInfo] = []
         for folder in sorted(earlier):
-            for item in self.log.lake.store.list(f"{folder}/"):
-                files.append(item)
+            files += self.log.lake.store.list(f"{folder}/")
         seen = key_search.search_files(self.log.lake.store, files, self.keys)
+        holding = set()
         # Unreadable generations may contain the keys, so they are doomed too.
-        holding = {
-            sighting.object.rsplit("/", 1)[0] for sighting in (*seen.found, *seen.unsearched)
-        }
+        for finding in (*seen.found, *seen.unsearched):
+            folder, _, _ = finding.object.rpartition("/")
+            holding.add(folder)
         self.holding |= holding
         self.clean |= earlier - holding
 
     def _manifest_without_keys(
         self, manifest: UnboundedManifest, number: int, commit_id: str, reason: str
     ) -> UnboundedManifest | None:
+        """Return the manifest with the new generations, None when there is nothing to do."""
         self._search_earlier(manifest)
-        version = manifest.version
+        retained_from = manifest.retained_from
+        for retired in manifest.retired:
+            if retired.folder in self.holding:
+                retained_from = max(retained_from, retired.until)
         served = manifest.served_generations
-        hit = [self.made[old.folder] for old in served if old.folder in self.made]
-        held = [retired.until for retired in manifest.retired if retired.folder in self.holding]
-        retained_from = max([manifest.retained_from, *held])
+        replaced = [self.made[old.folder] for old in served if old.folder in self.made]
+        version = manifest.version
         served_now = None
-        if version is not None and hit:
-            version = self._version_without_keys(version, hit, number, commit_id)
+        if version is not None and replaced:
+            version = self._version_without_keys(version, replaced, number, commit_id)
             served_now = version.id
             retained_from = number
         being_built = manifest.bootstrap.building
-        gone = [retired.folder for retired in manifest.retired]
-        gone += [old.folder for old in (*being_built, *served) if old.folder in self.made]
         building = tuple(self._without_keys(being_built))
         after = manifest.after(
             version=version,
@@ -691,23 +716,31 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
             retained_from=retained_from,
             bootstrap=manifest.bootstrap.model_copy(update={"building": building}),
         )
-        # Of what is gone, only folders that are no longer reachable become doomed.
-        return self._with_doomed(manifest, after, gone, served_now, reason)
+        # Of these, only folders that are no longer reachable become doomed.
+        old_folders = [retired.folder for retired in manifest.retired]
+        old_folders += [old.folder for old in (*being_built, *served) if old.folder in self.made]
+        return self._with_doomed(manifest, after, old_folders, served_now, reason)
 
     def _without_keys(self, generations: Sequence[Generation]) -> list[Generation]:
         """Return the generations, rewritten where they held keys, without empty ones."""
         left = []
         for old in generations:
-            made = self.made.get(old.folder)
-            now = old if made is None else made.new
+            now = self._rewritten_or(old)
             if now.files:
                 left.append(now)
         return left
 
+    def _rewritten_or(self, old: Generation) -> Generation:
+        """Return the replacement of a generation, or the generation itself if it holds no key."""
+        made = self.made.get(old.folder)
+        if made is None:
+            return old
+        return made.new
+
     def _version_without_keys(
         self,
         version: SealedVersion,
-        hit: Sequence[RewrittenGeneration],
+        replaced: Sequence[RewrittenGeneration],
         number: int,
         commit_id: str,
     ) -> SealedVersion:
@@ -715,8 +748,7 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         first = version.generations[0]
         generations = self._without_keys(version.generations)
         if not generations:
-            made = self.made.get(first.folder)
-            generations = [first if made is None else made.new]
+            generations = [self._rewritten_or(first)]
         is_alone = len(generations) == 1
         rows = version.rows
         if version.history is not None:
@@ -724,7 +756,7 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
             if is_alone:
                 rows = count_current_rows(generations[0])
         elif rows is not None:
-            rows -= sum(made.live for made in hit)
+            rows -= sum(made.live for made in replaced)
         elif is_alone and generations[0].id == first.id and version.order_by is None:
             # Usually a base. It is a delta if an earlier erasure removed the base.
             rows = None
@@ -736,17 +768,23 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
             sealed_at=self.log.lake.now(),
             generations=tuple(generations),
             rows=rows,
-            counters={"erased": sum(made.rows for made in hit)},
+            counters={"erased": sum(made.rows for made in replaced)},
         )
 
 
-def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generation]]:
-    """Yield the generations of the served version and of a table that is being built, with their
-    layouts.
-    """
+class _GenerationInUse(NamedTuple):
+    """A generation, and the layout of its files."""
+
+    layout: BucketLayout
+    generation: Generation
+
+
+def _generations_in_use(manifest: UnboundedManifest) -> Iterator[_GenerationInUse]:
+    """Yield the generations of the served version and of a table that is being built."""
     version = manifest.version
     if version is not None:
-        yield from ((version.layout, generation) for generation in version.generations)
+        for generation in version.generations:
+            yield _GenerationInUse(version.layout, generation)
     bootstrap = manifest.bootstrap
     declared = manifest.declaration
     if bootstrap.columns is not None:
@@ -755,14 +793,19 @@ def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLay
             declared.key,
             declared.partition_by,
             declared.partitions,
-            positioned=True,
+            declared.positions,
             over_time=declared.history is not None,
-            position_type=declared.position_type,
-            placed=declared.placed,
-            by_column=declared.by_column,
         )
         layout = replace(layout, names=bootstrap.names)
-        yield from ((layout, generation) for generation in bootstrap.building)
+        for generation in bootstrap.building:
+            yield _GenerationInUse(layout, generation)
+
+
+class _WrittenVersion(NamedTuple):
+    """A version that was written again, and the attempt that wrote it."""
+
+    attempt: Attempt
+    version: SealedVersion
 
 
 @dataclass
@@ -771,14 +814,14 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
 
     def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
         """Return the rewritten versions."""
-        made = []
-        for replacement in self.made.values():
-            if replacement.rows:
-                made.append(replacement)
-        return tuple(
-            RewrittenVersion(one.old.id, one.new.id, one.new.name, one.new.state, one.rows)
-            for one in made
-        )
+        rewritten = []
+        for made in self.made.values():
+            if made.rows:
+                new = made.new
+                rewritten.append(
+                    RewrittenVersion(made.old.id, new.id, new.name, new.state, made.rows)
+                )
+        return tuple(rewritten)
 
     _of_kind = staticmethod(as_bounded)
 
@@ -786,15 +829,17 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
         return {str(ref.document): ref for ref in manifest.built}
 
     def _replace(self, manifest: BoundedManifest, part: VersionRef) -> VersionReplacement | None:
+        """Return the replacement of a version, None if it holds no key."""
         sealed = self.log.read_version(part)
         attempt = None
         files = list_stored_files(self.log.lake.store, self.log.name, sealed)
         affected = count_rows_by_file(files, sealed.layout, self.keys)
         new = sealed
         if affected:
-            attempt, new = write_on_record(
-                self.log, self.by, partial(self._rewrite, sealed, files, affected)
-            )
+            rewrite = partial(self._rewrite, sealed, files, affected)
+            rewritten = write_on_record(self.log, self.by, rewrite)
+            attempt = rewritten.attempt
+            new = rewritten.version
         new = SealedVersion.model_validate(redact(new.model_dump(mode="json"), self.keys))
         if new == sealed:
             return None
@@ -806,7 +851,7 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
         files: Sequence[StoredFile],
         affected: dict[str, int],
         attempt: Attempt,
-    ) -> tuple[Attempt, SealedVersion]:
+    ) -> _WrittenVersion:
         """Write a version again without the entries of the keys, under the same number and name and
         a new id.
 
@@ -816,17 +861,19 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
         (generation,) = sealed.generations
         new = rewrite_generation(files, sealed.layout, generation.id, self.keys, affected, attempt)
         erased = sealed.counters.get("erased", 0) + sum(affected.values())
-        return attempt, sealed.after(
+        version = sealed.after(
             id=version_id(sealed.number, attempt.id),
             generations=(new,),
             rows=new.rows,
             digest=new.digest,
             counters={**sealed.counters, "erased": erased},
         )
+        return _WrittenVersion(attempt, version)
 
     def _manifest_without_keys(
         self, manifest: BoundedManifest, number: int, commit_id: str, reason: str
     ) -> BoundedManifest | None:
+        """Return the manifest with the replaced versions, None when there is nothing to do."""
         old = {made.old.id: made for made in self.made.values()}
         replaced: list[str] = []
         for made in old.values():
@@ -854,7 +901,9 @@ def replace_versions(
     """Return the manifest with the old versions replaced by the new ones everywhere."""
 
     def renamed(version: Any) -> Any:
-        return old[version].new.id if version in old else version
+        if version not in old:
+            return version
+        return old[version].new.id
 
     version = manifest.version
     if version is not None and version.id in old:

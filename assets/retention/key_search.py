@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.assets.reading.key_lookup import coerce_key, decode_key
 from dagster_adjunct.assets.reading.stored_file import column_paths
@@ -67,13 +67,16 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     if value.keys() >= _FILE_FIELDS:
         return _redact_file(value, keys, all_ranges=all_ranges)
     if value.keys() >= _VERDICT_FIELDS:
-        named = keys.is_named_in(value["message"], value["facts"])
-        return {**value, "message": CLEARED, "facts": {}} if named else value
+        if keys.is_named_in(value["message"], value["facts"]):
+            return {**value, "message": CLEARED, "facts": {}}
+        return value
     redacted = {name: again(field) for name, field in value.items()}
     action = value.get("action")
     if action == _DISCARD_ACTION:
         return redacted
-    wanted = keys.with_text() if action == ERASE_ACTION else keys
+    wanted = keys
+    if action == ERASE_ACTION:
+        wanted = keys.with_text()
     for name in redacted.keys() & _REASONS:
         if isinstance(redacted[name], str) and wanted.is_named_in(redacted[name]):
             redacted[name] = CLEARED
@@ -81,8 +84,11 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
 
 
 def _redact_file(file: dict[str, Any], keys: KeySet, *, all_ranges: bool) -> dict[str, Any]:
-    is_named = keys.is_listed_as(file.get("min_key")) or keys.is_listed_as(file.get("max_key"))
-    if not (all_ranges or is_named or _footer_has_key(file, keys)):
+    """Return a manifest's entry of a file without key range and footer, if one of these contains a
+    key or with `all_ranges`.
+    """
+    has_key = keys.is_listed_as(file.get("min_key")) or keys.is_listed_as(file.get("max_key"))
+    if not all_ranges and not has_key and not _footer_has_key(file, keys):
         return file
     redacted = {**file, "min_key": None, "max_key": None}
     redacted.pop("footer", None)
@@ -186,13 +192,13 @@ def search_files(store: ObjectStore, files: Iterable[ObjectInfo], keys: KeySet) 
     """
     searched = (file for file in files if not is_mask(file.key))
     with ThreadPoolExecutor(_WORKERS) as pool:
-        seen = list(pool.map(partial(_search_file, store, keys), searched))
+        searches = list(pool.map(partial(_search_file, store, keys), searched))
     return KeySearch(
-        objects=len(seen),
-        rows=sum(rows for rows, _, _ in seen),
+        objects=len(searches),
+        rows=sum(search.rows for search in searches),
         documents=0,
-        found=tuple(finding for _, finding, _ in seen if finding),
-        unsearched=tuple(lost for _, _, lost in seen if lost),
+        found=tuple(search.found for search in searches if search.found is not None),
+        unsearched=tuple(search.unread for search in searches if search.unread is not None),
     )
 
 
@@ -219,6 +225,7 @@ _UNREADABLE = "it can't be read"
 
 
 def _search_document(log: DatasetLog, keys: KeySet, key: str) -> KeyFinding | None:
+    """Return the finding that a document contains a key, or can't be read; None without one."""
     try:
         part = dataset_part(log, key, json.loads(log.lake.store.get(key).data))
     except ObjectNotFoundError:
@@ -230,12 +237,18 @@ def _search_document(log: DatasetLog, keys: KeySet, key: str) -> KeyFinding | No
     return KeyFinding(key, "it contains a key")
 
 
-def _search_file(
-    store: ObjectStore, keys: KeySet, item: ObjectInfo
-) -> tuple[int, KeyFinding | None, KeyFinding | None]:
-    """Return the number of searched rows, the finding if keys were found, and that if the file
-    is unreadable.
+class _FileSearch(NamedTuple):
+    """The number of searched rows of a file, that it has one of the keys, or why it could not be
+    searched.
     """
+
+    rows: int = 0
+    found: KeyFinding | None = None
+    unread: KeyFinding | None = None
+
+
+def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> _FileSearch:
+    """Search the rows of a file for the keys."""
     names = keys.names
     hits = 0
     try:
@@ -245,18 +258,19 @@ def _search_file(
             if name not in file.schema_arrow.names:
                 missing.append(name)
         if missing:
-            return 0, None, KeyFinding(item.key, f"it has no column {missing[0]!r}")
+            return _FileSearch(unread=KeyFinding(item.key, f"it has no column {missing[0]!r}"))
         for group in range(file.num_row_groups):
             hits += len(keys.rows_in(file.read_row_group(group, columns=names)))
     except ObjectNotFoundError:
-        return 0, None, None  # deleted since it was listed
+        return _FileSearch()  # deleted since it was listed
     except (pa.ArrowException, OSError) as error:
-        return 0, None, KeyFinding(item.key, f"{_UNREADABLE}: {str(error).partition(chr(10))[0]}")
+        first_line, _, _ = str(error).partition("\n")
+        return _FileSearch(unread=KeyFinding(item.key, f"{_UNREADABLE}: {first_line}"))
     found = None
     if hits:
         rows = f"{hits} row has" if hits == 1 else f"{hits} rows have"
         found = KeyFinding(item.key, f"{rows} one of the keys")
-    return file.metadata.num_rows, found, None
+    return _FileSearch(file.metadata.num_rows, found)
 
 
 def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
@@ -265,21 +279,18 @@ def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
 
     `there` are the object keys of the files that exist.
     """
-    manifest = log.read()[1]
+    manifest = log.read().manifest
     if manifest is None:
         return []
-    listed: list[tuple[str, Sequence[Generation]]]
+    listed: dict[str, Sequence[Generation]] = {}  # by what lists them
     if isinstance(manifest, UnboundedManifest):
-        listed = [
-            (f"version {manifest.served_id}", manifest.served_generations),
-            ("the table that is being built", manifest.bootstrap.building),
-        ]
+        listed[f"version {manifest.served_id}"] = manifest.served_generations
+        listed["the table that is being built"] = manifest.bootstrap.building
     else:
-        listed = [
-            (f"version {ref.id}", log.read_version(ref).generations) for ref in manifest.built
-        ]
+        for ref in manifest.built:
+            listed[f"version {ref.id}"] = log.read_version(ref).generations
     findings = []
-    for what, generations in listed:
+    for what, generations in listed.items():
         for generation in generations:
             keys = {f"{generation.folder}/{file.name}" for file in generation.files}
             for key in sorted(keys - there):
@@ -287,21 +298,24 @@ def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
     return findings
 
 
-def find_leftovers(
-    log: DatasetLog, manifest: DatasetManifest, keys: KeySet
-) -> tuple[list[str], list[RetentionDecision]]:
-    """Return the folders and documents that no version references, that are not doomed already, and
-    that hold a key.
-
-    First those that belong to no build, then those of builds on record, which an advance may
-    publish or resume.
+class Leftovers(NamedTuple):
+    """Folders and documents that no version references: `garbage` belongs to no build, `builds` to
+    builds on record, which an advance may publish or resume.
     """
+
+    garbage: list[str]
+    builds: list[RetentionDecision]
+
+
+def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> Leftovers:
+    """Return the leftovers that hold a key, and are not doomed already."""
     store = log.lake.store
     known = manifest.reachable() | set(manifest.doomed)
-    data = store.list(f"{log.prefix}/data/")
-    seen = search_files(
-        store, [item for item in data if _folder_from_key(item.key) not in known], keys
-    )
+    unknown_files = []
+    for item in store.list(f"{log.prefix}/data/"):
+        if _folder_from_key(item.key) not in known:
+            unknown_files.append(item)
+    seen = search_files(store, unknown_files, keys)
     # Unreadable files may contain the keys, so they are deleted too.
     holding = {_folder_from_key(finding.object) for finding in (*seen.found, *seen.unsearched)}
     documents = {item.key for item in store.list(f"{log.prefix}/versions/")}
@@ -322,7 +336,7 @@ def find_leftovers(
                 " publishes it, or a discard deletes it"
             )
             builds.append(RetentionDecision(entry, None, why))
-    return garbage, builds
+    return Leftovers(garbage, builds)
 
 
 def delete_superseded_documents(log: DatasetLog) -> int:
@@ -331,13 +345,14 @@ def delete_superseded_documents(log: DatasetLog) -> int:
 
     Readers need a document only while they open its version, and retry if it is deleted meanwhile.
     """
-    manifest = log.read()[1]
+    manifest = log.read().manifest
     assert manifest is not None
     documents = {ref.document for ref in manifest.listed}
     ids = {ref.id for ref in manifest.listed}
     superseded = []
     for item in log.lake.store.list(f"{log.prefix}/versions/"):
-        version = item.key.rsplit("/", 1)[1].rpartition("-")[0]
+        _, _, name = item.key.rpartition("/")
+        version, _, _ = name.rpartition("-")
         if version in ids and item.key not in documents:
             superseded.append(item.key)
     log.lake.store.delete_many(superseded)
@@ -350,7 +365,7 @@ def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
     They still say who did what, when and why. The current manifest has no keys, and neither have
     those that follow.
     """
-    commit, _ = log.read()
+    commit = log.read().commit
     assert commit is not None
     own = [item.key for item in log.lake.store.list(f"{log.prefix}/manifests/")]
     past = own  # a member's own log ended when it joined its version set
@@ -374,6 +389,7 @@ def _manifests_up_to(manifests: Iterable[str], current: str) -> list[str]:
 
 
 def _redact_manifest(log: DatasetLog, keys: KeySet, key: str) -> bool:
+    """Clear the keys, and all key ranges, from a past manifest; return whether it had any."""
     store = log.lake.store
     try:
         document = json.loads(store.get(key).data)
@@ -395,7 +411,9 @@ def _redact_manifest(log: DatasetLog, keys: KeySet, key: str) -> bool:
 
 
 def _folder_from_key(key: str) -> str:
-    return key.rsplit("/", 1)[0]
+    """Return the folder of an object."""
+    folder, _, _ = key.rpartition("/")
+    return folder
 
 
 Key = tuple[Any, ...]
@@ -443,10 +461,11 @@ class KeySet:
             return {0}
         places = [self.names.index(name) for name in layout.bucket_by]
         types = [self.fields[place].type for place in places]
-        return {
-            bucket_of_key([key[place] for place in places], types, layout.partitions)
-            for key in self.keys
-        }
+        buckets = set()
+        for key in self.keys:
+            values = [key[place] for place in places]
+            buckets.add(bucket_of_key(values, types, layout.partitions))
+        return buckets
 
     def may_be_in(self, file: BucketFile) -> bool:
         """Whether one of the keys is in the range that the manifest lists for this file, or no
@@ -487,38 +506,51 @@ class KeySet:
         whole word.
         """
         text = "\n".join(_texts(values))
-        return bool(text) and any(
-            all(_is_named(forms, text) for forms in key) for key in _written_forms(self)
-        )
+        if not text:
+            return False
+        for forms_of_key in _written_forms(self):
+            if all(_is_named(forms, text) for forms in forms_of_key):
+                return True
+        return False
 
 
 def _is_moment(value: object) -> bool:
+    """Whether this is the text of a time with a zone."""
+    if not isinstance(value, str):
+        return False
     try:
-        return isinstance(value, str) and dt.datetime.fromisoformat(value).tzinfo is not None
+        return dt.datetime.fromisoformat(value).tzinfo is not None
     except ValueError:
         return False
 
 
 @lru_cache(maxsize=8)
 def _encoded_keys(keys: KeySet) -> frozenset[tuple[Any, ...]]:
+    """Return the keys in the encoding of manifests."""
     return frozenset(tuple(to_json_value(key)) for key in keys.keys)
 
 
 @lru_cache(maxsize=8)
 def _written_forms(keys: KeySet) -> list[tuple[tuple[str, ...], ...]]:
     """Return, for each value of each key, the forms in which text may contain it."""
-    return [
-        tuple(tuple({form for form in _value_forms(part) if form}) for part in key)
-        for key in keys.keys
-    ]
+    written = []
+    for key in keys.keys:
+        forms_of_key = []
+        for value in key:
+            forms = set(_value_forms(value)) - {""}
+            forms_of_key.append(tuple(forms))
+        written.append(tuple(forms_of_key))
+    return written
 
 
 def _is_named(forms: tuple[str, ...], text: str) -> bool:
-    # "N10" does not contain the key "N1".
-    return any(form in text and re.search(_word_pattern(form), text) for form in forms)
+    """Whether a text has one of these forms as a whole word: "N10" does not contain "N1"."""
+    present = [form for form in forms if form in text]
+    return any(re.search(_word_pattern(form), text) for form in present)
 
 
 def _texts(value: Any) -> Iterator[str]:
+    """Yield all names and simple values in a JSON-able value, as text."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _texts(name)
@@ -531,6 +563,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _word_pattern(form: str) -> str:
+    """Return the pattern of this text where no letter or digit goes on before or after it."""
     before = ""
     if re.match(r"\w", form[0]):
         before = r"(?<!\w)"
@@ -541,6 +574,7 @@ def _word_pattern(form: str) -> str:
 
 
 def _value_forms(value: Any) -> Iterator[str]:
+    """Yield the forms in which documents and messages may contain a value."""
     yield str(value)
     yield repr(value)
     if isinstance(value, str):

@@ -29,7 +29,11 @@ from dagster_adjunct.assets.declaration.dataset import (
     select_stored_columns,
 )
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
-from dagster_adjunct.assets.versions.version import DatasetDeclaration, declaration_from_spec
+from dagster_adjunct.assets.versions.version import (
+    DatasetDeclaration,
+    StoredPositions,
+    declaration_from_spec,
+)
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.file_streams.streams import FileStreams
 from dagster_adjunct.resources.lazy_modules import F, pa
@@ -472,10 +476,17 @@ class OpenedStream:
             self.spec,
             self.schema,
             input_partitions=len(self.ssps),
-            position_type=self.position_type,
-            placed=self.stores_partitions,
-            by_column=self.merges_columns,
+            positions=self.positions,
             input_names=self.info.names if self.stores_records else AS_NAMED,
+        )
+
+    @property
+    def positions(self) -> StoredPositions:
+        """What rows store about the records that they come from."""
+        return StoredPositions(
+            type=self.position_type,
+            with_partition=self.stores_partitions,
+            by_column=self.merges_columns,
         )
 
     @property

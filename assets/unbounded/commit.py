@@ -320,9 +320,7 @@ def manifest_with_version(
         offsets={ssp: (start[ssp], end) for ssp, end in manifest.offsets.items()},
         counters=dict(counters),
         history=history,
-        position_type=source.position_type,
-        placed=source.stores_partitions,
-        by_column=source.merges_columns,
+        positions=source.positions,
     )
     return switch_version(manifest, version, now)
 
@@ -361,11 +359,8 @@ def table_layout(source: OpenedChanges, names: StoredNames) -> BucketLayout:
         spec.key,
         spec.partition_by,
         spec.partitions,
-        positioned=True,
+        source.positions,
         over_time=spec.over_time,
-        position_type=source.position_type,
-        placed=source.stores_partitions,
-        by_column=source.merges_columns,
     )
     return replace(layout, names=names)
 

@@ -53,6 +53,7 @@ from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stag
 from dagster_adjunct.assets.versions.version import (
     POSITION,
     SealedVersion,
+    StoredPositions,
     build_layout,
     build_version,
     check_declaration,
@@ -398,7 +399,7 @@ class LocalTableWriter:
         self._schema = spec.stored
         self._names = _evolve_names(spec, pinned)
         layout = build_layout(
-            self._schema, spec.key, spec.partition_by, spec.partitions, positioned=True
+            self._schema, spec.key, spec.partition_by, spec.partitions, StoredPositions()
         )
         self._layout: BucketLayout = replace(layout, names=self._names)
         self._start: _StoredTable | None = None

@@ -309,9 +309,10 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedChanges, now: 
     after = source.declaration
     if before.groups != after.groups:
         return "order_by has other groups of columns than when it began"
-    if before.by_column and not after.by_column:
+    if before.positions.by_column and not after.positions.by_column:
         return "changes could leave out columns when it began, and are whole rows now"
-    if (before.order_by, before.position_type) != (after.order_by, after.position_type):
+    order_before = (before.order_by, before.positions.type)
+    if order_before != (after.order_by, after.positions.type):
         was = describe_order(before.order_by)
         wanted = describe_order(after.order_by)
         return f"the declared order has changed since it began, from {was} to {wanted}"
@@ -386,10 +387,11 @@ def must_evolve(
     order = order_named_now(spec, served)
     groups = manifest.declaration.groups
     _check_same_groups(spec, groups, declared.groups, served)
-    has_same_order = (order, served.position_type) == (declared.order_by, declared.position_type)
+    declared_order = (declared.order_by, declared.positions.type)
+    has_same_order = (order, served.positions.type) == declared_order
     if not has_same_order and not groups:
         raise order_change_error(spec.name, served.order_by, declared.order_by)
-    if served.by_column and not declared.by_column:
+    if served.positions.by_column and not declared.positions.by_column:
         raise _whole_rows_error(spec)
     if evolution.names != served.names or served.columns != source.schema:
         return True

@@ -37,7 +37,7 @@ from dagster_adjunct.assets.unbounded.recovery import incomplete_stream_error, l
 from dagster_adjunct.assets.unbounded.tied_changes import find_tie_rule
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
-from dagster_adjunct.assets.versions.version import POSITION, build_layout
+from dagster_adjunct.assets.versions.version import POSITION, StoredPositions, build_layout
 from dagster_adjunct.resources.bucketing.files import SET_AT
 from dagster_adjunct.resources.documents import first_validation_problem
 from dagster_adjunct.resources.errors import (
@@ -431,8 +431,7 @@ class TransientTable:
             spec.key,
             spec.partition_by,
             spec.partitions,
-            positioned=True,
-            by_column=merges_columns,
+            StoredPositions(by_column=merges_columns),
         )
         if merges_columns and SET_AT not in rows.columns:
             rows = rows.withColumn(SET_AT, F.lit(None).cast("string"))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import NonNegativeInt
 
@@ -122,6 +122,7 @@ def find_impossible_values(values: Iterable[object], kind: str) -> list[object]:
 
 
 def _can_hold(value: object, kind: str) -> bool:
+    """Whether a column of this type may hold the value."""
     if isinstance(value, str):
         return _can_read(value.strip().lower(), kind)
     if isinstance(value, bool):
@@ -139,8 +140,8 @@ def _can_read(text: str, kind: str) -> bool:
         return text in _TRUTHS
     if kind in ("string", "binary"):
         return True
-    is_special = text.lstrip("+-") in _NO_DIGITS
-    if is_special and (kind in _FLOATS or kind.startswith("decimal")):
+    has_fractions = kind in _FLOATS or kind.startswith("decimal")
+    if has_fractions and text.lstrip("+-") in _NO_DIGITS:
         return True
     return any(map(str.isdigit, text))
 
@@ -262,6 +263,7 @@ def describe_rule(validator: Validator) -> str:
 
 
 def check_unique_keys(candidate: Candidate) -> Finding:
+    """Return whether every key was delivered once."""
     counters = candidate.view.sealed.counters
     superseded = counters.get("superseded", 0)
     read = counters.get("read", 0)
@@ -277,10 +279,12 @@ def check_unique_keys(candidate: Candidate) -> Finding:
 
 
 def check_no_null_keys(candidate: Candidate) -> Finding:
+    """Return whether no key column has nulls."""
     return check_no_nulls(candidate, *candidate.view.sealed.key)
 
 
 def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
+    """Return whether no entry has a null in these columns, or at these paths."""
     view = candidate.view
     names = view.sealed.layout.names
     what = f"dataset {view.dataset!r}"
@@ -309,6 +313,7 @@ def _find_value(schema: Schema, name: str, what: str) -> Path:
 
 
 def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
+    """Return whether the columns fit those of the served version, as the rule requires."""
     if candidate.current is None:
         return Finding(True, "the first version")
     served = candidate.current.version
@@ -341,6 +346,7 @@ def _compare_columns(old: Schema, new: Schema) -> dict[str, list[str]]:
 
 
 def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -> Finding:
+    """Return whether the number of rows is near that of the served version."""
     rows = candidate.view.rows or 0
     if candidate.current is None:
         return Finding(True, f"the first version, with {_count_rows(rows)}", {"rows": rows})
@@ -369,6 +375,7 @@ def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: 
 
 
 def check_min_rows(candidate: Candidate, n: int) -> Finding:
+    """Return whether there are at least `n` rows."""
     rows = candidate.view.rows or 0
     message = _count_rows(rows)
     if rows < n:
@@ -377,6 +384,7 @@ def check_min_rows(candidate: Candidate, n: int) -> Finding:
 
 
 def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
+    """Return whether every value of the column, or at the path, is null or one of `values`."""
     from pyspark.errors import DateTimeException, NumberFormatException
 
     value = _find_value(candidate.view.schema, column, f"dataset {candidate.view.dataset!r}")
@@ -427,6 +435,7 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
 
 
 def check_sql(candidate: Candidate, sql: str) -> Finding:
+    """Return whether no row breaks a rule in Spark SQL, a condition or a SELECT."""
     broken = _broken_rows(candidate, sql)
     violations = broken.count()
     if not violations:
@@ -460,6 +469,7 @@ def _count_rows(count: int) -> str:
 
 
 def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
+    """Return the rows that break a rule in Spark SQL."""
     spark = candidate.spark()
     version = candidate.view.frame(spark)
     if not _SELECT.match(sql):
@@ -625,7 +635,8 @@ def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verd
     """
     result = verdict.model_copy(update={"without_values": ""})
     sampled = verdict.facts.get("sample_of")
-    if not sensitive or sampled is None or "sample" not in verdict.facts:
+    has_sample = sampled is not None and "sample" in verdict.facts
+    if not sensitive or not has_sample:
         return result
     hidden = {*map(str.lower, sensitive)}
     columns = set()
@@ -640,6 +651,7 @@ def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verd
 
 
 def _evaluate_one(validator: Validator, candidate: Candidate, *, hides_values: bool) -> Verdict:
+    """Return the verdict of one validator; raises what `evaluate` raises."""
     warns = validator.severity == "warn"
     try:
         verdict: object = validator(candidate)
@@ -655,7 +667,8 @@ def _evaluate_one(validator: Validator, candidate: Candidate, *, hides_values: b
             raise error.reworded(f"{of}: {error.problem}", error.next_step) from error
         if _propagates(error, warns):
             raise
-        if not warns and (isinstance(error, _MISTAKES) or _is_analysis_error(error)):
+        is_mistake = isinstance(error, _MISTAKES) or _is_analysis_error(error)
+        if is_mistake and not warns:
             raise _mistake_error(validator, candidate, error) from error
         return _failed_verdict(validator, candidate, error, hides_values)
     return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
@@ -722,6 +735,7 @@ def _condition(error: Exception) -> str:
 def _mistake_error(
     validator: Validator, candidate: Candidate, error: Exception
 ) -> errors.ValidatorError:
+    """Return the error for a mistake in a validator, which has raised `error`."""
     view = candidate.view
     version = view.sealed.name or view.version
     text = first_message_line(error)
@@ -743,10 +757,14 @@ def _name_part(columns: Sequence[str]) -> str:
     """Return column names and paths as part of a check's name; unsafe characters become their code
     points.
     """
-    return "_".join(
-        re.sub(r"[^A-Za-z0-9_]", lambda letter: f"x{ord(letter[0]):x}", flat_name(column))
-        for column in columns
-    )
+    parts = []
+    for column in columns:
+        part = ""
+        for letter in flat_name(column):
+            is_safe = letter.isascii() and (letter.isalnum() or letter == "_")
+            part += letter if is_safe else f"x{ord(letter):x}"
+        parts.append(part)
+    return "_".join(parts)
 
 
 def check_validator_columns(dataset: BoundedDataset | UnboundedDataset, stored: Schema) -> None:
@@ -835,8 +853,9 @@ def _check_literals(check: Check, dataset: str, value: Path, allowed: Iterable[A
     """
     has_texts = value.type == "string"
     for each in allowed:
-        is_known = isinstance(each, str | bool | int | float | Decimal | date | bytes)
-        if each is None or (is_known and isinstance(each, str) == has_texts):
+        has_literal = isinstance(each, str | bool | int | float | Decimal | date | bytes)
+        is_text = isinstance(each, str)
+        if each is None or (has_literal and is_text == has_texts):
             continue
         raise errors.PlanningError(
             f"{_name_validator(check, dataset)}: it allows {each!r} in {str(value)!r}, which is"
@@ -898,13 +917,19 @@ def _list_checks(dataset: AdjunctDataset, *functions: object) -> list[Check]:
     return [check for check in checks if check.function in functions]
 
 
-def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
-    """Yield the name and SQL of each SQL validator, and whether it is a SELECT rather than a
-    condition.
-    """
+class SqlRule(NamedTuple):
+    """The name and SQL of a validator, and whether it is a SELECT rather than a condition."""
+
+    name: str
+    sql: str
+    is_select: bool
+
+
+def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[SqlRule]:
+    """Yield the validators in SQL."""
     for check in _list_checks(dataset, check_sql):
-        (text,) = check.arguments
-        yield check.name, text, not check.checks_rows
+        (sql,) = check.arguments
+        yield SqlRule(check.name, sql, is_select=not check.checks_rows)
 
 
 def list_spark_validators(dataset: BoundedDataset) -> list[str]:
@@ -924,6 +949,9 @@ def is_left_to_spark(select: str) -> bool:
 def _check_condition(
     what: str, dataset: str, condition: str, types: dict[str, str | None], or_select: str
 ) -> None:
+    """Raise PlanningError for a condition that names unknown columns, takes several rows, or is not
+    boolean; for `or_select` see `_check_rule`.
+    """
     if any(column.name.startswith("__") for column in parse_expression(condition).columns):
         return
     over = [name for name, _ in multi_record_functions(condition)]

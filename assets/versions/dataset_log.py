@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -47,6 +47,42 @@ Members = Mapping[str, BoundedManifest]
 """The manifests of a version set, or of one bounded dataset alone."""
 
 
+class CommittedManifest(NamedTuple):
+    """A commit that changed a dataset, and its manifest of the dataset."""
+
+    commit: Commit
+    manifest: DatasetManifest
+
+
+class CurrentManifest(NamedTuple):
+    """The current commit of a dataset, and its manifest: each None if there is none."""
+
+    commit: Commit | None
+    manifest: DatasetManifest | None
+
+
+class CurrentManifests(NamedTuple):
+    """The current commit of a version set, or of one dataset alone, and the manifests by dataset.
+
+    Without a commit there are none; after a deletion there is its commit.
+    """
+
+    commit: Commit | None
+    manifests: dict[str, DatasetManifest]
+
+
+class NewestManifest(NamedTuple):
+    """The current commit, the newest manifest that can be read, and why that is not the current
+    one: "" if it is.
+
+    With a problem, the commit has no body, but can be a parent.
+    """
+
+    commit: Commit | None
+    manifest: DatasetManifest | None
+    problem: str
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt to build a version. Only it writes to `folder`, whose last segment is the
@@ -57,7 +93,8 @@ class Attempt:
 
     @property
     def id(self) -> str:
-        return self.folder.rpartition("/")[2]
+        _, _, name = self.folder.rpartition("/")
+        return name
 
     def generation(self, number: int, files: Sequence[BucketFile] = ()) -> Generation:
         """Return these files of the attempt as the generation with this number."""
@@ -84,33 +121,33 @@ class DatasetLog:
 
     # -- reading
 
-    def read(self) -> tuple[Commit | None, DatasetManifest | None]:
-        """Return the current commit and its manifest, (None, None) before the first.
+    def read(self) -> CurrentManifest:
+        """Return the current commit and its manifest.
 
         Takes two requests to the store, four for a member of a version set.
         """
-        commit, manifests = self.read_all()
-        return commit, manifests.get(self.name)
+        current = self.read_all()
+        return CurrentManifest(current.commit, current.manifests.get(self.name))
 
-    def require(self) -> tuple[Commit, DatasetManifest]:
+    def require(self) -> CommittedManifest:
         """Return the current commit and its manifest. Raises DatasetNotFoundError before the
         first.
         """
         commit, manifest = self.read()
         if commit is None or manifest is None:
             raise no_commit_error(self.lake, self.name)
-        return commit, manifest
+        return CommittedManifest(commit, manifest)
 
-    def read_or_newest(self) -> tuple[Commit | None, DatasetManifest | None, str]:
-        """Return the current commit, its manifest and ""; if that is unreadable, an earlier
-        manifest and the problem.
+    def read_or_newest(self) -> NewestManifest:
+        """Return the current commit with its manifest; if that is unreadable, with the newest
+        earlier one that can be read.
 
-        That is the newest one that can be read, None without any; the commit then has no body, but
-        can be a parent. Raises MalformedDocumentError if the pointer itself can't be read or
-        belongs to another dataset.
+        Raises MalformedDocumentError if the pointer itself can't be read or belongs to another
+        dataset.
         """
         try:
-            return *self.read(), ""
+            current = self.read()
+            return NewestManifest(current.commit, current.manifest, "")
         except errors.MalformedDocumentError as error:
             # raises again if the pointer is damaged: then the parent commit is unknown
             head = self.log.head()
@@ -122,31 +159,28 @@ class DatasetLog:
                 break
             if redirect_target(commit) is None:
                 with contextlib.suppress(errors.MalformedDocumentError):
-                    return head, parse_manifest(self.name, commit), problem
-        return head, None, problem
+                    return NewestManifest(head, parse_manifest(self.name, commit), problem)
+        return NewestManifest(head, None, problem)
 
-    def read_all(self) -> tuple[Commit | None, dict[str, DatasetManifest]]:
+    def read_all(self) -> CurrentManifests:
         """Return the current commit with the manifests of all members of the version set, or of
         this dataset alone.
-
-        Without a commit there are none: (None, {}), or after a deletion its commit and {}.
         """
         own = self.log.current()
-        if own is None:
-            return None, {}
-        if is_deletion_commit(own):
-            return own, {}
+        if own is None or is_deletion_commit(own):
+            return CurrentManifests(own, {})
         set_name = redirect_target(own)
         if set_name is None:
-            return own, {self.name: parse_manifest(self.name, own)}
+            return CurrentManifests(own, {self.name: parse_manifest(self.name, own)})
         shared = version_set_log(self.lake, set_name).current()
         if shared is not None and self.name in member_bodies(shared):
-            return shared, member_manifests(shared)
+            return CurrentManifests(shared, member_manifests(shared))
         # The join was interrupted: until it is completed, the redirect has the dataset's manifest.
         kept = own.body.get("manifest")
         if kept is None:
-            return own, {}
-        return own, {self.name: parse_manifest(self.name, replace(own, body=kept))}
+            return CurrentManifests(own, {})
+        manifest = parse_manifest(self.name, replace(own, body=kept))
+        return CurrentManifests(own, {self.name: manifest})
 
     def version_set(self) -> str | None:
         """Return the version set of this dataset, None if it is in none."""
@@ -183,31 +217,35 @@ class DatasetLog:
                 document=ref.document,
             ) from error
 
-    def history(self) -> Iterator[tuple[Commit, DatasetManifest]]:
+    def history(self) -> Iterator[CommittedManifest]:
         """Yield the commits that changed this dataset, newest first, as far back as their
         manifests are kept.
         """
         set_name = self.version_set()
         if set_name is not None:
-            commits = version_set_log(self.lake, set_name).history()
-            for commit, before in pairwise(chain(commits, [None])):
-                assert commit is not None, "only the last one is"
-                # A commit that only changed other members has the same manifest of this dataset as
-                # the one before it.
-                old = member_bodies(before).get(self.name)
-                if member_bodies(commit).get(self.name) != old:
-                    yield commit, member_manifests(commit)[self.name]
-        newest = True
+            yield from self._history_in_set(set_name)
+        is_newest = True
         try:
             for commit in self.log.history():
                 if is_deletion_commit(commit):
                     return  # earlier commits belong to a deleted dataset of the same name
                 if redirect_target(commit) is None:
-                    yield commit, parse_manifest(self.name, commit)
-                newest = False
+                    yield CommittedManifest(commit, parse_manifest(self.name, commit))
+                is_newest = False
         except errors.MalformedDocumentError:
-            if newest:
+            if is_newest:
                 raise  # a damaged older manifest only ends the history
+
+    def _history_in_set(self, set_name: str) -> Iterator[CommittedManifest]:
+        """Yield the commits of a version set that changed this dataset, newest first."""
+        commits = version_set_log(self.lake, set_name).history()
+        for commit, before in pairwise(chain(commits, [None])):
+            assert commit is not None, "only the last one is"
+            # A commit that only changed other members has the same manifest of this dataset as
+            # the one before it.
+            old = member_bodies(before).get(self.name)
+            if member_bodies(commit).get(self.name) != old:
+                yield CommittedManifest(commit, member_manifests(commit)[self.name])
 
     # -- writing
 
@@ -244,7 +282,8 @@ class DatasetLog:
         stay as they are.
         """
         if parent is not None and parent.manifest_key.startswith(f"{SETS}/"):
-            log = version_set_log(self.lake, parent.manifest_key.split("/")[1])
+            set_name, _, _ = parent.manifest_key.removeprefix(f"{SETS}/").partition("/")
+            log = version_set_log(self.lake, set_name)
             body = dict(parent.body)
             body["members"] = members = member_bodies(parent)
             for name, manifest in manifests.items():
@@ -297,7 +336,9 @@ class DatasetLog:
 
         def change_one(stored: Manifests) -> Manifests:
             new = change(stored[name])
-            return {} if new is None else {name: new}
+            if new is None:
+                return {}
+            return {name: new}
 
         return self.transact_all(change_one, by=by)[name]
 
@@ -331,10 +372,10 @@ class DatasetLog:
         Raises DatasetError for a dataset that follows a change stream.
         """
 
-        after = self.transact_all(
-            lambda manifests: change({n: as_bounded(m) for n, m in manifests.items()}), by=by
-        )
-        return as_bounded(after[self.name])
+        def change_bounded(manifests: Manifests) -> Manifests:
+            return change({name: as_bounded(stored) for name, stored in manifests.items()})
+
+        return as_bounded(self.transact_all(change_bounded, by=by)[self.name])
 
     def list_name(self, parent: Commit | None) -> None:
         """Store the name of the dataset before its first commit, so that every existing dataset
@@ -388,15 +429,21 @@ def redirect_target(commit: Commit | None) -> str | None:
     """Return the version set that a commit of a dataset's own log redirects to, None for any
     other commit.
     """
-    name = None if commit is None else commit.body.get("version_set")
-    return name if isinstance(name, str) else None
+    if commit is None:
+        return None
+    name = commit.body.get("version_set")
+    if not isinstance(name, str):
+        return None
+    return name
 
 
 def member_bodies(commit: Commit | None) -> dict[str, Any]:
     """Return the manifest bodies in a version set's commit, by dataset; None for a member never
     advanced.
     """
-    return {} if commit is None else dict(commit.body["members"])
+    if commit is None:
+        return {}
+    return dict(commit.body["members"])
 
 
 def member_manifests(commit: Commit) -> dict[str, DatasetManifest]:
@@ -485,14 +532,15 @@ def commit_repartition(log: DatasetLog, stream: str, info: StreamInfo, *, by: st
     """Commit a dataset's position in its repartitioned stream, if it can follow; return whether
     that was so.
     """
-    tried: list[DatasetManifest | None] = [None]
+    attempts: list[DatasetManifest | None] = []  # the last one counts
 
     def carry(manifest: DatasetManifest) -> DatasetManifest | None:
-        tried.append(None)
+        after = None
         if manifest.declaration.input == stream:
-            tried.append(follow_repartition(manifest, info))
-        return tried[-1]
+            after = follow_repartition(manifest, info)
+        attempts.append(after)
+        return after
 
     with contextlib.suppress(errors.DatasetNotFoundError):  # deleted concurrently
         log.transact(carry, by=by)
-    return tried[-1] is not None
+    return bool(attempts) and attempts[-1] is not None

@@ -60,13 +60,14 @@ def renew_attempt(
     Yields a function that stores the build's result in the record.
     """
     key = attempt_key(lake, dataset, attempt)
-    body = {"attempt": attempt, "by": by}
+    body: dict[str, Any] = {"attempt": attempt, "by": by}
     stopped = threading.Event()
     lock = threading.Lock()
 
-    def write(**built: Any) -> None:
+    def write(result: dict[str, Any] | None = None) -> None:
         with lock:  # or a concurrent renewal could overwrite the result
-            body.update(built)
+            if result is not None:
+                body["built"] = result
             lake.store.put(key, json.dumps(body).encode())
 
     def renew() -> None:
@@ -81,7 +82,7 @@ def renew_attempt(
     thread = threading.Thread(target=renew, name="adjunct-attempt", daemon=True)
     thread.start()
     try:
-        yield lambda built: write(built=built)
+        yield write
     finally:
         stopped.set()
         thread.join()
@@ -104,10 +105,11 @@ def list_attempts(lake: Lake, dataset: str) -> dict[str, datetime]:
     store's time.
     """
     prefix = f"{lake.dataset_prefix(dataset)}/attempts/"
-    return {
-        item.key.removeprefix(prefix).removesuffix(".json"): item.modified
-        for item in lake.store.list(prefix)
-    }
+    renewed = {}
+    for item in lake.store.list(prefix):
+        attempt = item.key.removeprefix(prefix).removesuffix(".json")
+        renewed[attempt] = item.modified
+    return renewed
 
 
 def read_finished_build(lake: Lake, dataset: str, attempt: str) -> dict[str, Any] | None:
@@ -161,10 +163,8 @@ class Lease:
         self._lake = lake
         self._key = f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
         body = partial(lease_body, self.versions, holder, TTL)
-        # No other process writes it, so an unexpected object is our own renewal whose reply was
-        # lost.
         self._heartbeat = Heartbeat(
-            lake.store, self._key, body, TTL, not_ours=lambda data: "", log=_log
+            lake.store, self._key, body, TTL, not_ours=_is_always_ours, log=_log
         )
 
     @classmethod
@@ -218,6 +218,13 @@ class Lease:
 
     def _remove(self, etag: str) -> None:
         self._lake.store.delete(self._key)
+
+
+def _is_always_ours(data: bytes) -> str:
+    """Return "", as for a lease of our own: no other process writes it, so an unexpected object is
+    our own renewal whose reply was lost.
+    """
+    return ""
 
 
 @contextmanager
@@ -281,6 +288,7 @@ def list_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
 
 
 def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
+    """Return the lease in an object; if it is malformed, one of all versions."""
     try:
         body = json.loads(data)
         versions = body["versions"]
@@ -305,7 +313,7 @@ def read_lake_clock(lake: Lake, dataset: str) -> datetime:
 
 def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
     """Raise VersionDiscardedError if one of these leased versions is no longer retained."""
-    manifest = DatasetLog(lake, dataset).require()[1]
+    manifest = DatasetLog(lake, dataset).require().manifest
     for version in versions:
         manifest.check_kept(version)
 
@@ -348,7 +356,7 @@ def list_released_files(lake: Lake, dataset: str) -> dict[str, list[ObjectInfo]]
     released: dict[str, list[ObjectInfo]] = {}
     for hold, items in files.items():
         if hold not in held:
-            version = hold.partition("-")[2]
+            _, _, version = hold.partition("-")  # the holder's hash, then the version
             released.setdefault(version, []).extend(items)
     return released
 

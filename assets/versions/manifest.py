@@ -200,11 +200,16 @@ class CommonManifest(ManifestPart):
         """Return, in words, why readers get a version now: "served", "pinned", "next when
         unpinned".
         """
-        return ["served"] if self.served_id == version_id else []
+        if self.served_id != version_id:
+            return []
+        return ["served"]
 
     def _without(
         self, entries: Sequence[str], garbage: Sequence[str], what: str, **fields: Any
     ) -> Self:
+        """Return the manifest with these folders and documents doomed, and with these fields;
+        `what` names the entries in the history.
+        """
         doomed = tuple(dict.fromkeys([*self.doomed, *entries, *garbage]))
         change = Change(action="expire", reason=f"{what}, {len(garbage)} leftovers")
         return self.after(**fields, doomed=doomed, change=change)
@@ -212,15 +217,19 @@ class CommonManifest(ManifestPart):
     @property
     def served_id(self) -> str | None:
         """The id of the version served, None without one."""
-        return None if self.version is None else self.version.id
+        if self.version is None:
+            return None
+        return self.version.id
 
     @property
     def served_generations(self) -> tuple[Generation, ...]:
         """The generations of the version served, oldest first."""
-        return () if self.version is None else self.version.generations
+        if self.version is None:
+            return ()
+        return self.version.generations
 
     def _served_folders(self) -> set[str]:
-        return set() if self.version is None else {*self.version.folders}
+        return {generation.folder for generation in self.served_generations}
 
 
 class Bootstrap(ManifestPart):
@@ -379,6 +388,9 @@ class BoundedManifest(CommonManifest):
 
     @model_validator(mode="after")
     def _serves_what_is_chosen(self) -> Self:
+        """Raise ValueError unless the version served is the chosen one, and it and the head are
+        retained and sealed.
+        """
         if self.served_id != self.chosen:
             raise ValueError(
                 f"the version served is {self.served_id}: expected {self.chosen}, which is pinned"
@@ -392,7 +404,9 @@ class BoundedManifest(CommonManifest):
     @property
     def named_columns(self) -> NamedColumns | None:
         """The columns that the dataset has had, with their names of now; None without a version."""
-        return None if self.known_columns is None else self.known_columns.named_columns
+        if self.known_columns is None:
+            return None
+        return self.known_columns.named_columns
 
     @property
     def chosen(self) -> str | None:
@@ -516,7 +530,9 @@ class BoundedManifest(CommonManifest):
         """Return this manifest with the order and policies of the current declaration."""
         policies = {name: getattr(declared, name) for name in ("order", "by_time", "discard")}
         now = self.declaration.model_copy(update=policies)
-        return self if now == self.declaration else self.after(declaration=now)
+        if now == self.declaration:
+            return self
+        return self.after(declaration=now)
 
     @property
     def names(self) -> set[str]:
@@ -601,7 +617,9 @@ class UnboundedManifest(CommonManifest):
     @property
     def named_columns(self) -> NamedColumns | None:
         """The columns of the table with their names of now; None without a version."""
-        return None if self.version is None else self.version.named_columns
+        if self.version is None:
+            return None
+        return self.version.named_columns
 
     @property
     def is_settled(self) -> bool:
@@ -676,9 +694,10 @@ class UnboundedManifest(CommonManifest):
         if not self.times:
             return {}
         read_at = max(times.read_at for times in self.times.values())
-        newest = [times.newest for times in self.times.values()]
-        known = [time for time in newest if time is not None]
-        slowest = min(known) if len(known) == self.declaration.input_partitions else None
+        known = [times.newest for times in self.times.values() if times.newest is not None]
+        slowest = None
+        if len(known) == self.declaration.input_partitions:
+            slowest = min(known)
         return dict.fromkeys(offsets, ChangeTimes(newest=slowest, read_at=read_at))
 
     def kept_elsewhere(self) -> list[str]:
@@ -722,7 +741,9 @@ class UnboundedManifest(CommonManifest):
         number is recorded.
         """
         version: SealedVersion | None = changes.get("version")
-        before = None if self.version is None else self.version.number
+        before = None
+        if self.version is not None:
+            before = self.version.number
         if version is not None and version.number != before:
             changes.setdefault("numbers", _add_number(self.numbers, version.number))
         return super().after(**changes)
@@ -731,9 +752,15 @@ class UnboundedManifest(CommonManifest):
 def _add_number(numbers: tuple[tuple[int, int], ...], number: int) -> tuple[tuple[int, int], ...]:
     """Return the ranges of version numbers with `number` added; only the newest ranges are kept."""
     first = number
-    if numbers and numbers[-1][1] + 1 == number:
-        first = numbers[-1][0]
-    return (*(span for span in numbers if span[0] != first), (first, number))[-_RANGES:]
+    for start, end in numbers[-1:]:
+        if end + 1 == number:  # the last range goes on
+            first = start
+    ranges = []
+    for start, end in numbers:
+        if start != first:
+            ranges.append((start, end))
+    ranges.append((first, number))
+    return tuple(ranges[-_RANGES:])
 
 
 KIND = "dataset"

@@ -63,9 +63,13 @@ class StageEvent:
             event += f", version {self.version}"
         if self.stage == BUILDING:
             return f"{event}: building"
-        verb = "rejected and stored" if self.stage == REJECT else self.stage
-        event += f": {verb} took {self.seconds:.2f} s"
-        return f"{event}: {self.detail}" if self.detail else event
+        done = self.stage
+        if self.stage == REJECT:
+            done = "rejected and stored"
+        event += f": {done} took {self.seconds:.2f} s"
+        if self.detail:
+            event += f": {self.detail}"
+        return event
 
 
 OnStage = Callable[[StageEvent], None]
@@ -135,15 +139,17 @@ class AdvanceReport(InputReport):
         if self.rows is not None:
             parts.append(f"{self.rows:,} rows")
         counted = [f"{count:,} {what}" for what, count in self.counters.items() if count]
-        parts += filter(None, (", ".join(counted), self.note))
+        if counted:
+            parts.append(", ".join(counted))
+        if self.note:
+            parts.append(self.note)
         parts += [f"warning: {warning}" for warning in self.warnings]
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return Report.to_json(self) | {
-            "seconds": {stage: round(seconds, 3) for stage, seconds in self.seconds.items()}
-        }
+        seconds = {stage: round(took, 3) for stage, took in self.seconds.items()}
+        return Report.to_json(self) | {"seconds": seconds}
 
 
 @dataclass(slots=True)
@@ -166,6 +172,7 @@ class Stages:
 
     @contextmanager
     def __call__(self, stage: str, version: str | None = None) -> Iterator[Stage]:
+        """Measure a stage while the context lasts."""
         began = time.perf_counter()
         running = Stage(stage)
         try:

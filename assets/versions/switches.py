@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from dagster_adjunct.assets.declaration.policies import natural_sort_key
@@ -167,10 +167,11 @@ class VersionActions:
 
         def accept(manifests: Members) -> Members:
             chosen = resolve_versions(manifests, log.name, version)
-            switches = make_current or all(
-                is_after_head(manifests[name], ref) for name, ref in chosen.items()
+            are_newest = all(is_after_head(manifests[name], ref) for name, ref in chosen.items())
+            is_served = make_current or are_newest
+            are_ordered_by_time = all(
+                manifest.declaration.by_time for manifest in manifests.values()
             )
-            between = all(manifest.declaration.by_time for manifest in manifests.values())
             after = dict[str, BoundedManifest]()
             for name, ref in chosen.items():
                 manifest = manifests[name]
@@ -179,10 +180,10 @@ class VersionActions:
                     update={"state": "sealed", "reason": f"accepted by {by}: {reason}"}
                 )
                 why = reason
-                if switches:
+                if is_served:
                     draft = switch_to(manifest, accepted)
                 else:
-                    draft = insert_unserved_version(manifest, accepted, between=between)
+                    draft = insert_unserved_version(manifest, accepted, between=are_ordered_by_time)
                     why += f" (sealed but not served: {manifest.head} stays current)"
                 change = Change(action="accept", version=ref.id, reason=why)
                 after[name] = with_served_version(log, draft, change)
@@ -252,14 +253,17 @@ def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str
     `manifests` are those read last: if none has an expired pin, no request is made.
     """
 
-    def expired(manifests: Manifests) -> Manifests:
-        return {name: m for name, m in manifests.items() if _has_expired_pin(m, now)}
-
-    if not expired(manifests):
+    if not any(_has_expired_pin(manifest, now) for manifest in manifests.values()):
         return False
-    log.transact_all(
-        lambda fresh: {name: expire_pin(log, m, now) for name, m in expired(fresh).items()}, by=by
-    )
+
+    def expire(current: Manifests) -> Manifests:
+        after = {}
+        for name, manifest in current.items():
+            if _has_expired_pin(manifest, now):
+                after[name] = expire_pin(log, manifest, now)
+        return after
+
+    log.transact_all(expire, by=by)
     return True
 
 
@@ -319,7 +323,7 @@ def with_served_version(
 def with_ref(manifest: BoundedManifest, *new: VersionRef) -> BoundedManifest:
     """Return a draft with these versions, each in place of the one that has its id."""
     refs = {ref.id: ref for ref in (*manifest.versions, *new)}
-    by_number = sorted(refs.values(), key=lambda ref: ref.number)
+    by_number = sorted(refs.values(), key=attrgetter("number"))
     return manifest.model_copy(update={"versions": tuple(by_number)})
 
 
@@ -341,7 +345,9 @@ def insert_unserved_version(
     """
     head = manifest.head_ref
     order = version_order(manifest)
-    if not between or head is None or order(new) >= order(head):
+    if not between or head is None:
+        return with_ref(manifest, new)
+    if order(new) >= order(head):
         return with_ref(manifest, new)
     later = head
     before = manifest.ref(head.replaced)
@@ -422,9 +428,11 @@ def _without_ref(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
     rejected one becomes free.
     """
     if ref.state == "rejected":
-        holders = {done.version for done in manifest.delivered}
-        names = () if ref.id in holders else (ref.name,)
-        manifest = _with_free_names(manifest, ref.id, names, ref.sealed_at)
+        is_delivered = any(done.version == ref.id for done in manifest.delivered)
+        other_names: list[str | None] = []
+        if not is_delivered:
+            other_names.append(ref.name)
+        manifest = _with_free_names(manifest, ref.id, other_names, ref.sealed_at)
     kept = list(manifest.versions)
     kept.remove(ref)
     doomed = (*manifest.doomed, *ref.objects)
@@ -464,12 +472,21 @@ def require_audit_fields(action: str, version: str, reason: str, by: str, **abou
     """Raise ConfigurationError for a change without a reason or an author; `about` are further
     fields of the error.
     """
-    for argument, what, given in (("reason", "reason", reason), ("by", "author", by)):
-        if not given.strip():
-            problem = f"{action} {version} has no {what}.".replace("  ", " ")
-            raise ConfigurationError(
-                problem, "Pass reason=… and by=…: both are recorded.", argument=argument, **about
-            )
+    if not reason.strip():
+        argument = "reason"
+        missing = "reason"
+    elif not by.strip():
+        argument = "by"
+        missing = "author"
+    else:
+        return
+    change = f"{action} {version}".strip()
+    raise ConfigurationError(
+        f"{change} has no {missing}.",
+        "Pass reason=… and by=…: both are recorded.",
+        argument=argument,
+        **about,
+    )
 
 
 _BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
@@ -488,12 +505,17 @@ def find_version(manifest: BoundedManifest, version: str) -> VersionRef | None:
     exact = manifest.ref(version)
     if exact is not None:
         return exact
-    holders = {done.version for done in manifest.delivered if done.name == version}
-    named = []
+    delivered_under_name = {done.version for done in manifest.delivered if done.name == version}
+    sealed = []
+    others = []
     for ref in manifest.versions:
-        if ref.name == version or ref.id in holders:
-            named.append(ref)
-    return max(named, key=lambda ref: (ref.state == "sealed", ref.number), default=None)
+        if ref.name != version and ref.id not in delivered_under_name:
+            continue
+        if ref.state == "sealed":
+            sealed.append(ref)
+        else:
+            others.append(ref)
+    return max(sealed or others, key=attrgetter("number"), default=None)
 
 
 def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = False) -> VersionRef:
@@ -524,6 +546,9 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
 
 
 def _find_by_prefix(manifest: BoundedManifest, prefix: str) -> VersionRef | None:
+    """Return the only retained version whose id begins with `prefix`, None without one. Raises
+    DatasetError if there are several.
+    """
     if not ID_PREFIX.fullmatch(prefix):
         return None
     begun = [ref for ref in manifest.versions if ref.id.startswith(prefix)]
@@ -534,12 +559,16 @@ def _find_by_prefix(manifest: BoundedManifest, prefix: str) -> VersionRef | None
             "Give more digits.",
             dataset=manifest.name,
         )
-    return begun[0] if begun else None
+    if not begun:
+        return None
+    return begun[0]
 
 
 def _no_version_error(manifest: BoundedManifest, version: str) -> DatasetError:
-    # Only an erasure gives a number a second id.
-    number = version_number(version) if "-" in version else 0
+    """Return the error for a version that is not retained."""
+    number = 0
+    if "-" in version:  # an id: only an erasure gives its number a second one
+        number = version_number(version)
     for ref in manifest.versions:
         if ref.number == number:
             return DatasetError(
@@ -582,10 +611,18 @@ def version_order(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
     Versions of equal time are in the order of sealing; versions without a time come first.
     """
     if manifest.declaration.by_time:
-        return lambda ref: (ref.valid_from or _BEFORE_ALL, ref.number)
+        return _by_time
     if manifest.declaration.order == "arrival":
-        return lambda ref: ref.number
-    return lambda ref: (natural_sort_key(ref.name or ""), ref.number)
+        return attrgetter("number")
+    return _by_name
+
+
+def _by_time(ref: VersionRef) -> tuple[datetime, int]:
+    return (ref.valid_from or _BEFORE_ALL, ref.number)
+
+
+def _by_name(ref: VersionRef) -> tuple[Any, int]:
+    return (natural_sort_key(ref.name or ""), ref.number)
 
 
 def is_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
@@ -599,8 +636,12 @@ def is_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
     order = version_order(manifest)
     if manifest.declaration.by_time or manifest.declaration.order == "name":
         return bool(order(ref) > order(head))
-    last = {done.version: at for at, done in enumerate(manifest.delivered)}
-    return (last.get(ref.id, -1), ref.number) > (last.get(head.id, -1), head.number)
+    last = {done.version: place for place, done in enumerate(manifest.delivered)}
+    place = last.get(ref.id, -1)
+    place_of_head = last.get(head.id, -1)
+    if place == place_of_head:
+        return ref.number > head.number
+    return place > place_of_head
 
 
 def list_delivered_names(manifest: BoundedManifest, ref: VersionRef) -> tuple[str, ...]:
@@ -638,8 +679,12 @@ def resolve_versions(
     ref = require_version(mine, version, sealed=sealed)
     # Other members do not know the id or its prefix; the newest of its names is the one that was
     # served with it last.
-    names = [ref.id, *list_delivered_names(mine, ref)]
-    name = version if version in names[1:] else names[-1]
+    name = ref.id
+    names = list_delivered_names(mine, ref)
+    if version in names:
+        name = version
+    elif names:
+        name = names[-1]
     chosen = {dataset: ref}
     for member, manifest in manifests.items():
         is_left_out = present and find_version(manifest, name) is None
@@ -674,11 +719,14 @@ def resolve_heads(drafts: Members, dataset: str) -> dict[str, str | None]:
 
 
 def _has_sealed_head(draft: BoundedManifest) -> bool:
+    """Whether the head is sealed, or there is none."""
     return draft.head is None or draft.retains(draft.head)
 
 
 def _id_of(ref: VersionRef | None) -> str | None:
-    return None if ref is None else ref.id
+    if ref is None:
+        return None
+    return ref.id
 
 
 def _are_sealed(at: Heads) -> bool:
@@ -700,28 +748,36 @@ def _follow_switches_back(drafts: Members) -> Heads:
     return at
 
 
+def _common_names(drafts: Members, at: Heads) -> list[str]:
+    """Return the names that all of these versions were delivered under, oldest first; none if a
+    member is before its first version.
+    """
+    common: list[str] | None = None
+    for name, ref in at.items():
+        if ref is None:
+            return []
+        delivered = list_delivered_names(drafts[name], ref)
+        if common is None:
+            common = list(delivered)
+        common = [each for each in common if each in delivered]
+    return common or []
+
+
 def _find_replaced(drafts: Members, at: Heads) -> Heads | None:
     """Return the versions before the last switch to these, None if that is not known.
 
     In a version set, a switch replaced the versions made under its name; other members kept theirs.
     """
-    refs: dict[str, VersionRef] = {}
-    common: list[str] = []
-    for name, ref in at.items():
-        if ref is None:
-            return None
-        delivered = list_delivered_names(drafts[name], ref)
-        if not refs:
-            common = [*delivered]
-        common = [each for each in common if each in delivered]
-        refs[name] = ref
+    common = _common_names(drafts, at)
     if not common:
         return None
-    back: dict[str, VersionRef | None] = {**refs}
-    for name, ref in refs.items():
-        if ref.name == common[0]:
+    back = dict(at)
+    for name, ref in at.items():
+        if ref is not None and ref.name == common[0]:
             back[name] = drafts[name].ref(ref.replaced)
-    return None if None in back.values() else back
+    if None in back.values():
+        return None
+    return back
 
 
 def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]:
@@ -735,9 +791,12 @@ def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]:
         if mine.head_ref is None:
             return {}
         before = find_previous_version(mine, mine.head_ref)
-        return {} if before is None else {dataset: before}
+        if before is None:
+            return {}
+        return {dataset: before}
     names = _names_in_order(mine)
-    for name in reversed(names[: _served_place(names, manifests, mine)]):
+    earlier = names[: _served_place(names, manifests, mine)]
+    for name in reversed(earlier):
         sealed = _find_sealed(manifests, name)
         if len(sealed) == len(manifests) and not _is_served(manifests.values(), name):
             return sealed

@@ -118,7 +118,9 @@ class KeptHistory(ManifestPart):
         if self.kept is not None and newest is not None:
             edges.append(newest - self.kept)
         edge = max(edges)
-        return None if edge < MICROS[0] else edge
+        if edge < MICROS[0]:
+            return None
+        return edge
 
 
 def describe_history_length(history: KeptHistory | None) -> str:
@@ -158,7 +160,8 @@ def find_newest_valid_from(generations: Iterable[Generation]) -> int | None:
         for file in generation.files:
             span = file.stats.get("range")
             if span:
-                newest.append(int(span[1]))
+                _, highest = span
+                newest.append(int(highest))
     return max(newest, default=None)
 
 
@@ -195,23 +198,35 @@ class VersionFacts(ManifestPart):
     valid_from: AwareDatetime | None = None
 
 
-class RowForm(ManifestPart):
-    """How rows are identified, spread and placed: the same in a declaration and in a version.
+class StoredPositions(ManifestPart):
+    """What rows store about the changes that they come from.
 
-    `partitions` None is one file, a broadcast copy. Rows store their position, their input offset
-    or the values of `order_by`, as a `position_type`; `placed` means that they store the partition
-    that they come from, too, and `by_column` which changes have set their columns. With `history`,
-    each key has one row per `__valid_from`. An interval of a key ends where one of
-    `history_columns` changes; None are all columns.
+    Each row has its position, of this `type`: its input offset, or the values of `order_by`.
+    `with_partition` means that it has the partition of its stream, too, and `by_column` which
+    changes have set its columns.
+    """
+
+    type: PositionType = "bigint"
+    with_partition: bool = False
+    by_column: bool = False
+
+
+_OFFSETS = StoredPositions()
+
+
+class RowForm(ManifestPart):
+    """How rows are identified, spread and ordered: the same in a declaration and in a version.
+
+    `partitions` None is one file, a broadcast copy. `positions` says what rows store that have
+    positions. With `history`, each key has one row per `__valid_from`. An interval of a key ends
+    where one of `history_columns` changes; None are all columns.
     """
 
     key: tuple[str, ...] = Field(min_length=1)
     partition_by: tuple[str, ...]
     partitions: int | None = Field(default=None, ge=1)
     order_by: tuple[str, ...] | None = None
-    position_type: PositionType = "bigint"
-    placed: bool = False
-    by_column: bool = False
+    positions: StoredPositions = _OFFSETS
     history: KeptHistory | None = None
     history_columns: tuple[str, ...] | None = None
 
@@ -238,6 +253,9 @@ class SealedVersion(VersionFacts, RowForm):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        """Raise ValueError for keys that are no columns, and generations out of order or with files
+        in wrong buckets.
+        """
         columns = self.columns.names
         for name in (*self.key, *self.partition_by):
             if name not in columns:
@@ -259,11 +277,8 @@ class SealedVersion(VersionFacts, RowForm):
             self.key,
             self.partition_by,
             self.partitions,
-            self.positioned,
-            self.history is not None,
-            position_type=self.position_type,
-            placed=self.placed,
-            by_column=self.by_column,
+            self.positions if self.positioned else None,
+            over_time=self.history is not None,
         )
         return replace(layout, names=self.names, projected=self.projected)
 
@@ -282,17 +297,17 @@ class SealedVersion(VersionFacts, RowForm):
         named = self.named_columns.named_as(other, keep_others=keep_others)
         if named == self.named_columns:
             return self
+        name_of_stored = {named.names.of((), name): name for name in named.schema.names}
         history = self.history
         if history is not None and history.valid_from is not None:
             stored = self.names.of((), history.valid_from)
-            now = {named.names.of((), name): name for name in named.schema.names}
-            history = history.after(valid_from=now.get(stored))
-        columns = self.history_columns
-        if columns is not None:
-            names = {named.names.of((), name): name for name in named.schema.names}
-            kept = (names.get(self.names.of((), name)) for name in columns)
-            columns = tuple(name for name in kept if name is not None)
-        return self._projected_to(named, history=history, history_columns=columns)
+            history = history.after(valid_from=name_of_stored.get(stored))
+        history_columns = self.history_columns
+        if history_columns is not None:
+            stored_columns = [self.names.of((), name) for name in history_columns]
+            kept = [name_of_stored[name] for name in stored_columns if name in name_of_stored]
+            history_columns = tuple(kept)
+        return self._projected_to(named, history=history, history_columns=history_columns)
 
     def read_as(self, other: NamedColumns) -> Self:
         """Return this version with just these columns of the dataset, null where it lacks one."""
@@ -327,8 +342,9 @@ class SealedVersion(VersionFacts, RowForm):
         """
         if self.history_columns is None:
             return ()
-        time = None if self.history is None else self.history.valid_from
-        fixed = {*self.key, *self.history_columns, time}
+        fixed = {*self.key, *self.history_columns}
+        if self.history is not None and self.history.valid_from is not None:
+            fixed.add(self.history.valid_from)
         return tuple(name for name in self.columns.names if name not in fixed)
 
     @property
@@ -394,35 +410,31 @@ def _check_buckets(generation: Generation, partitions: int) -> None:
         )
 
 
-def build_layout(  # noqa: PLR0913
+def build_layout(
     columns: Schema,
     key: tuple[str, ...],
     partition_by: tuple[str, ...],
     partitions: int | None,
-    positioned: bool,
-    over_time: bool = False,
+    positions: StoredPositions | None,
     *,
-    position_type: PositionType = "bigint",
-    placed: bool = False,
-    by_column: bool = False,
+    over_time: bool = False,
 ) -> BucketLayout:
     """Return the layout of a version's rows in files; `partitions` None is one file.
 
-    Rows over time are unique by key and `__valid_from`, and sorted by them. With `placed`, rows
-    store the partition of the stream that they come from, `by_column` which changes have set their
-    columns.
+    `positions` is what rows store about their changes, None for rows without positions. Rows over
+    time are unique by key and `__valid_from`, and sorted by them.
     """
-    hidden: tuple[tuple[str, str], ...] = ()
-    if positioned:
-        hidden = ((POSITION, position_type), (TOMBSTONE, "boolean"))
-    if placed:
-        hidden = (*hidden, (PARTITION, "int"))
-    if by_column:
-        hidden = (*hidden, (SET_AT, "string"))
+    hidden: list[tuple[str, str]] = []
+    if positions is not None:
+        hidden += [(POSITION, positions.type), (TOMBSTONE, "boolean")]
+        if positions.with_partition:
+            hidden.append((PARTITION, "int"))
+        if positions.by_column:
+            hidden.append((SET_AT, "string"))
     if over_time:
         key = (*key, VALID_FROM)
-        hidden = (*hidden, *HISTORY)
-    return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
+        hidden += HISTORY
+    return BucketLayout(columns, partition_by, partitions or 1, key, tuple(hidden))
 
 
 def mark_sensitive(spec: AdjunctDataset, columns: Schema) -> Schema:
@@ -443,6 +455,9 @@ def build_version(
     Rows of a dataset that follows changes store their position. `facts` are the other fields of the
     version.
     """
+    order_by = None
+    if isinstance(spec, UnboundedDataset):
+        order_by = spec.following.order
     return SealedVersion(
         name=name,
         # So that who reads it without the declaration masks them, too.
@@ -452,7 +467,7 @@ def build_version(
         partitions=spec.partitions,
         history_columns=spec.history_columns,
         positioned=spec.follows_changes,
-        order_by=spec.following.order if isinstance(spec, UnboundedDataset) else None,
+        order_by=order_by,
         generations=tuple(generations),
         **facts,
     )
@@ -477,7 +492,9 @@ class VersionRef(VersionFacts):
     @property
     def objects(self) -> tuple[str, ...]:
         """The folders and the document that it needs."""
-        return self.folders if self.document is None else (*self.folders, self.document)
+        if self.document is None:
+            return self.folders
+        return (*self.folders, self.document)
 
 
 def version_id(number: int, attempt: str) -> str:
@@ -485,7 +502,7 @@ def version_id(number: int, attempt: str) -> str:
     return f"v{number:06d}-{attempt}"
 
 
-_VERSION_NUMBER = re.compile(r"v([0-9]+)(?:-|\Z)")
+_VERSION_NUMBER = re.compile(r"v(?P<number>[0-9]+)(?:-|\Z)")
 
 
 def version_number(version: str) -> int:
@@ -493,7 +510,9 @@ def version_number(version: str) -> int:
     other text.
     """
     found = _VERSION_NUMBER.match(version)
-    return int(found[1]) if found else 0
+    if found is None:
+        return 0
+    return int(found["number"])
 
 
 class Ownership(ManifestPart):
@@ -509,14 +528,26 @@ class Ownership(ManifestPart):
     zone_rules: str = ""
 
 
-class DatasetDeclaration(RowForm, Ownership):
+class DeclaredInput(ManifestPart):
+    """The input of a dataset, as its declaration stores it.
+
+    `computed` means that it is a query. `input_partitions` is the number of its partitions (0:
+    files, a query or a local table). `input_names` are the stored names of its columns, if entries
+    are its records.
+    """
+
+    input: str
+    computed: bool = False
+    input_partitions: int = Field(ge=0)
+    input_names: StoredNamesField = AS_NAMED
+
+
+class DatasetDeclaration(RowForm, DeclaredInput, Ownership):
     """The stored declaration of a dataset, compared with the current one to reject incompatible
     changes.
 
-    `computed` means that the input is a query. `columns` are those that new versions store, None
-    for all of the input's; `paths` are what some of them are made of, by name. `input_partitions`
-    is the number of partitions of the input (0: files, a query or a local table). `input_names` are
-    the stored names of the input's columns, if entries are its records. `order` is the order of
+    `columns` are those that new versions store, None for all of the input's; `paths` are what some
+    of them are made of, by name. `order` is the order of
     versions: by arrival or by name (version partitions); with `by_time` it is by the time since
     when they are valid. For an unbounded dataset, `groups` are the columns that each name of
     `order_by` orders, if they have orders of their own, and `keep_tombstones` is how far below the
@@ -525,11 +556,7 @@ class DatasetDeclaration(RowForm, Ownership):
     """
 
     kind: DatasetKind
-    input: str
-    computed: bool = False
     key_types: tuple[str, ...]
-    input_partitions: int = Field(ge=0)
-    input_names: StoredNamesField = AS_NAMED
     columns: tuple[str, ...] | None = None
     paths: dict[str, str] = Field(default_factory=dict)
     bootstrap: bool = True
@@ -569,9 +596,7 @@ def declaration_from_spec(
     schema: Schema,
     *,
     input_partitions: int = 0,
-    position_type: PositionType = "bigint",
-    placed: bool = False,
-    by_column: bool = False,
+    positions: StoredPositions = _OFFSETS,
     input_names: StoredNames = AS_NAMED,
 ) -> DatasetDeclaration:
     """Return the stored declaration of a dataset whose entries have these columns."""
@@ -591,9 +616,7 @@ def declaration_from_spec(
         paths=paths_of(spec),
         bootstrap=spec.bootstrap,
         discard=spec.discard,
-        position_type=position_type,
-        placed=placed,
-        by_column=by_column,
+        positions=positions,
         **_kind_facts(spec),
     )
 
@@ -607,7 +630,9 @@ def _kind_facts(spec: AdjunctDataset) -> dict[str, Any]:
     """Return the fields of the stored declaration that only this kind of dataset has."""
     match spec:
         case BoundedDataset():
-            order = "arrival" if spec.versions is None else "name"
+            order = "arrival"
+            if spec.versions is not None:
+                order = "name"
             return {"order": order, "by_time": spec.over_time}
         case UnboundedDataset():
             following = spec.following

@@ -58,18 +58,24 @@ def known_until(
 def _versions_known_until(
     valid_for: timedelta | None, manifest: BoundedManifest, read: Collection[str | None]
 ) -> datetime | None:
+    """Return the end of the newest of the versions `read`; None without a time or `valid_for`."""
     if valid_for is None:
         return None
     times = []
     for ref in manifest.sealed:
         if ref.id in read and ref.valid_from is not None:
             times.append(ref.valid_from)
-    return add_span(max(times), valid_for) if times else None
+    if not times:
+        return None
+    return add_span(max(times), valid_for)
 
 
 def _changes_known_until(
     watermark: Watermark | None, manifest: UnboundedManifest
 ) -> datetime | None:
+    """Return the lowest watermark of all partitions; None if one of them has none, or nothing is
+    served.
+    """
     is_served = manifest.version is not None and manifest.bootstrap.state == "done"
     if watermark is None or not is_served:
         return None
@@ -86,6 +92,7 @@ def _changes_known_until(
 def _partition_known_until(
     watermark: Watermark, times: ChangeTimes | None, confirmed: datetime | None
 ) -> datetime | None:
+    """Return the watermark of one partition, None if it has none yet."""
     mark = None
     if times is not None and times.newest is not None:
         mark = subtract_span(times.newest, watermark.delay)
@@ -112,8 +119,9 @@ def after_changes(
     pass it, so that all changes that are late are counted.
     """
     known = manifest.times
-    is_rebuilt = manifest.bootstrap.state != "done"
-    confirmed = None if is_rebuilt else manifest.confirmed_at
+    confirmed = None
+    if manifest.bootstrap.state == "done":
+        confirmed = manifest.confirmed_at
     after = dict(known)
     clock = to_microseconds(now)
     for ssp in read:
@@ -122,9 +130,9 @@ def after_changes(
         if mark is not None:
             times.append(add_span(mark, watermark.delay))
         if ssp in newest:
-            times.append(datetime_from_micros(max(min(newest[ssp], clock), _FIRST)))
-        last = max(times, default=None)
-        after[ssp] = ChangeTimes(newest=last, read_at=now)
+            micros = min(newest[ssp], clock)
+            times.append(datetime_from_micros(max(micros, _FIRST)))
+        after[ssp] = ChangeTimes(newest=max(times, default=None), read_at=now)
     return after
 
 

@@ -92,7 +92,7 @@ def _has_read_others(
     state: ApplicationState, dataset: AdjunctDataset, served: Mapping[str, VersionIds]
 ) -> bool:
     """Whether batches have read other versions over time than those of now."""
-    _, over_time = served[dataset.name]
+    over_time = served[dataset.name].over_time
     joined = state.offsets.joined.get(dataset.name, ())
     return any(set(read.over_time) != set(over_time) for read in joined)
 
@@ -137,7 +137,7 @@ def describe_due(
     over_time = list_versions_over_time(app, {dataset.name: manifest})
     served: dict[str, VersionIds] = {}
     for other in app.restated.values():
-        served[other.name] = None, over_time.get(other.name, ())
+        served[other.name] = VersionIds(None, over_time.get(other.name, ()))
     positions = input_positions(app, {stream: snapshot}, state)
     due = find_due(app, state, positions, served, lake.now())
     if not of_stream(due, stream):

@@ -121,7 +121,7 @@ class _Search:
         read = []
         if not self._passes_over:
             for one in self.asked.state.offsets.joined.get(name, ()):
-                read.append((one.version, one.over_time))
+                read.append(VersionIds(one.version, one.over_time))
         history = ServedHistory.read(asked.lake, name)
         store = asked.lake.store
         keys = ChangedKeys(store, history, read, self.served, min(since, default=None))

@@ -82,4 +82,5 @@ def _find_served(asked: AskedApplication, dataset: AdjunctDataset) -> VersionIds
     manifest = stored.manifest()
     reader = stored.reader_of(manifest)
     over_time = list_versions_over_time(asked.app, {dataset.name: manifest})
-    return None if reader is None else reader.version, over_time.get(dataset.name, ())
+    served = None if reader is None else reader.version
+    return VersionIds(served, over_time.get(dataset.name, ()))

@@ -434,7 +434,7 @@ def _list_served(app: Application, served: ServedVersions) -> dict[str, VersionI
     ids: dict[str, VersionIds] = {}
     for dataset in app.restated.values():
         name = dataset.name
-        ids[name] = (served.versions[name], served.over_time.get(name, ()))
+        ids[name] = VersionIds(served.versions[name], served.over_time.get(name, ()))
     return ids
 
 

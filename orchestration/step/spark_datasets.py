@@ -18,7 +18,12 @@ from dagster_adjunct.assets.reading.valid_time import (
     frame_over_time,
 )
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import TOMBSTONE, build_layout, datetime_from_micros
+from dagster_adjunct.assets.versions.version import (
+    TOMBSTONE,
+    StoredPositions,
+    build_layout,
+    datetime_from_micros,
+)
 from dagster_adjunct.orchestration.operators.lookups import (
     BEFORE_HISTORY,
     ENTRY,
@@ -200,7 +205,7 @@ class SparkDatasets:
             declared.key,
             declared.partition_by,
             declared.partitions,
-            positioned=True,
+            StoredPositions(),
             over_time=True,
         )
         store = self.planned.context.lake.store

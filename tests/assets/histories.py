@@ -18,6 +18,7 @@ from dagster_adjunct.assets.versions.version import (
     TOMBSTONE,
     KeptHistory,
     SealedVersion,
+    StoredPositions,
     build_layout,
 )
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO, Generation
@@ -85,7 +86,12 @@ def stored(lake: Lake, generations: Sequence[Sequence[Change]], **layout: Any) -
     with its intervals.
     """
     spread = build_layout(
-        SCHEMA, ("item", "shop"), layout["partition_by"], layout["partitions"], True, over_time=True
+        SCHEMA,
+        ("item", "shop"),
+        layout["partition_by"],
+        layout["partitions"],
+        StoredPositions(),
+        over_time=True,
     )
     known = {(row.key, row.start): row for row in intervals(generations[:1])}
     made = []

@@ -43,7 +43,7 @@ def sealed_version(
     """Write rows, sorted by key, into the files of a version of their own."""
     attempt = f"attempt{number}"
     by = tuple(key) if partitions else ()
-    layout = build_layout(schema, tuple(key), by, partitions, False)
+    layout = build_layout(schema, tuple(key), by, partitions, None)
     places = [schema.names.index(name) for name in key]
     ordered = sorted(rows, key=lambda row: tuple(row[place] for place in places))
     folder = f"datasets/{dataset}/data/{attempt}"

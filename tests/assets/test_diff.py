@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.reading.diff import VersionDiff, compare_tables, diff_versions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, build_layout
+from dagster_adjunct.assets.versions.version import (
+    POSITION,
+    TOMBSTONE,
+    SealedVersion,
+    StoredPositions,
+    build_layout,
+)
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, ManifestMismatchError
@@ -146,12 +152,12 @@ def test_many_rows_are_matched_whatever_their_order(
     comparison = compare_tables(before, after, key, ["v"])
 
     assert comparison is not None
-    (new_rows, old_rows, was, now), unchanged = comparison
-    assert keys(after.take(new_rows), key) == added
-    assert keys(before.take(old_rows), key) == removed
-    assert keys(after.take(now), key) == changed
-    assert before.take(was).select(key).equals(after.take(now).select(key))
-    assert unchanged == len(old) - len(removed) - len(changed)
+    assert keys(after.take(comparison.added), key) == added
+    assert keys(before.take(comparison.removed), key) == removed
+    changed_after = after.take(comparison.changed_after).select(key)
+    assert keys(changed_after, key) == changed
+    assert before.take(comparison.changed_before).select(key).equals(changed_after)
+    assert comparison.unchanged == len(old) - len(removed) - len(changed)
 
 
 def keys(table: pa.Table, key: list[str]) -> set[Row]:
@@ -316,7 +322,7 @@ def test_deltas_are_merged_by_position_and_generation(
 ) -> None:
     """Each commit is a list of (key, position, value or None for a tombstone)."""
     schema = Schema.of(k="int", v="int")
-    layout = build_layout(schema, ("k",), ("k",), 2, True)
+    layout = build_layout(schema, ("k",), ("k",), 2, StoredPositions())
     store = InMemoryStore()
     generations = []
     winners: dict[int, tuple[int, int, int | None]] = {}

@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.reading.key_lookup import FileCache, RowGroup
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, build_layout
+from dagster_adjunct.assets.versions.version import (
+    POSITION,
+    TOMBSTONE,
+    SealedVersion,
+    StoredPositions,
+    build_layout,
+)
 from dagster_adjunct.resources.bucketing import writer
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.hashing import plain_converter
@@ -52,7 +58,8 @@ def generation(
     """Write rows (by key, with hidden columns where `positioned`) as one generation, `group`
     rows a row group.
     """
-    layout = build_layout(schema, tuple(key), tuple(partition_by), partitions, positioned)
+    positions = StoredPositions() if positioned else None
+    layout = build_layout(schema, tuple(key), tuple(partition_by), partitions, positions)
     table = pa.Table.from_pylist(
         [dict(rows[k]) for k in sorted(rows)], schema=layout.arrow_schema()
     )
@@ -512,7 +519,7 @@ def test_rows_in_several_arrays_or_in_a_part_of_one_are_searched_alike(kind: str
     @settings(max_examples=20)
     @given(st.sets(KEY_VALUES[kind], min_size=2, max_size=12).map(sorted))
     def check(keys: list[Any]) -> None:
-        layout = build_layout(Schema.of(k=kind, v="int"), ("k",), (), None, False)
+        layout = build_layout(Schema.of(k=kind, v="int"), ("k",), (), None, None)
         table = pa.table(
             {"k": keys, "v": [None, *range(1, len(keys))]}, schema=layout.arrow_schema()
         )

@@ -17,7 +17,13 @@ import pytest
 from dagster_adjunct.assets.reading.superseded import can_have_mask, mask_key, try_to_write_mask
 from dagster_adjunct.assets.reading.verification import verify_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, build_layout
+from dagster_adjunct.assets.versions.version import (
+    POSITION,
+    TOMBSTONE,
+    SealedVersion,
+    StoredPositions,
+    build_layout,
+)
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -73,7 +79,7 @@ def version(
     """Store these generations, the base first, and return a view of them."""
     key = schema.names[:-1]
     bucketed = () if partitions is None else tuple(partition_by or key)
-    layout = build_layout(schema, key, bucketed, partitions, positioned=True)
+    layout = build_layout(schema, key, bucketed, partitions, StoredPositions())
     made = []
     for number, changes in enumerate(generations, 1):
         folder = f"datasets/merged/data/{id(generations)}-{number}"

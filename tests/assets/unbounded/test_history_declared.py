@@ -12,6 +12,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.versions.version import (
     KeptHistory,
+    StoredPositions,
     build_layout,
     find_newest_valid_from,
 )
@@ -44,7 +45,7 @@ def test_rows_over_time_are_distinguished_and_sorted_by_their_time() -> None:
         ("item",),
         ("item",),
         2,
-        positioned=True,
+        StoredPositions(),
         over_time=True,
     )
     assert layout.key == ("item", "__valid_from")
