@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -111,11 +112,9 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
     if not columns and not empty:
         raise argument_error(f"{what} names no column", "at least one", argument=argument)
     if isinstance(columns, Mapping):
-        pairs = list(columns.items())
+        pairs = tuple(columns.items())
     else:
-        named = list(map(read_named_path, columns))
-        pairs = [(path.name, path_expression(path.steps)) for path in named]
-        _check_named_once(what, [path.name for path in named])
+        pairs = _pairs_of_paths(what, columns)
     validate_column_names(what, [name for name, _ in pairs])
     for name, text in pairs:
         found = f"{what} gives {name!r} the value {text!r}"
@@ -126,15 +125,22 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
         if alias is not None:
             expected = f"the expression without 'as {alias}'"
             raise argument_error(found, expected, argument=argument, column=name)
-    return tuple(pairs)
+    return pairs
 
 
-def _check_named_once(what: str, names: Sequence[str]) -> None:
-    double = first_duplicate(names)
+def _pairs_of_paths(what: str, columns: Sequence[str]) -> Pairs:
+    """Return pairs (column, expression) of columns and paths that are only named; raise
+    ConfigurationError if two of them have the same name.
+    """
+    pairs = []
+    for path in map(read_named_path, columns):
+        pairs.append((path.name, path_expression(path.steps)))
+    double = first_duplicate([name for name, _ in pairs])
     if double is not None:
         problem = f"{what} names column {double!r} twice."
         step = "Name it once, or give a path another name: 'home.city as home_city'."
         raise ConfigurationError(problem, step, column=double)
+    return tuple(pairs)
 
 
 def _parse_default(what: str, key: KeySources, columns: Expressions | None) -> Pairs | None:
@@ -194,7 +200,8 @@ def update_message(
         "seats"]))
              .send_to(aircraft, UpdateContract.UPDATE_WITH_DEFAULTS)
     """
-    named = list(map(read_named_path, (key,) if isinstance(key, str) else key))
+    key_columns = (key,) if isinstance(key, str) else key
+    named = list(map(read_named_path, key_columns))
     validate_column_names("update_message: key=", [path.name for path in named])
     if not named:
         step = "Pass the table's key columns as key=."
@@ -203,14 +210,16 @@ def update_message(
     keys = {path.name: write_path(path.steps) for path in named}
     check_key_unchanged("update_message: update=", keys, pairs)
     first = _parse_default("update_message: default=", keys, default)
-    made = f"{struct_expression(pairs)} as {UPDATE}"
-    return (*map(_select_expression, named), made, *default_expression(first))
+    update_struct = f"{struct_expression(pairs)} as {UPDATE}"
+    return (*map(_select_expression, named), update_struct, *default_expression(first))
 
 
 def _select_expression(path: NamedPath) -> str:
     """Return the Spark SQL expression of a column that is made of a path."""
     expression = path_expression(path.steps)
-    return f"{expression} as {quote_name(path.name)}" if path.renames else expression
+    if not path.renames:
+        return expression
+    return f"{expression} as {quote_name(path.name)}"
 
 
 _WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
@@ -240,6 +249,7 @@ class TableSink:
 
     @property
     def function(self) -> Any:
+        """The table's write function; None if it has none."""
         return self.table.write_function
 
     @property
@@ -251,18 +261,32 @@ class TableSink:
     def sent(self) -> dict[str, str | None] | None:
         """{the table's column: type of what is sent to it}; None if these are unknown."""
         if self.send.update is not None:
-            pairs = (*self.send.update.set, *self.send.update.add)
-            sent = {name: self.sent_type(name, text) for name, text in pairs}
-            return self.keys | dict.fromkeys(self.send.update.columns) | sent
+            return self._sent_by_update(self.send.update)
         if self.types is None:
             return None
         if self.send.contract is None:
-            own = {name: kind for name, kind in self.types.items() if "." not in name}
-            moved = dict(self.send.on)
-            kept = {name: kind for name, kind in own.items() if name not in moved}
-            return kept | self.keys
+            return self._sent_by_records(self.types)
         fields = self.fields_of(UPDATE)
-        return self.keys | fields if fields else None
+        if not fields:
+            return None
+        return self.keys | fields
+
+    def _sent_by_update(self, update: Update) -> dict[str, str | None]:
+        """Return {the table's column: type of what is sent to it} for updates made of records."""
+        sent = self.keys | dict.fromkeys(update.columns)
+        for name, text in (*update.set, *update.add):
+            sent[name] = self.sent_type(name, text)
+        return sent
+
+    def _sent_by_records(self, types: Mapping[str, str | None]) -> dict[str, str | None]:
+        """Return {the table's column: type of what is sent to it} for whole records."""
+        moved_to_key = dict(self.send.on)
+        sent = {}
+        for name, kind in types.items():
+            is_field = "." in name
+            if not is_field and name not in moved_to_key:
+                sent[name] = kind
+        return sent | self.keys
 
     @property
     def keys(self) -> dict[str, str | None]:
@@ -276,9 +300,14 @@ class TableSink:
         types = self.types or {}
         if source in types:
             return types[source]
-        storable = {name: kind for name, kind in types.items() if kind and is_storable(kind)}
+        storable = {}
+        for name, kind in types.items():
+            if kind and is_storable(kind):
+                storable[name] = kind
         path = find_path(source, storable)
-        return None if path is None else path.type
+        if path is None:
+            return None
+        return path.type
 
     @property
     def default(self) -> dict[str, str | None]:
@@ -287,8 +316,10 @@ class TableSink:
             return {}
         if self.send.update is None:
             return self.fields_of(DEFAULT)
-        pairs = self.send.update.if_missing or ()
-        return {name: self.sent_type(name, text, DEFAULT) for name, text in pairs}
+        default = {}
+        for name, text in self.send.update.if_missing or ():
+            default[name] = self.sent_type(name, text, DEFAULT)
+        return default
 
     def fields_of(self, struct: str) -> dict[str, str | None]:
         """Return the types of the fields of a struct; {} if the records have none."""
@@ -301,7 +332,9 @@ class TableSink:
 
     def names_inside(self, name: str) -> bool:
         """Whether a name in an update is that of a value inside a column of structs."""
-        return name not in (self.columns or {}) and parse_inner_name(name) is not None
+        if self.columns is not None and name in self.columns:
+            return False
+        return parse_inner_name(name) is not None
 
     def sent_type(self, name: str, expression: str, struct: str = UPDATE) -> str | None:
         """Return the type of what is sent to the column `name`: of a struct's field, or of this
@@ -339,6 +372,9 @@ def _sink_problems(sink: TableSink) -> Problems:
 
 
 def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
+    """Yield why the table, whose function of this name has these capabilities, can't be sent the
+    updates.
+    """
     table = sink.table
     if table.cache is not None:
         yield (
@@ -350,7 +386,9 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             f" is sent updates, and {name} supports only whole records.",
             "Send whole records without a contract, or override update() in the function.",
         )
-    changes = {"set"} if sink.send.update is None else sink.send.update.kinds
+    changes: AbstractSet[str] = {"set"}  # what update messages do
+    if sink.send.update is not None:
+        changes = sink.send.update.kinds
     lacking = sorted(changes - can.changes)
     if can.changes and lacking:
         yield (
@@ -363,12 +401,12 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
     yield from _inside_problems(sink, name, can)
     if sink.send.contract is UpdateContract.UPDATE_WITH_DEFAULTS:
         yield from _default_problems(table, name, can)
-    newest_by = None if table.idempotent else table.newest_by
-    if newest_by is not None and changes & {"add", "append"}:
+    may_apply_twice = table.newest_by is not None and not table.idempotent
+    if may_apply_twice and changes & {"add", "append"}:
         yield (
             (
-                f" keeps the newest record by {newest_by!r}, and applies an update of the same time"
-                " again: after a crash it would add or append twice."
+                f" keeps the newest record by {table.newest_by!r}, and applies an update of the"
+                " same time again: after a crash it would add or append twice."
             ),
             "Declare the table with idempotent=True, too.",
         )
@@ -376,10 +414,11 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
 
 def _inside_problems(sink: TableSink, function: str, can: Capabilities) -> Problems:
     """Yield why a table can't be sent updates of values inside columns."""
-    update = sink.send.update
-    named = tuple(sink.fields_of(UPDATE)) if update is None else update.columns
-    paths: dict[tuple[str, ...], str] = {}
-    for name in filter(sink.names_inside, named):
+    changed = tuple(sink.fields_of(UPDATE))
+    if sink.send.update is not None:
+        changed = sink.send.update.columns
+    name_by_path: dict[tuple[str, ...], str] = {}
+    for name in filter(sink.names_inside, changed):
         path = parse_inner_name(name)
         assert path is not None
         if not can.inside:
@@ -388,17 +427,22 @@ def _inside_problems(sink: TableSink, function: str, can: Capabilities) -> Probl
                 f"Set all of column {path.root!r}, or choose a store that can: SQLite, PostgreSQL,"
                 " DynamoDB with columns=, or key-value rows.",
             )
-        other = paths.setdefault((path.root, *path.names), name)
-        if path.root in named or other != name:
-            twice = path.root if path.root in named else other
+        overlapping = name_by_path.setdefault((path.root, *path.names), name)
+        if path.root in changed:
+            overlapping = path.root
+        if overlapping != name:
             yield (
-                f" is sent updates that change {twice!r} and {name!r}, which overlap.",
+                f" is sent updates that change {overlapping!r} and {name!r}, which overlap.",
                 "Change a value once.",
             )
 
 
 def _default_problems(table: AnyTable, name: str, can: Capabilities) -> Problems:
-    if can.puts_if_absent or can.updates_with_defaults or table.defaults_may_overwrite:
+    """Yield why the table, whose function of this name has these capabilities, can't insert
+    default records safely.
+    """
+    keeps_existing = can.puts_if_absent or can.updates_with_defaults
+    if keeps_existing or table.defaults_may_overwrite:
         return
     yield (
         (
@@ -427,19 +471,20 @@ def check_sink_columns(
 
 
 def _written_types(sink: TableSink) -> list[tuple[str, str | None]]:
-    """Return what is written, by the table's columns, each with the type of what is sent."""
-    columns = sink.columns or {}
-    written: list[tuple[str, str | None]] = []
+    """Return pairs (the table's column, type of what is written to it); a column that updates
+    change and the default record has is listed twice.
+    """
+    written: dict[str, str | None] = {}
     update = sink.send.update
     if update is not None:
-        written += sink.keys.items()
-        changed = (*update.set, *update.add, *update.append)
-        written += [(name, sink.type_of(text)) for name, text in changed]
+        written |= sink.keys
+        for name, text in (*update.set, *update.add, *update.append):
+            written[name] = sink.type_of(text)
+    elif sink.sent:
+        written |= sink.sent
     elif sink.send.contract is None:
-        written += (sink.sent or dict.fromkeys(columns)).items()
-    else:
-        written += (sink.sent or {}).items()
-    return [*written, *sink.default.items()]
+        written |= dict.fromkeys(sink.columns or {})
+    return [*written.items(), *sink.default.items()]
 
 
 def compare_sink_types(sink: TableSink) -> list[ComparedColumn]:
@@ -452,8 +497,8 @@ def compare_sink_types(sink: TableSink) -> list[ComparedColumn]:
         declared = _declared_column(name, columns)
         if declared is None or declared.kind in (Kind.OTHER, Kind.JSON):
             continue
-        what = f"table {sink.table.name}"
-        compared.append(ComparedColumn(name, kind, what, columns.get(name, _spelled(declared))))
+        declared_type = columns.get(name, _spelled(declared))
+        compared.append(ComparedColumn(name, kind, f"table {sink.table.name}", declared_type))
     return compared
 
 
@@ -466,11 +511,12 @@ def find_summed_columns(sink: TableSink) -> frozenset[str]:
     columns = sink.columns or {}
     summed = set()
     for name, text in sink.send.expressions.add:
-        kind = sink.type_of(text)
         declared = _declared_column(name, columns)
-        for column in (declared, parse_column(name, kind) if kind else None):
-            if column is not None and column.kind in _NUMBERS:
-                summed.add(name)
+        if declared is not None and declared.kind in _NUMBERS:
+            summed.add(name)
+        added_type = sink.type_of(text)
+        if added_type is not None and parse_column(name, added_type).kind in _NUMBERS:
+            summed.add(name)
     return frozenset(summed)
 
 
@@ -490,6 +536,7 @@ def _declared_column(name: str, columns: Mapping[str, str]) -> Column | None:
 
 
 def _spelled(column: Column) -> str:
+    """Return the type of a column as it is declared, such as "decimal(9,2)"."""
     return f"{column.type}{column.size}"
 
 
@@ -508,28 +555,43 @@ def _unknown_problems(sink: TableSink, name: str, columns: dict[str, str]) -> Pr
                 "Append to a column that is an array.",
             )
         return
-    step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
-    source = next((text for _, at, text in sink.send.expressions.written if at == name), "")
-    steps = plain_path(source)
-    inner = write_path(steps[-2:])
-    if steps[-2:-1] and steps[-2] in columns:
-        step = f"For a value inside a column write {{{inner!r}: {write_path(steps)!r}}}."
+    step = _suggest_known_name(sink, name, columns)
     if sink.send.contract is None:
         step = f"{step} {_suggest_leaving_out(name, sink.send.on)}"
     yield f" has no column {name!r}; it has {', '.join(columns)}.", step
+
+
+def _suggest_known_name(sink: TableSink, name: str, columns: dict[str, str]) -> str:
+    """Return what to write instead of a name that the table does not have: that of a value inside
+    a column if the expression for `name` is such a path.
+    """
+    expressions: dict[str, str] = {}
+    for written in sink.send.expressions.written:
+        expressions.setdefault(written.column, written.expression)
+    steps = plain_path(expressions.get(name, ""))
+    if len(steps) > 1 and steps[-2] in columns:
+        inner = write_path(steps[-2:])
+        return f"For a value inside a column write {{{inner!r}: {write_path(steps)!r}}}."
+    return f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
 
 
 def _suggest_leaving_out(name: str, on: Sequence[tuple[str, str]]) -> str:
     """Return how to leave a column out of whole records; `on` says where these have the table's
     key, which may be in the column.
     """
-    kept = [f'"{source} as {key}"' for source, key in on if split_path(source)[:1] == (name,)]
+    kept = []
+    for source, key in on:
+        if split_path(source)[:1] == (name,):
+            kept.append(f'"{source} as {key}"')
     expressions = ", ".join((f'"* except ({write_name(name)})"', *kept))
     instead = ", in place of on=" if kept else ""
     return f"Or leave it out of the records: .map({expressions}){instead}."
 
 
 def _column_problems(sink: TableSink, columns: dict[str, str] | None) -> Problems:
+    """Yield why what is sent does not fit the table's `columns`, {column: type} or None if these
+    are unknown.
+    """
     sent = sink.sent
     if sent is None:
         return
@@ -588,7 +650,8 @@ def _addition_problems(sink: TableSink, column: Column, text: str) -> Problems:
     if column.kind is not Kind.JSON:
         return
     kind = sink.sent_type(name, text) or "null"
-    if not kind.startswith(("struct<", "map<")) and not _MAY_BE_ANY.match(kind):
+    has_members = kind.startswith(("struct<", "map<"))
+    if not has_members and not _MAY_BE_ANY.match(kind):
         yield (  # only the members of an object can be added to JSON
             f" has the column {name!r} as {declared}, and {kind} is added to it.",
             f"Add members to it: named_struct('…', {text}).",
@@ -607,8 +670,10 @@ def _append_problems(sink: TableSink, name: str, text: str, declared: str) -> Pr
                 f" has the column {name!r} as {declared}, and {sent} is appended to it.",
                 _suggest_cast(text, sent, f"{element.type}{element.size}"),
             )
-    to_json = column.kind is Kind.JSON and getattr(sink.function, "appends_to_json", True)
-    if column.kind not in _APPENDABLE and not to_json:
+    can_append = column.kind in _APPENDABLE
+    if column.kind is Kind.JSON:
+        can_append = getattr(sink.function, "appends_to_json", True)
+    if not can_append:
         yield (
             f" has the column {name!r} as {declared}, and an update would append to it.",
             "Append to an array.",
@@ -656,7 +721,9 @@ def _fits(sent: Column, declared: Column) -> bool:
     if theirs is Kind.JSON:
         return _NEVER_IN_JSON.search(sent.type) is None
     if theirs is Kind.NESTED:
-        return _is_partly_unknown(sent, declared) or not _mismatch_within(sent.type, declared)
+        if _is_partly_unknown(sent, declared):
+            return True
+        return not _mismatch_within(sent.type, declared)
     if sent.type.startswith("array<…"):  # an array whose element type is unknown
         return theirs is Kind.LIST
     if sent.element is not None and declared.element is not None:
@@ -676,12 +743,14 @@ def _is_partly_unknown(sent: Column, declared: Column) -> bool:
     if sent.kind is not Kind.OTHER or _UNKNOWN_PART.search(sent.type) is None:
         return False
     kind, brackets, _ = sent.type.partition("<")
-    return not brackets or declared.type.startswith(f"{kind}<")
+    if not brackets:
+        return True
+    return declared.type.startswith(f"{kind}<")
 
 
 def _mismatch_within(sent: str, declared: Column) -> str:
-    """Return where a nested type that is sent differs from that of a column, or has what JSON has
-    not, as words to append; "" if it does not.
+    """Return where a nested type that is sent differs from that of a column, or has a type that
+    JSON lacks, as words to append to an error; "" if it fits.
     """
     if declared.kind is Kind.JSON:
         return _unfit_for_json(sent, write_name(declared.name))
@@ -696,6 +765,9 @@ def _mismatch_within(sent: str, declared: Column) -> str:
 
 
 def _unfit_for_json(sent: str, name: str) -> str:
+    """Return which part of a type that is sent to the JSON column `name` JSON does not have, as
+    words to append to an error; "" for none.
+    """
     try:
         parts = nested_types(parse_type(sent))
     except TypeTextError:
@@ -714,13 +786,17 @@ def _find_mismatch(sent: Type, declared: Type, path: str) -> str | None:
         return _find_mismatch(sent.value, declared.value, f"{path}[*]")
     if isinstance(sent, Struct) and isinstance(declared, Struct):
         return _find_member_mismatch(sent, declared, path)
-    are_simple = isinstance(sent, Simple) and isinstance(declared, Simple)
-    if are_simple and _fits(parse_column("sent", str(sent)), parse_column("held", str(declared))):
-        return None
+    if isinstance(sent, Simple) and isinstance(declared, Simple):
+        sent_column = parse_column("sent", str(sent))
+        if _fits(sent_column, parse_column("held", str(declared))):
+            return None
     return f"{path} is sent as {sent}, and the table has it as {declared}"
 
 
 def _find_member_mismatch(sent: Struct, declared: Struct, path: str) -> str | None:
+    """Return which member of the first struct doesn't fit the second one, and how; None if all
+    fit.
+    """
     for member in sent.members:
         inner = f"{path}.{write_name(member.name)}"
         known = declared.member(member.name)
@@ -738,15 +814,16 @@ def _suggest_cast(name: str, sent: str, declared: str) -> str:
     type.
     """
     kind = parse_column("declared", declared).kind
+    is_nested = sent.startswith(("struct<", "array<", "map<"))
     if kind is Kind.JSON:
         if sent.startswith("map<") and not sent.startswith("map<string"):
             return f"Make its keys texts: transform_keys({name}, (k, v) -> cast(k as string))."
-        if sent.startswith(("struct<", "array<", "map<")):
+        if is_nested:
             return "Cast members that are not text, numbers or booleans, for example to string."
         return f"Cast it: cast({name} as string)."
     if kind is Kind.NESTED:
         return "Send values of the table's type, or correct its declared columns."
-    if kind is Kind.STRING and sent.startswith(("map<", "struct<", "array<")):
+    if kind is Kind.STRING and is_nested:
         return f"Convert it to text: to_json({name})."
     return f"Cast it: cast({name} as {declared})."
 
@@ -766,17 +843,18 @@ class SendToTable(PassThroughSpec):
 
     @property
     def sql(self) -> Sequence[str]:
-        return [expression for _, _, expression in self.send.expressions.written]
+        return [written.expression for written in self.send.expressions.written]
 
     def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("table", self.send.table)
 
     def summary(self) -> str:
-        words = [f"table {self.send.table}"]
+        table = f"table {self.send.table}"
         if self.send.on:
-            words[0] += f" on {describe_on(self.send.on)}"
+            table += f" on {describe_on(self.send.on)}"
         if self.send.contract is not None:
-            words[0] += f" ({self.send.contract.value})"
+            table += f" ({self.send.contract.value})"
+        words = [table]
         update = self.send.expressions
         for part, pairs in update.parts.items():
             words.append(f"{part} {', '.join(dict(pairs))}")
@@ -793,9 +871,9 @@ class SendToTable(PassThroughSpec):
         sink = self._sink(context.app, types)
         require_key(operator, self.send, key, columns)
         raise_first_problem(operator, sink.table, _sink_problems(sink))
-        for part, name, expression in self.send.expressions.written:
-            where = f"Correct {part}= for column {name!r} of table {table}."
-            check_expression(operator, expression, columns.names, types, next_step=where)
+        for written in self.send.expressions.written:
+            step = f"Correct {written.argument}= for column {written.column!r} of table {table}."
+            check_expression(operator, written.expression, columns.names, types, next_step=step)
         if self._takes_updates:
             step = (
                 f"With a contract table {table} takes updates: give records their form with"
@@ -817,12 +895,13 @@ class SendToTable(PassThroughSpec):
         if update is None:
             return EVERY_COLUMN
         summed = find_summed_columns(self._sink(app, arriving.types))
+        default = frozenset(dict(update.if_missing or ()))
         return ChangedColumns(
-            frozenset((*dict(update.set), *update.remove)),
-            summed,
-            frozenset(dict(update.append)),
-            frozenset(dict(update.add)) - summed,
-            frozenset(dict(update.if_missing or ())).difference(app.table_key(self.send.table)),
+            set=frozenset((*dict(update.set), *update.remove)),
+            summed=summed,
+            appended=frozenset(dict(update.append)),
+            merged=frozenset(dict(update.add)) - summed,
+            begun=default.difference(app.table_key(self.send.table)),
         )
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
@@ -832,9 +911,12 @@ class SendToTable(PassThroughSpec):
             return "append="
         (columns,) = arriving
         computed = [*key_expressions(self.send, tuple(columns.known)), *self.sql]
-        return expressions_need(computed, columns) if computed else ""
+        if not computed:
+            return ""
+        return expressions_need(computed, columns)
 
     def _sink(self, app: DeclaredApplication, types: Types) -> TableSink:
+        """Return the table and this send to it, for records with columns of these types."""
         return TableSink(app.tables[self.send.table], self.send, types)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
@@ -845,13 +927,16 @@ class SendToTable(PassThroughSpec):
     def written(self, arriving: Columns) -> Columns:
         written: ColumnSources = {}
         if self.send.update is not None:
-            for _, name, expression in self.send.update.written:
-                add_sources(written, name, sources_from_sql(expression, arriving.sources))
+            for made in self.send.update.written:
+                sources = sources_from_sql(made.expression, arriving.sources)
+                add_sources(written, made.column, sources)
         else:
             for name, column in self._records_written(arriving).items():
-                for field, part in (column.fields or {name: column}).items():
+                fields = column.fields or {name: column}
+                for field, part in fields.items():
                     add_sources(written, field, part.sources)
-        return Columns({name: ColumnFacts(None, its) for name, its in written.items()}, typed=False)
+        columns = {name: ColumnFacts(None, sources) for name, sources in written.items()}
+        return Columns(columns, typed=False)
 
     def _records_written(self, arriving: Columns) -> dict[str, ColumnFacts]:
         """Return the columns of records that are written as they are, but for the key."""
