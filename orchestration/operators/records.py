@@ -612,8 +612,8 @@ class Merge(Spec):
             f"Give all of them the same: .select({kept}) of each, or .with_columns(…) for what is"
             " missing."
         )
-        column, *_ = (*missing, *more)
-        raise PlanningError(problem, step, operator=operator, column=column)
+        differing = [*missing, *more]
+        raise PlanningError(problem, step, operator=operator, column=differing[0])
 
     def _check_types(self, operator: str, first: Columns, source: str, other: Columns) -> None:
         """Raise PlanningError if the input `source` has a column of another type than the first
