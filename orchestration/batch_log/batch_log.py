@@ -345,7 +345,9 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={"skipped": kept})
 
     def with_opened(self, epochs: Epochs) -> OffsetState:
-        """Return the state in which these epochs have been opened, next to the main position."""
+        """Return the state in which these epochs have been opened; the main position keeps its
+        own.
+        """
         opened = dict(self.opened)
         for ssp, epoch in epochs.items():
             opened[ssp] = max(epoch, opened.get(ssp, 0))
