@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset
 from dagster_adjunct.assets.declaration.policies import MARKER
@@ -96,6 +96,7 @@ class ScratchTable(DeltaLakeTable):
 
     @property
     def name(self) -> str:
+        """The name of the table that it replaces."""
         return self.shown
 
 
@@ -107,8 +108,9 @@ def _read_rows(table: AnyOutputTable) -> Records:
     if not DeltaTable.is_deltatable(table.url):
         return []
     rows = DeltaTable(table.url).to_pyarrow_table()
-    own: Records = rows.select([name for name in rows.column_names if name[:2] != "__"]).to_pylist()
-    return own
+    own = [name for name in rows.column_names if not name.startswith("__")]
+    records: Records = rows.select(own).to_pylist()
+    return records
 
 
 Streams: TypeAlias = Mapping[str, TestStream]
@@ -207,8 +209,10 @@ class FakeTable(StoreFunction[Hashable, Record, Any]):
 
     def __init__(self, path: str, replaced: Any) -> None:
         key = getattr(replaced, "key", None)
+        if key is not None and not isinstance(key, str):
+            key = tuple(key)
         self.path = path
-        self.key = key if key is None or isinstance(key, str) else tuple(key)
+        self.key = key
         self._capabilities: Capabilities = replaced.capabilities
         self._columns: dict[str, str] | None = replaced.column_types()
 
@@ -239,10 +243,10 @@ def fake_table(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any
     in a file.
     """
     fake = copy.copy(table)
-    fake.read_function, fake.write_function = (
-        None if function is None else FakeTable(str(path), function)
-        for function in (table.read_function, table.write_function)
-    )
+    if table.read_function is not None:
+        fake.read_function = FakeTable(str(path), table.read_function)
+    if table.write_function is not None:
+        fake.write_function = FakeTable(str(path), table.write_function)
     fake.clock = SystemClock()
     return fake
 
@@ -266,12 +270,13 @@ def _locked_table(path: str) -> Iterator[MemoryTable]:
 def _check_keys(
     stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], key: Sequence[str]
 ) -> None:
+    """Raise ConfigurationError if no record has a column of the key."""
     for name in key:
         missing = [missing_part(row, name, schema.names) for row in rows]
         if missing and None not in missing:
+            first, *_ = missing
             problem = (
-                f"stream {stream!r}: no record has the column {missing[0]!r}, which is part of the"
-                " key."
+                f"stream {stream!r}: no record has the column {first!r}, which is part of the key."
             )
             null = nest_value(name, schema.names, None)
             step = f"Add it; give a record without a key {null!r}."
@@ -289,16 +294,15 @@ def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:
     catalog = {}
     for name, stream in streams.items():
         system, _ = split_stream_name(name)
-        key = tuple(map(normal_path, validate_column_names(f"stream {name!r}: key", stream.key)))
-        partitioner = stream.partitioner if key else "unknown"
+        key = validate_column_names(f"stream {name!r}: key", stream.key)
         catalog[name] = StreamFacts(
-            name,
-            stream.partitions,
-            key,
-            partitioner,
-            stream.schema,
-            system == LAKE,
-            stream.numbered_offsets,
+            name=name,
+            partitions=stream.partitions,
+            key=tuple(map(normal_path, key)),
+            partitioner=stream.partitioner if key else "unknown",
+            schema=stream.schema,
+            evolves=system == LAKE,
+            numbered=stream.numbered_offsets,
         )
     return build_plan(app, catalog)
 
@@ -365,17 +369,17 @@ class TestApplication:
 
     def __init__(self, app: Application, streams: Streams | None = None) -> None:
         self._described = dict(streams or {})
-        folder = tempfile.mkdtemp(prefix="adjunct-test-", dir=_MEMORY if _MEMORY.is_dir() else None)
+        parent = _MEMORY if _MEMORY.is_dir() else None
+        folder = tempfile.mkdtemp(prefix="adjunct-test-", dir=parent)
         self._folder = Path(folder)
         self._close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._lake = open_lake(self._folder / "lake")
         self._declared = app
         self._datasets = {dataset.name: _with_stream_input(dataset) for dataset in app.datasets}
-        self._tables = {
-            name: fake_table(table, self._folder / f"{name}.table")
-            for name, table in app.tables.items()
-            if isinstance(table, RemoteTable)
-        }
+        self._tables: dict[str, RemoteTable[Any, Any, Any]] = {}
+        for name, table in app.tables.items():
+            if isinstance(table, RemoteTable):
+                self._tables[name] = fake_table(table, self._folder / f"{name}.table")
         self._output_tables: dict[str, AnyOutputTable] = {}
         for number, name in enumerate(app.output_tables):
             self._output_tables[name] = ScratchTable(str(self._folder / f"output-{number}"), name)
@@ -386,8 +390,11 @@ class TestApplication:
         for dataset in self._datasets.values():
             if dataset.stream is not None:
                 named.add(dataset.stream)
-        systems = {split_stream_name(name)[0] for name in named}
-        self._systems = {system: self._system(system) for system in sorted(systems)}
+        systems = set()
+        for name in named:
+            system, _ = split_stream_name(name)
+            systems.add(system)
+        self._systems = {system: self._open_system(system) for system in sorted(systems)}
         for name, stream in self._described.items():
             if stream.schema is not None:
                 self._create(name, ())
@@ -442,8 +449,8 @@ class TestApplication:
         table = self._tables[_require_known("remote table", name, self._tables)]
         filled = {}
         for key, record in records.items():
-            is_several = isinstance(key, tuple) and len(table.key) > 1
-            parts = key if is_several else (key,)
+            has_several = isinstance(key, tuple) and len(table.key) > 1
+            parts = key if has_several else (key,)
             if len(parts) != len(table.key):
                 problem = (
                     f"remote table {name!r} got {key!r:.80} as a key; its key is"
@@ -466,11 +473,11 @@ class TestApplication:
         `spark` is a session or a function that returns one; by default a local session is started
         once per process. Raises the same errors as in production.
         """
-        same_inputs = all(
-            self._datasets[dataset.name].input is dataset.input
-            for dataset in self._declared.datasets
-        )
-        plan = plan_application(self._declared if same_inputs else self._app, systems=self._systems)
+        planned = self._declared
+        for dataset in self._declared.datasets:
+            if self._datasets[dataset.name].input is not dataset.input:
+                planned = self._app
+        plan = plan_application(planned, systems=self._systems)
         before = {name: self._ends(name) for name in self._app.outputs}
         self._runs += 1
         report = run_application(
@@ -486,7 +493,9 @@ class TestApplication:
             outputs[name] = _read_rows(table)
         deletions: dict[str, Records] = {}
         for name, start in before.items():
-            outputs[name], deletions[name] = self._records(name, start)
+            sent = self._read_output(name, start)
+            outputs[name] = sent.records
+            deletions[name] = sent.deletions
         tables: dict[str, Mapping[Any, dict[str, Any]]] = {}
         for name in self._tables:
             tables[name] = self._fake(name).records()
@@ -500,9 +509,10 @@ class TestApplication:
         """Return all records of an output stream, ordered by partition and offset, without
         deletions.
         """
-        return self._records(_require_known("output", name, self._app.outputs), {})[0]
+        return self._read_output(_require_known("output", name, self._app.outputs), {}).records
 
-    def _system(self, name: str) -> FakeStreams:
+    def _open_system(self, name: str) -> FakeStreams:
+        """Return the stream system of a test with this name."""
         if name == "lake":
             return FakeStreams(self._lake, name, {})
         partitioners = {}
@@ -513,11 +523,13 @@ class TestApplication:
         return FakeStreams(open_lake(self._folder / f"system-{name}"), name, partitioners)
 
     def _fake(self, name: str) -> FakeTable:
+        """Return the fake of a remote table."""
         fake = self._tables[name].write_function or self._tables[name].read_function
         assert isinstance(fake, FakeTable)
         return fake
 
     def _entries(self, dataset: str) -> dict[Any, dict[str, Any]]:
+        """Return the entries of a dataset by key, none before it has a version."""
         try:
             with open_dataset(self._lake, dataset) as opened:
                 return {key: dict(entry) for key, entry in opened.items()}
@@ -525,6 +537,7 @@ class TestApplication:
             return {}
 
     def _create(self, name: str, records: Rows) -> None:
+        """Create a stream as it is described; else with the columns of these records."""
         system, stream = split_stream_name(name)
         given = self._described.get(name, TestStream())
         key = (given.key,) if isinstance(given.key, str) else tuple(given.key)
@@ -539,6 +552,9 @@ class TestApplication:
         version: str | None,
         valid_from: datetime | None = None,
     ) -> None:
+        """Append records, then deletions, to a stream, which is created if it does not exist; with
+        a `version`, its marker follows.
+        """
         system, stream = split_stream_name(name)
         if system not in self._systems:
             problem = (
@@ -564,31 +580,37 @@ class TestApplication:
         )
 
     def _ends(self, name: str) -> dict[SystemStreamPartition, str]:
+        """Return the upcoming offset of each partition of a stream; none if it does not exist."""
         system, stream = split_stream_name(name)
         try:
             return self._systems[system].upcoming(self._systems[system].partitions(stream))
         except errors.StreamNotFoundError:
             return {}
 
-    def _records(
-        self, name: str, start: Mapping[SystemStreamPartition, str]
-    ) -> tuple[Records, Records]:
-        """Return the records and the deletions of an output from these positions on."""
-        system = self._systems[split_stream_name(name)[0]]
+    def _read_output(self, name: str, start: Mapping[SystemStreamPartition, str]) -> _Sent:
+        """Return what was sent to an output stream, from these positions on."""
+        system_name, _ = split_stream_name(name)
+        system = self._systems[system_name]
+        sent = _Sent([], [])
         ends = self._ends(name)
         if not ends:
-            return [], []
+            return sent
         oldest = system.oldest(ends)
         ranges = {ssp: OffsetRange(start.get(ssp, oldest[ssp]), end) for ssp, end in ends.items()}
-        kept: Records = []
-        deleted: Records = []
         for row in python_rows(read_table(system, ranges)):
             record = {column: value for column, value in row.items() if column not in RECORD_META}
             if row.get(TOMBSTONE):
-                deleted.append(record)
+                sent.deletions.append(record)
             else:
-                kept.append(record)
-        return kept, deleted
+                sent.records.append(record)
+        return sent
+
+
+class _Sent(NamedTuple):
+    """The records and the deletions that were sent to an output stream."""
+
+    records: Records
+    deletions: Records
 
 
 def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
@@ -607,15 +629,18 @@ def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
                 dataset=dataset.name,
             )
         dataset = replace(dataset, input=f"lake.{dataset.name}-of-the-test")
-    return dataset if dataset.valid_from is None else replace(dataset, valid_from=MARKER)
+    if dataset.valid_from is None:
+        return dataset
+    return replace(dataset, valid_from=MARKER)
 
 
 def _check_valid_from(dataset: AdjunctDataset, valid_from: datetime | None) -> None:
     """Raise ConfigurationError if `valid_from` is missing, or given for a dataset without such
     times.
     """
-    timed = isinstance(dataset, BoundedDataset) and dataset.over_time
-    if timed == (valid_from is not None):
+    needs_time = isinstance(dataset, BoundedDataset) and dataset.over_time
+    has_time = valid_from is not None
+    if has_time == needs_time:
         return
     if valid_from is None:
         problem = f"dataset {dataset.name!r} declares valid_from, but this version has no time."
@@ -641,6 +666,7 @@ def _check_valid_from(dataset: AdjunctDataset, valid_from: datetime | None) -> N
 
 
 def _require_known(kind: str, name: str, known: Mapping[str, object]) -> str:
+    """Return a name that is known; raises ConfigurationError for others."""
     if name not in known:
         problem = f"the application has no {kind} {name!r}; it has {', '.join(known) or 'none'}."
         raise errors.ConfigurationError(problem, "Correct the name.", argument=kind)

@@ -29,7 +29,9 @@ from pydantic import Field as Default
 from pydantic import ValidationError
 
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
+from dagster_adjunct.orchestration.batch_log.event_times import TimeState
 from dagster_adjunct.orchestration.batch_log.intent import (
+    MAX_SKIPPED,
     Epochs,
     HeldTime,
     Intent,
@@ -38,8 +40,8 @@ from dagster_adjunct.orchestration.batch_log.intent import (
     PassedTime,
     Ranges,
     ReadVersions,
-    of_stream,
-    without_stream,
+    Spans,
+    cut_out,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
 from dagster_adjunct.resources import errors
@@ -176,7 +178,7 @@ class OffsetState(StoredDocument):
     taken: dict[Partition, tuple[str, ...]] = Default(default_factory=dict)
     furthest: dict[Partition, str] = Default(default_factory=dict)
     abandoned: dict[Partition, AbandonedEnds] = Default(default_factory=dict)
-    skipped: dict[Partition, tuple[tuple[int, int], ...]] = Default(default_factory=dict)
+    skipped: dict[Partition, Spans] = Default(default_factory=dict)
     joined: dict[str, tuple[ReadVersions, ...]] = Default(default_factory=dict)
     restated: dict[str, datetime] = Default(default_factory=dict)
 
@@ -268,9 +270,13 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={"epochs": now, "opened": opened, "replays": under_way})
 
     def abandoned_ends(self, ssp: SystemStreamPartition, startpoint: str | None) -> tuple[str, ...]:
-        """Return the offsets at which batches that begin there have to end; () for any."""
-        known = self.abandoned.get(ssp)
-        return known.ends if known is not None and known.startpoint == startpoint else ()
+        """Return the offsets at which batches that begin at a startpoint, or with None at the
+        checkpoint, have to end; () for any.
+        """
+        abandoned = self.abandoned.get(ssp)
+        if abandoned is None or abandoned.startpoint != startpoint:
+            return ()
+        return abandoned.ends
 
     def with_abandoned_ends(self, ranges: Ranges, startpoints: Offsets) -> OffsetState:
         """Return the state after a batch of these ranges of changes of datasets was abandoned."""
@@ -306,7 +312,8 @@ class OffsetState(StoredDocument):
             before = list(joined.get(name, ()))
             if read in before:
                 continue
-            if read.base is not None and [one.base for one in before[-2:]] == [read.base] * 2:
+            last_bases = [versions.base for versions in before[-2:]]
+            if read.base is not None and last_bases == [read.base, read.base]:
                 before.pop()  # the deltas of the next one have what has changed since the first
             joined[name] = (*before, read)
         return self.model_copy(update={"joined": joined})
@@ -328,16 +335,19 @@ class OffsetState(StoredDocument):
                 continue
             if followed_dataset(ssp.qualified_stream) is not None:
                 continue
-            start, end = int(span.start), int(span.end)
+            start = int(span.start)
+            end = int(span.end)
             spans = list(skipped.get(ssp, ()))
             if ssp in before:
                 spans.append((int(before[ssp]), start))
-            skipped[ssp] = _cut_out(spans, start, end)
+            skipped[ssp] = tuple(sorted(set(cut_out(spans, start, end)))[-MAX_SKIPPED:])
         kept = {ssp: spans for ssp, spans in skipped.items() if spans}
         return self.model_copy(update={"skipped": kept})
 
     def with_opened(self, epochs: Epochs) -> OffsetState:
-        """Return the state in which these epochs have been opened, next to the main position."""
+        """Return the state in which these epochs have been opened; the main position keeps its
+        own.
+        """
         opened = dict(self.opened)
         for ssp, epoch in epochs.items():
             opened[ssp] = max(epoch, opened.get(ssp, 0))
@@ -377,78 +387,6 @@ class OffsetState(StoredDocument):
             if replay is not None and end != replay.until:
                 replays[replay_id] = replay.model_copy(update={"next": end})
         return self.model_copy(update={"replays": replays})
-
-
-MAX_SKIPPED = 100
-"""How many spans of skipped offsets are kept of a partition, at most."""
-
-
-class PartitionTimes(StoredDocument):
-    """The event times of a source partition; None before its first record with a time.
-
-    `newest` is the latest event time of its records, `watermark` the time below which no further
-    record is expected; it never decreases. `read_to` is the offset after the highest one ever read,
-    `skipped` are the spans [from, to) below it that were never read, in order, MAX_SKIPPED at most.
-    `active_at` is the clock of the last batch that had records of it or left some for a later
-    batch, or of the first batch that knew it.
-    """
-
-    active_at: datetime
-    newest: datetime | None = None
-    watermark: datetime | None = None
-    read_to: int = 0
-    skipped: tuple[tuple[int, int], ...] = ()
-
-    def skipped_after(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
-        """Return the skipped spans after the offsets [start, end) were read.
-
-        Each startpoint that moves forward adds a span. Of more than MAX_SKIPPED spans the lowest
-        are dropped, and count as read.
-        """
-        parts: list[tuple[int, int]] = []
-        for low, high in (*self.skipped, (self.read_to, start)):
-            for part in ((low, min(high, start)), (max(low, end), high)):
-                if part[0] < part[1]:
-                    parts.append(part)
-        return tuple(parts[-MAX_SKIPPED:])
-
-
-class TimeState(StoredDocument):
-    """The event times of source partitions, and the watermarks of stateful operators by name."""
-
-    partitions: dict[Partition, PartitionTimes] = Default(default_factory=dict)
-    operators: dict[str, datetime] = Default(default_factory=dict)
-
-    def without_stream(self, stream: str) -> TimeState:
-        """Return the state without a stream that was recreated, so that its former offsets mean
-        nothing.
-        """
-        return self.model_copy(update={"partitions": without_stream(self.partitions, stream)})
-
-    def carry_over(self, stream: str, went_on: Offsets) -> TimeState:
-        """Return the state after the stream was repartitioned into partitions that continue at
-        these offsets.
-
-        Any record may be in any partition now, so each has come as far as the one that was farthest
-        behind.
-        """
-        before = of_stream(self.partitions, stream).values()
-        if not before:
-            return self
-        newest = []
-        marks = []
-        for times in before:
-            if times.newest is not None and times.watermark is not None:
-                newest.append(times.newest)
-                marks.append(times.watermark)
-        carried = PartitionTimes(active_at=max(times.active_at for times in before))
-        if len(newest) == len(before):
-            carried = carried.model_copy(update={"newest": min(newest), "watermark": min(marks)})
-        partitions = without_stream(self.partitions, stream)
-        for ssp, offset in went_on.items():
-            read_to = int(offset) if offset.isdecimal() else 0
-            partitions[ssp] = carried.model_copy(update={"read_to": read_to})
-        return self.model_copy(update={"partitions": partitions})
 
 
 Counters = dict[str, dict[str, int]]
@@ -586,19 +524,19 @@ class BatchLog:
         """
         state = logged.state
         intent = done.intent
-        checkpoint, offsets = _apply_batch(state, intent, done.closed_at)
+        reached = _apply_batch(state, intent, done.closed_at)
         passed = dict(state.passed)
         held = state.held
         if not intent.reads_again:
             passed |= intent.joined.passed
             held = intent.held
         closed = ApplicationState(
-            checkpoint=checkpoint,
+            checkpoint=reached.checkpoint,
             batch=intent.batch,
             records=state.records + done.records,
             last=done,
             totals=add_counters(state.totals, done.counters),
-            offsets=offsets,
+            offsets=reached.offsets,
             times=times or state.times,
             passed=passed,
             held=held,
@@ -606,9 +544,9 @@ class BatchLog:
         )
         note = None
         if intent.lost:
-            lost = (
-                f"{ssp} from {at.start} up to {at.end}" for ssp, at in sorted(intent.lost.items())
-            )
+            lost = []
+            for ssp, span in sorted(intent.lost.items()):
+                lost.append(f"{ssp} from {span.start} up to {span.end}")
             note = f"lost to retention: {', '.join(lost)}"
         return self.commit(logged, closed, by=intent.run, note=note, checks=checks)
 
@@ -634,7 +572,9 @@ class BatchLog:
         note = f"batch {intent.batch} {'skipped' if skip else 'abandoned'}: {reason}"
         update: dict[str, object] = {"open": None, "batch": intent.batch}
         if skip:
-            update["checkpoint"], update["offsets"] = _apply_batch(state, intent, self._lake.now())
+            reached = _apply_batch(state, intent, self._lake.now())
+            update["checkpoint"] = reached.checkpoint
+            update["offsets"] = reached.offsets
         else:
             offsets = state.offsets.with_joined(intent, done=False)
             if intent.restating is not None:
@@ -656,12 +596,16 @@ class BatchLog:
         """
 
         def decide() -> Callable[[], LoggedState]:
+            """Return the function that commits the state without those that have not begun now."""
             logged = self.read()
             state = logged.state
-            stopped = [each for each in startpoints if not state.has_begun(*each)]
-            if not stopped or logged.commit is None:
+            not_begun = []
+            for ssp, startpoint_id in startpoints:
+                if not state.has_begun(ssp, startpoint_id):
+                    not_begun.append((ssp, startpoint_id))
+            if not not_begun or logged.commit is None:
                 return lambda: logged
-            after = state.model_copy(update={"offsets": state.offsets.with_taken_back(stopped)})
+            after = state.model_copy(update={"offsets": state.offsets.with_taken_back(not_begun)})
             note = f"startpoints taken back: {reason}"
             return partial(self.commit, logged, after, by=by, note=note)
 
@@ -674,19 +618,20 @@ class BatchLog:
         """
         logged = self.read()
         state = logged.state
-        going = dict(state.offsets.replays)
-        stopped = [going.pop(key) for key in sorted(going.keys() & set(ids))]
+        left = dict(state.offsets.replays)
+        stopped = [left.pop(key) for key in sorted(left.keys() & set(ids))]
         if not stopped:
             return []
-        if state.open is not None and not set(ids).isdisjoint(state.open.replays.values()):
+        if state.open is not None and set(ids) & set(state.open.replays.values()):
+            partitions = ", ".join(str(replay.ssp) for replay in stopped)
             raise errors.ConfigurationError(
                 f"batch {state.open.batch} of application {self._application!r} is reading a replay"
-                f" on {', '.join(str(replay.ssp) for replay in stopped)}.",
+                f" on {partitions}.",
                 "Try again after the batch, or abandon it: adjunct checkpoint abandon"
                 f" {self._application} --reason ….",
                 application=self._application,
             )
-        offsets = state.offsets.model_copy(update={"replays": going})
+        offsets = state.offsets.model_copy(update={"replays": left})
         after = state.model_copy(update={"offsets": offsets})
         self.commit(logged, after, by=by, note=f"replays cancelled: {reason}")
         return stopped
@@ -739,6 +684,9 @@ class BatchLog:
             self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
 
     def _fenced(self, now: Commit | None) -> errors.CommitConflictError:
+        """Return the error for a run that another one has taken the application from; `now` is the
+        latest commit.
+        """
         by = f"{now.by} at {now.created_at}" if now else "nobody"
         return errors.CommitConflictError(
             f"application {self._application!r} was taken over by another run (last commit by"
@@ -749,6 +697,7 @@ class BatchLog:
         )
 
     def _parse(self, commit: Commit | None) -> ApplicationState:
+        """Return the state in a commit, an empty one for None; raises MalformedDocumentError."""
         if commit is None:
             return ApplicationState()
         try:
@@ -761,18 +710,6 @@ class BatchLog:
                 " untouched.",
                 document=commit.manifest_key,
             ) from error
-
-
-def _cut_out(spans: Iterable[tuple[int, int]], start: int, end: int) -> tuple[tuple[int, int], ...]:
-    """Return what is left of these spans without the offsets [start, end), in order; of more than
-    MAX_SKIPPED the first ones count as left out.
-    """
-    left: set[tuple[int, int]] = set()
-    for low, high in spans:
-        for part in ((low, min(high, start)), (max(low, end), high)):
-            if part[0] < part[1]:
-                left.add(part)
-    return tuple(sorted(left)[-MAX_SKIPPED:])
 
 
 def _give_up(offsets: OffsetState, intent: Intent) -> OffsetState:
@@ -789,23 +726,29 @@ def _give_up(offsets: OffsetState, intent: Intent) -> OffsetState:
     return given_up.with_abandoned_ends(followed, intent.startpoints)
 
 
-def _apply_batch(
-    state: ApplicationState, intent: Intent, at: datetime
-) -> tuple[Offsets, OffsetState]:
-    """Return the checkpoint and the other positions after this batch."""
+class _Reached(NamedTuple):
+    """The checkpoint of an application, and its other positions."""
+
+    checkpoint: Offsets
+    offsets: OffsetState
+
+
+def _apply_batch(state: ApplicationState, intent: Intent, at: datetime) -> _Reached:
+    """Return the positions after this batch."""
     offsets = state.offsets.with_joined(intent)
     ends = {ssp: span.end for ssp, span in intent.ranges.items()}
     if intent.restating is not None:
         followed = {ssp: span.end for ssp, span in intent.restating.changes.items()}
         applied = offsets.with_applied(intent.startpoints, intent.batch, at)
-        return state.checkpoint | followed, applied.with_restated(intent, at)
-    before = {} if intent.replays else state.checkpoint
-    offsets = offsets.with_reading(before, intent.ranges)
-    if not intent.replays:
-        applied = offsets.with_applied(intent.startpoints, intent.batch, at)
-        return state.checkpoint | ends, applied.with_reached(offsets, ends, intent.startpoints)
-    replayed = {intent.replays[ssp]: end for ssp, end in ends.items()}
-    return state.checkpoint, offsets.with_replayed(replayed)
+        return _Reached(state.checkpoint | followed, applied.with_restated(intent, at))
+    if intent.replays:
+        replayed = {intent.replays[ssp]: end for ssp, end in ends.items()}
+        read = offsets.with_reading({}, intent.ranges)
+        return _Reached(state.checkpoint, read.with_replayed(replayed))
+    read = offsets.with_reading(state.checkpoint, intent.ranges)
+    applied = read.with_applied(intent.startpoints, intent.batch, at)
+    reached = applied.with_reached(read, ends, intent.startpoints)
+    return _Reached(state.checkpoint | ends, reached)
 
 
 @validated
@@ -825,9 +768,10 @@ def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[in
 
 def add_counters(before: Counters, more: Counters) -> Counters:
     """Return the sums of two sets of counters."""
-    return {
-        name: sum_counters(before.get(name, {}), more.get(name, {})) for name in {**before, **more}
-    }
+    sums = {}
+    for name in {**before, **more}:
+        sums[name] = sum_counters(before.get(name, {}), more.get(name, {}))
+    return sums
 
 
 @validated
@@ -835,7 +779,7 @@ def application_state(lake: Lake, application: str) -> ApplicationState:
     """Return an application's checkpoint, last batch and counters; an empty state before its
     first run.
     """
-    return BatchLog(lake, application).read()[1]
+    return BatchLog(lake, application).read().state
 
 
 _SHOWN = 5
@@ -845,14 +789,15 @@ def list_applications(lake: Lake) -> list[str]:
     """Return the applications that have a batch log in the lake, sorted; includes one whose
     first commit failed.
     """
-    return sorted(item.key.rsplit("/", 1)[1] for item in lake.store.list(f"{NAMES}/"))
+    return sorted(item.key.removeprefix(f"{NAMES}/") for item in lake.store.list(f"{NAMES}/"))
 
 
 def list_application_states(lake: Lake) -> dict[str, ApplicationState]:
     """Return the applications that have run in the lake, with their states."""
-    return {
-        application: application_state(lake, application) for application in list_applications(lake)
-    }
+    states = {}
+    for application in list_applications(lake):
+        states[application] = application_state(lake, application)
+    return states
 
 
 def check_application_known(lake: Lake, name: str) -> None:

@@ -15,10 +15,10 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     LoggedState,
     ResolvedStartpoint,
-    TimeState,
     check_application_known,
     check_not_renamed,
 )
+from dagster_adjunct.orchestration.batch_log.event_times import TimeState
 from dagster_adjunct.orchestration.batch_log.intent import Epochs, HeldTime, Intent, Offsets
 from dagster_adjunct.orchestration.operators.waiting import LATE_CHANGES
 from dagster_adjunct.resources.objects.commit_log import Commit
@@ -127,8 +127,12 @@ class CheckpointManager:
 
     def __init__(self, lake: Lake, application: Application | str) -> None:
         self._lake = lake
-        self._name = application if isinstance(application, str) else application.name
-        self._is_known = not isinstance(application, str)
+        if isinstance(application, str):
+            self._name = application
+            self._is_known = False
+        else:
+            self._name = application.name
+            self._is_known = True
         self._log = BatchLog(lake, self._name)
 
     def read_last_checkpoint(self) -> Checkpoint | None:
@@ -141,6 +145,9 @@ class CheckpointManager:
         newest = CheckpointChange(commit.number, commit.created_at, commit.by, None, None)
         last = next(self.history(1), newest)
         offsets = state.offsets
+        versions: Mapping[str, str | None] = {}
+        if state.last is not None:
+            versions = state.last.intent.versions
         late = {}
         for name, counted in state.totals.items():
             if LATE_CHANGES in counted:
@@ -156,7 +163,7 @@ class CheckpointManager:
             by=last.by,
             open=state.open,
             times=state.times,
-            versions={} if state.last is None else state.last.intent.versions,
+            versions=versions,
             late_changes=late,
             held=state.held,
             restated=offsets.restated,
@@ -201,11 +208,13 @@ class CheckpointManager:
             commit, after = newer
             before = ApplicationState()
             if older is not None:
-                before = older[1]
+                _, before = older
             elif commit.number > 1:
                 return
             change = _describe_change(commit, before, after)
-            if change is not None and (partition is None or change.concerns(partition)):
+            if change is None:
+                continue
+            if partition is None or change.concerns(partition):
                 yield change
 
 
@@ -219,10 +228,10 @@ def _describe_change(
     applied = _added(before.offsets.applied, after.offsets.applied)
     moved = {}
     for ssp in sorted({*before.checkpoint, *after.checkpoint}):
-        start = before.checkpoint.get(ssp)
-        end = after.checkpoint.get(ssp)
-        if ssp in applied or start != end:
-            moved[ssp] = (start, end)
+        from_offset = before.checkpoint.get(ssp)
+        to_offset = after.checkpoint.get(ssp)
+        if ssp in applied or from_offset != to_offset:
+            moved[ssp] = (from_offset, to_offset)
     change = CheckpointChange(
         number=commit.number,
         at=commit.created_at,
@@ -235,7 +244,9 @@ def _describe_change(
         replays=tuple(_iter_replay_changes(before, after)),
     )
     only_opened = CheckpointChange(commit.number, commit.created_at, commit.by, None, None)
-    return None if change == only_opened else change
+    if change == only_opened:
+        return None
+    return change
 
 
 def _iter_replay_changes(
@@ -244,12 +255,14 @@ def _iter_replay_changes(
     """Yield what a commit, from one state to the next, has done to replays."""
     # The commit that ends a replay closes or skips a batch of it; a cancelled replay is in no open
     # batch.
-    read = set(before.open.replays.values()) if before.open is not None else set()
-    was = before.offsets.replays
-    now = after.offsets.replays
-    for key, replay in sorted({**was, **now}.items()):
-        old = was.get(key)
-        new = now.get(key)
+    read: set[str] = set()
+    if before.open is not None:
+        read = set(before.open.replays.values())
+    replays_before = before.offsets.replays
+    replays_after = after.offsets.replays
+    for key, replay in sorted({**replays_before, **replays_after}.items()):
+        old = replays_before.get(key)
+        new = replays_after.get(key)
         if old == new:
             continue
         what: Literal["began", "moved", "ended", "cancelled"]
@@ -270,7 +283,13 @@ def _iter_replay_changes(
             start = old.next
             end = old.next
         yield ReplayChange(
-            replay.ssp, replay.position, replay.epoch, start, end, replay.until, what
+            ssp=replay.ssp,
+            position=replay.position,
+            epoch=replay.epoch,
+            before=start,
+            after=end,
+            until=replay.until,
+            what=what,
         )
 
 

@@ -4,7 +4,7 @@ values by stream partition, as documents store them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, TypeVar
 
@@ -18,6 +18,7 @@ from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPa
 
 
 def _parse_partition(stored: object) -> SystemStreamPartition:
+    """Return a partition from its stored text; raises ValueError, as pydantic expects."""
     if isinstance(stored, SystemStreamPartition):
         return stored
     try:
@@ -58,6 +59,25 @@ def without_stream(
         if ssp.qualified_stream != stream:
             others[ssp] = value
     return others
+
+
+Spans = tuple[tuple[int, int], ...]
+"""Spans [from, to) of offsets of a partition, in order."""
+MAX_SKIPPED = 100
+"""How many spans of skipped offsets are kept of a partition, at most."""
+
+
+def cut_out(spans: Iterable[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Return what is left of these spans [from, to) without the offsets [start, end), in order."""
+    left = []
+    for low, high in spans:
+        before = min(high, start)
+        after = max(low, end)
+        if low < before:
+            left.append((low, before))
+        if after < high:
+            left.append((after, high))
+    return left
 
 
 class HeldTime(StoredDocument):
@@ -143,15 +163,17 @@ class JoinedVersions(StoredDocument):
 
     def list_all(self) -> dict[str, tuple[str, ...]]:
         """Return all versions that are read, by dataset; () for one without a version."""
-        read: dict[str, tuple[str, ...]] = {}
+        read: dict[str, dict[str, None]] = {}  # dictionaries, as sets that keep the order
         for name, version in self.versions.items():
-            known = () if version is None else (version,)
-            read[name] = tuple(dict.fromkeys((*known, *self.over_time.get(name, ()))))
+            read[name] = {}
+            if version is not None:
+                read[name][version] = None
+            read[name] |= dict.fromkeys(self.over_time.get(name, ()))
         for name, served in self.served.items():
-            read[name] = tuple(dict.fromkeys((*read.get(name, ()), *served.versions)))
+            read.setdefault(name, {}).update(dict.fromkeys(served.versions))
         for name, followed in self.followed.items():
-            read[name] = tuple(dict.fromkeys((*read.get(name, ()), *followed)))
-        return read
+            read.setdefault(name, {}).update(dict.fromkeys(followed))
+        return {name: tuple(versions) for name, versions in read.items()}
 
 
 class Restating(StoredDocument):

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import ValidationError
 
@@ -92,13 +92,18 @@ def this_process() -> Process:
     )
 
 
+_START_FIELD = 19
+"""Which field after the command's name in /proc/PID/stat has the start, from 0."""
+
+
 def _read_start(pid: int) -> str:
     """Return when a process started, "" if there is none; a zombie counts as none."""
     # The command's name, in parentheses, may contain blanks and parentheses.
-    fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    if len(fields) <= 19 or fields[0] in ("Z", "X"):
+    _, _, after_name = _read_text(f"/proc/{pid}/stat").rpartition(")")
+    fields = after_name.split()
+    if len(fields) <= _START_FIELD or fields[0] in ("Z", "X"):
         return ""
-    return fields[19]
+    return fields[_START_FIELD]
 
 
 def _is_of_another_user(pid: int) -> bool:
@@ -113,6 +118,7 @@ def _is_of_another_user(pid: int) -> bool:
 
 
 def _read_text(path: str) -> str:
+    """Return the text of a file, "" if it can't be read."""
     with suppress(OSError):
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     return ""
@@ -192,6 +198,7 @@ class StoredLease:
 
     @property
     def stays(self) -> bool:
+        """Whether the holder waits for more when it has caught up."""
         return self.holder is not None and self.holder.stays
 
     @property
@@ -200,6 +207,7 @@ class StoredLease:
         return self.holder is not None and self.holder.ended
 
     def describe(self) -> str:
+        """Return who holds the lease."""
         if self.holder is not None:
             return self.holder.by.describe()
         return f"a run whose lease, {self.key}, can't be read"
@@ -208,8 +216,10 @@ class StoredLease:
         """Return whether the holder is proven to be gone: it has said so, or its process is
         dead.
         """
-        if self.holder is None or self.holder.ended:
-            return self.has_ended
+        if self.holder is None:
+            return False
+        if self.holder.ended:
+            return True
         process = self.holder.by.process
         if process == this_process():
             return self.holder.id not in _held
@@ -219,17 +229,22 @@ class StoredLease:
         """Return until when, by the store's clock, this holder or an earlier one may write; None
         if none may.
         """
-        earlier = self.holder.others_until if self.holder is not None else None
+        if self.holder is None:
+            return self.written + self.ttl
+        earlier = self.holder.others_until
         if self.has_gone():
             return earlier
-        until = self.written + self.ttl
-        if self.holder is not None:
-            until += timedelta(seconds=self.holder.in_flight)
-        return until if earlier is None else max(until, earlier)
+        own = self.written + self.ttl + timedelta(seconds=self.holder.in_flight)
+        if earlier is None:
+            return own
+        return max(own, earlier)
 
     @property
     def ttl(self) -> timedelta:
-        return timedelta(seconds=self.holder.ttl) if self.holder is not None else RUN_TTL
+        """How long the lease lives after it was written."""
+        if self.holder is None:
+            return RUN_TTL
+        return timedelta(seconds=self.holder.ttl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +276,22 @@ def describe_end(
         return "it has ended"
     if stored.has_gone():
         return "its process has ended"
-    dagster = stored.holder.by.dagster if stored.holder is not None else ""
-    if dagster and finished(dagster):
-        return "Dagster has ended the run"
+    if stored.holder is not None:
+        dagster = stored.holder.by.dagster
+        if dagster and finished(dagster):
+            return "Dagster has ended the run"
     if now() >= stored.written + stored.ttl:
         return f"it was not renewed for {stored.ttl}"
     return ""
+
+
+class _TakenLease(NamedTuple):
+    """The lease that was there when this run took its own, None for none, and why it had ended, ""
+    if it had not.
+    """
+
+    before: StoredLease | None
+    why_ended: str
 
 
 class RunLease:
@@ -318,7 +343,8 @@ class RunLease:
     def _begin(self) -> None:
         """Wait for the lease, take it and renew it from now on."""
         now = partial(read_store_clock, self._store, self._clock_key)
-        before, why = self._wait_and_take(now)
+        taken = self._wait_and_take(now)
+        before = taken.before
         self._fence = Fence(
             self._store,
             self._key,
@@ -332,29 +358,30 @@ class RunLease:
         self._heartbeat.on_renewal = self._fence.extend
         self._heartbeat.on_loss = self._fence.expire
         self._heartbeat.start()
-        if self._holder.stays or (before is not None and before.stays):
+        did_stay = before is not None and before.stays
+        if self._holder.stays or did_stay:
             self._store.delete(self._asked_key)
         if before is not None and not before.has_ended:
             self._claim.say(
                 f"application {self._application} is taken over from {before.describe()}:"
-                f" {why or 'as requested'}"
+                f" {taken.why_ended or 'as requested'}"
             )
         self._wait_for_writes(before, now)
 
-    def _wait_and_take(self, now: Callable[[], datetime]) -> tuple[StoredLease | None, str]:
-        """Take the lease once it has ended, or at once if it is to be taken over; return the one
-        before, and why it has ended.
-        """
+    def _wait_and_take(self, now: Callable[[], datetime]) -> _TakenLease:
+        """Take the lease once it has ended, or at once if it is to be taken over."""
         began = time.monotonic()
         limit = self._claim.wait.total_seconds()
         pause = 0.25
         waits_for = ""
         while True:
             stored = read_lease(self._store, self._key)
-            why = "" if stored is None else describe_end(stored, now, self._claim.finished)
-            if stored is None or why or self._claim.take_over:
+            why_ended = ""
+            if stored is not None:
+                why_ended = describe_end(stored, now, self._claim.finished)
+            if stored is None or why_ended or self._claim.take_over:
                 if self._take(stored):
-                    return stored, why
+                    return _TakenLease(stored, why_ended)
                 continue
             left = limit - (time.monotonic() - began)
             if left <= 0:
@@ -439,6 +466,7 @@ class RunLease:
                 return self._heartbeat.deadline
 
     def _lost(self, why: str) -> errors.RunLeaseLostError:
+        """Return the error for this run, which has lost its lease."""
         return lease_lost_error(self._application, self._holder.by.run, why)
 
     def __exit__(self, *error: object) -> None:
@@ -470,6 +498,7 @@ class RunLease:
             return "a run of another release"
 
     def _check_heartbeat(self) -> None:
+        """Raise RunLeaseLostError if a renewal in the background has found the lease lost."""
         if self._heartbeat.problem:
             raise self._lost(self._heartbeat.problem)
 
@@ -492,7 +521,8 @@ class RunLease:
                 self._heartbeat.write(lambda body: now.etag, began)
                 return True
             _held.discard(self._holder.id)
-            is_unchanged = etag == (None if now is None else now.etag)
+            etag_now = None if now is None else now.etag
+            is_unchanged = etag_now == etag
             if is_unchanged and isinstance(error, errors.TransientError):
                 # Nobody was faster: the store takes no writes, such as on a full disk.
                 self._failures += 1
@@ -517,7 +547,9 @@ class RunLease:
         Without a lease that can be read, the epoch is the time in ms by the store's clock: no run
         of an application that was deleted, and made anew, has had a greater one.
         """
-        until = None if stored is None else stored.may_write_until()
+        until = None
+        if stored is not None:
+            until = stored.may_write_until()
         if stored is not None and stored.holder is not None:
             return {
                 "epoch": stored.holder.epoch + 1,
@@ -530,6 +562,10 @@ class RunLease:
         return {"epoch": int(now.timestamp() * 1000), "others_until": until, "unfenced": True}
 
     def _busy(self, stored: StoredLease) -> errors.ApplicationBusyError:
+        """Return the error for a lease that has not ended while this run waited."""
+        run = None
+        if stored.holder is not None:
+            run = stored.holder.by.run
         waited = f" after {self._claim.wait} of waiting" if self._claim.wait else ""
         return errors.ApplicationBusyError(
             f"application {self._application!r} is being run by {stored.describe()}, last renewed"
@@ -539,14 +575,16 @@ class RunLease:
             " take_over=True), or take_over in the config of the Dagster op: that begins when the"
             " other run can't write any more.",
             application=self._application,
-            run=stored.holder.by.run if stored.holder is not None else None,
+            run=run,
         )
 
     def _body(self) -> bytes:
+        """Return the lease to write, which differs at each renewal."""
         renewed = self._holder.model_copy(update={"nonce": uuid.uuid4().hex})
         return renewed.model_dump_json().encode()
 
     def _not_ours(self, data: bytes) -> str:
+        """Return who has taken a lease with this body over; "" if it is that of this run."""
         stored = _parse(data)
         if stored is None:
             return "a run whose lease can not be read has taken it over"
@@ -599,6 +637,7 @@ def may_be_running(lake: Lake, application: str) -> bool:
 
 
 def _parse(data: bytes) -> Holder | None:
+    """Return the holder in a stored lease; None if it can't be read."""
     with suppress(ValidationError):
         return Holder.model_validate_json(data)
     return None
@@ -610,11 +649,14 @@ def validate_span(argument: Literal["wait", "follow"], span: timedelta | float) 
     Raises ConfigurationError for a negative or too long time, and for 0 to stay.
     """
     seconds = span.total_seconds() if isinstance(span, timedelta) else span
+    may_be_zero = argument == "wait"
     if isinstance(seconds, int | float) and not isinstance(seconds, bool):
-        is_possible = seconds > 0 or (argument == "wait" and seconds == 0)
-        if is_possible and seconds <= LONGEST_STAY.total_seconds():
+        is_enough = seconds > 0
+        if may_be_zero:
+            is_enough = seconds >= 0
+        if is_enough and seconds <= LONGEST_STAY.total_seconds():
             return timedelta(seconds=seconds)
-    least = "from 0, which does not wait," if argument == "wait" else "of more than 0"
+    least = "from 0, which does not wait," if may_be_zero else "of more than 0"
     raise errors.ConfigurationError(
         f"{argument}={describe_span(span)} is not a valid time: expected a time {least} to"
         f" {LONGEST_STAY}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_stored_versions
 from dagster_adjunct.assets.retention import discard
@@ -59,11 +59,13 @@ class Readers:
         The message is `problem` and the readers; the next step is `blocked` if some are blocking,
         else `affected`.
         """
+        accepted = force or not self.affected
+        if accepted and not self.blocking:
+            return
         step = blocked if self.blocking else affected
         readers = (*self.blocking, *self.affected)
-        if self.blocking or (readers and not force):
-            problem = f"{problem}: {'; '.join(readers)}."
-            raise errors.StillReadError(problem, step, readers=readers, **about)
+        problem = f"{problem}: {'; '.join(readers)}."
+        raise errors.StillReadError(problem, step, readers=readers, **about)
 
 
 def find_stream_readers(lake: Lake, name: str) -> Readers:
@@ -77,7 +79,8 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
     blocking: list[str] = []
     affected: list[str] = []
     if commit is not None and not is_deletion_commit(commit):
-        producers = streams.state(name)[1].producers
+        _, state = streams.state(name)
+        producers = state.producers
         for holder in list_retained_attempts(lake, name):
             blocking.append(f"{holder} holds its files")
         for reader in list_readers(lake, name):
@@ -104,9 +107,9 @@ def _find_readers(lake: Lake, qualified: str, producers: Collection[str] = ()) -
             )
         elif state.has_position_in(qualified):
             affected.append(f"application {application} has a checkpoint on it")
-    followers, unknown = find_followers(lake, qualified)
-    affected += [f"dataset {dataset} follows it" for dataset in followers]
-    return Readers(tuple(blocking), (*affected, *unknown))
+    followers = find_followers(lake, qualified)
+    affected += [f"dataset {dataset} follows it" for dataset in followers.manifests]
+    return Readers(tuple(blocking), (*affected, *followers.unknown))
 
 
 def find_dataset_readers(lake: Lake, name: str) -> Readers:
@@ -134,13 +137,18 @@ def find_dataset_readers(lake: Lake, name: str) -> Readers:
     return Readers(tuple(blocking), tuple(affected))
 
 
-def find_followers(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest], tuple[str, ...]]:
-    """Return the manifests of the datasets whose input is this stream ("lake.orders"), by name.
-
-    Also returns descriptions of datasets whose manifest can't be read, which may follow the stream
-    too.
+class FollowingDatasets(NamedTuple):
+    """The manifests of the datasets whose input is a stream, by name. `unknown` describes datasets
+    whose manifest can't be read, which may follow the stream too.
     """
-    followers: dict[str, DatasetManifest] = {}
+
+    manifests: dict[str, DatasetManifest]
+    unknown: tuple[str, ...]
+
+
+def find_followers(lake: Lake, stream: str) -> FollowingDatasets:
+    """Return the datasets whose input is this stream ("lake.orders")."""
+    manifests: dict[str, DatasetManifest] = {}
     unknown = []
     for dataset in list_datasets(lake):
         try:
@@ -149,8 +157,8 @@ def find_followers(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest],
             unknown.append(f"dataset {dataset} may follow it: {error.problem}")
             continue
         if manifest is not None and manifest.declaration.input == stream:
-            followers[dataset] = manifest
-    return followers, tuple(unknown)
+            manifests[dataset] = manifest
+    return FollowingDatasets(manifests, tuple(unknown))
 
 
 _TRIES = 5
@@ -207,26 +215,27 @@ def delete_stream(
     For a stream of files, `name` has its system: "files.clicks". Its files stay; it forgets which
     of them it has admitted.
     """
-    of_files = find_file_stream(lake, name)
-    if of_files is not None:
-        file_log = of_files[0].file_log(of_files[1])
+    file_stream = find_file_stream(lake, name)
+    if file_stream is not None:
+        system, stream = file_stream
+        file_log = system.file_log(stream)
         target = _Target(
-            "stream",
-            name,
-            file_log.log.current,
-            partial(_find_readers, lake, name),
-            partial(overview.list_deletable_objects, file_log),
-            partial(overview.delete_log, file_log, reason=reason, by=by),
+            kind="stream",
+            name=name,
+            read_commit=file_log.log.current,
+            find_readers=partial(_find_readers, lake, name),
+            list_objects=partial(overview.list_deletable_objects, file_log),
+            delete=partial(overview.delete_log, file_log, reason=reason, by=by),
         )
         return _delete(lake, target, reason, force=force, dry_run=dry_run)
     streams = LakeStreams(lake)
     target = _Target(
-        "stream",
-        name,
-        streams.log(name).current,
-        partial(find_stream_readers, lake, name),
-        partial(streams_deleting.list_deletable_objects, streams, name),
-        partial(streams_deleting.delete_stream, streams, name, reason=reason, by=by),
+        kind="stream",
+        name=name,
+        read_commit=streams.log(name).current,
+        find_readers=partial(find_stream_readers, lake, name),
+        list_objects=partial(streams_deleting.list_deletable_objects, streams, name),
+        delete=partial(streams_deleting.delete_stream, streams, name, reason=reason, by=by),
     )
     return _delete(lake, target, reason, force=force, dry_run=dry_run)
 
@@ -245,18 +254,19 @@ def delete_dataset(
     log = DatasetLog(lake, name).log
 
     def read_commit() -> Commit | None:
+        """Return the current commit; raises DatasetError for a member of a version set."""
         commit = log.current()
         if commit is not None:
             discard.check_deletable(name, commit)
         return commit
 
     target = _Target(
-        "dataset",
-        name,
-        read_commit,
-        partial(find_dataset_readers, lake, name),
-        partial(discard.list_deletable_objects, lake, name),
-        partial(discard.delete_dataset_objects, lake, name, reason=reason, by=by),
+        kind="dataset",
+        name=name,
+        read_commit=read_commit,
+        find_readers=partial(find_dataset_readers, lake, name),
+        list_objects=partial(discard.list_deletable_objects, lake, name),
+        delete=partial(discard.delete_dataset_objects, lake, name, reason=reason, by=by),
     )
     return _delete(lake, target, reason, force=force, dry_run=dry_run)
 
@@ -278,6 +288,9 @@ class _Target:
 def _delete(
     lake: Lake, target: _Target, reason: str, *, force: bool, dry_run: bool
 ) -> DeletionReport:
+    """Delete what `target` describes, or only report it; raises StillReadError for readers, and the
+    error for what does not exist.
+    """
     kind = target.kind
     name = target.name
     require_reason(reason, f"{kind} {name!r}", "deleted")
@@ -294,16 +307,24 @@ def _delete(
         seen = target.read_commit()
         if seen is None:
             raise _not_found_error(lake, target, about)
-        repeated = is_deletion_commit(seen)
-        reading = Readers() if repeated else target.find_readers()
+        was_deleted = is_deletion_commit(seen)
+        readers = Readers()
+        if not was_deleted:
+            readers = target.find_readers()
         if dry_run:
-            found = target.list_objects(seen)
-            size = sum(found.values())
+            sizes = target.list_objects(seen)
             report = DeletionReport(
-                kind, name, len(found), size, reading.blocking, reading.affected, repeated, dry_run
+                kind,
+                name,
+                objects=len(sizes),
+                size=sum(sizes.values()),
+                blocking=readers.blocking,
+                affected=readers.affected,
+                repeated=was_deleted,
+                dry_run=True,
             )
             return lambda: report
-        reading.check(
+        readers.check(
             f"{kind} {name!r} is still read",
             "Run the application, or abandon its batch (adjunct checkpoint abandon APPLICATION"
             " --reason …); close the readers. A lease that nobody renews expires within minutes.",
@@ -314,15 +335,16 @@ def _delete(
         )
 
         def commit() -> DeletionReport:
-            done = target.delete(seen)
+            """Delete what was seen; raises CommitConflictError if it has changed since."""
+            deleted = target.delete(seen)
             return DeletionReport(
                 kind,
                 name,
-                done.objects,
-                done.size,
-                affected=reading.affected,
-                repeated=repeated,
-                recreated=done.left,
+                objects=deleted.objects,
+                size=deleted.size,
+                affected=readers.affected,
+                repeated=was_deleted,
+                recreated=deleted.left,
             )
 
         return commit
@@ -331,10 +353,13 @@ def _delete(
 
 
 def _not_found_error(lake: Lake, target: _Target, about: Mapping[str, Any]) -> errors.AdjunctError:
-    found: type[errors.AdjunctError] = errors.DatasetNotFoundError
+    """Return the error for a stream or dataset that does not exist, with the names of those that
+    do.
+    """
+    error_class: type[errors.AdjunctError] = errors.DatasetNotFoundError
     names: Iterable[str] = ()
     if target.kind == "stream":
-        found = errors.StreamNotFoundError
+        error_class = errors.StreamNotFoundError
         names = [*LakeStreams(lake).list_streams(), *overview.list_stored(lake)]
     else:
         names = list_datasets(lake)
@@ -342,4 +367,4 @@ def _not_found_error(lake: Lake, target: _Target, about: Mapping[str, Any]) -> e
         f"there is no {target.kind} {target.name!r} in {lake.url} to delete; there are:"
         f" {', '.join(names) or 'none'}."
     )
-    return found(problem, "Check the name and the lake.", **about)
+    return error_class(problem, "Check the name and the lake.", **about)

@@ -5,7 +5,7 @@ will read again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import filterfalse
 
@@ -72,12 +72,16 @@ def expire_all_versions(
     notes about the rest. Unreferenced objects of the lake's metadata, such as startpoints, are
     deleted too.
     """
-    policies = {name: spec.discard for name, spec in (specs or {}).items()}
+    if specs is None:
+        specs = {}
+    if datasets is None:
+        datasets = list_datasets(lake)
     reports: list[DiscardReport] = []
     errors: list[AdjunctError] = []
-    for name in datasets if datasets is not None else list_datasets(lake):
+    for name in datasets:
+        policy = specs[name].discard if name in specs else None
         try:
-            reports.append(expire_versions(lake, name, policies.get(name), by=by, dry_run=dry_run))
+            reports.append(expire_versions(lake, name, policy, by=by, dry_run=dry_run))
         except AdjunctError as error:
             errors.append(error)
     if not dry_run:
@@ -111,6 +115,7 @@ def erase_keys(
     """
 
     def needed() -> dict[str, str]:
+        """Return, by version id, what needs it."""
         states = list_application_states(lake)
         followed = find_versions_for_followers(lake, dataset, states)
         return followed | versions_in_open_batches(lake, states).get(dataset, {})
@@ -134,28 +139,25 @@ def versions_in_open_batches(
             )
             for dataset, version in _versions_before(lake, application, state.given_up).items():
                 needed[dataset][version] = why
-        for dataset, version, batch in _versions_of_open(state):
-            needed[dataset][version] = f"open batch {batch} of application {application}"
-    return needed
-
-
-def _versions_of_open(state: ApplicationState) -> Iterator[tuple[str, str, int]]:
-    """Yield each dataset and version that an open batch reads, with its number."""
-    if state.open is not None:
+        if state.open is None:
+            continue
+        why = f"open batch {state.open.batch} of application {application}"
         for dataset, versions in state.open.joined.list_all().items():
             for version in filterfalse(is_transient, versions):
-                yield dataset, version, state.open.batch
+                needed[dataset][version] = why
+    return needed
 
 
 def _versions_before(lake: Lake, application: str, batch: int) -> dict[str, str]:
     """Return, by local table, the version before this batch was written to it."""
     before = {}
     for dataset in list_datasets(lake):
-        manifest = DatasetLog(lake, dataset).read()[1]
-        written = None if manifest is None else manifest.written
-        if written is None or written.application != application or written.batch != batch:
+        _, manifest = DatasetLog(lake, dataset).read()
+        if manifest is None or manifest.written is None:
             continue
-        if written.before:
+        written = manifest.written
+        is_by_batch = written.application == application and written.batch == batch
+        if is_by_batch and written.before:
             before[dataset] = written.before
     return before
 

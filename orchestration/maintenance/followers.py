@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.change_streams import followed_dataset, parse_commit
@@ -81,14 +82,16 @@ def find_lagging_followers(
     if states is None:
         states = list_application_states(lake)
     positions = set()
-    for application, ssp, offset in _iter_positions(states):
-        if followed_dataset(ssp.qualified_stream) == dataset:
+    for position in _iter_positions(states):
+        if followed_dataset(position.ssp.qualified_stream) == dataset:
             with suppress(OffsetOutOfRangeError):  # of a test's stand-in for the stream
-                positions.add((parse_commit(offset, str(ssp)), application))
+                number = parse_commit(position.offset, str(position.ssp))
+                positions.add((number, position.application))
     if not positions:
         return []
     history = ServedHistory.read(lake, dataset)
-    policy = policy or history.manifest.declaration.discard
+    if policy is None:
+        policy = history.manifest.declaration.discard
     found = []
     for number, application in sorted(positions):
         replaced_at = None
@@ -96,7 +99,6 @@ def find_lagging_followers(
             replaced_at = history.replaced_at(number)
         if replaced_at is None:
             continue
-        kept_until = add_span(replaced_at, policy.followed)
         version = None
         manifests: tuple[str, ...] = ()
         with suppress(VersionDiscardedError):
@@ -104,9 +106,16 @@ def find_lagging_followers(
             manifests = history.manifests_of(number)
             if versions:
                 version = versions[0].id
-        found.append(
-            Follower(application, dataset, number, version, replaced_at, kept_until, manifests)
+        follower = Follower(
+            application=application,
+            dataset=dataset,
+            number=number,
+            version=version,
+            replaced_at=replaced_at,
+            kept_until=add_span(replaced_at, policy.followed),
+            manifests=manifests,
         )
+        found.append(follower)
     return found
 
 
@@ -117,9 +126,13 @@ def list_lagging_followers(lake: Lake, application: str | None = None) -> list[F
         states = list_application_states(lake)
     else:
         states = {application: application_state(lake, application)}
-    datasets = {followed_dataset(ssp.qualified_stream) for _, ssp, _ in _iter_positions(states)}
+    datasets = set()
+    for position in _iter_positions(states):
+        dataset = followed_dataset(position.ssp.qualified_stream)
+        if dataset is not None:
+            datasets.add(dataset)
     found = []
-    for dataset in sorted(filter(None, datasets)):
+    for dataset in sorted(datasets):
         with suppress(AdjunctError):  # it was deleted, or can't be read, which others report
             found += find_lagging_followers(lake, dataset, states)
     return found
@@ -147,10 +160,11 @@ def find_versions_for_followers(
     for application, joined in _list_joined(states, dataset):
         if application in let_go:
             continue
-        if application in lagging or not _is_level(lake, dataset, joined):
-            text = f"application {application} has results that follow dataset {dataset}, made with"
-            for version in _list_versions(joined):
-                needed.setdefault(version, f"{text} version {version}")
+        if application not in lagging and _is_level(lake, dataset, joined):
+            continue
+        text = f"application {application} has results that follow dataset {dataset}, made with"
+        for version in _iter_versions(joined):
+            needed.setdefault(version, f"{text} version {version}")
     return needed
 
 
@@ -179,7 +193,8 @@ def _is_level(lake: Lake, dataset: str, joined: Iterable[ReadVersions]) -> bool:
     return True
 
 
-def _list_versions(joined: Iterable[ReadVersions]) -> Iterator[str]:
+def _iter_versions(joined: Iterable[ReadVersions]) -> Iterator[str]:
+    """Yield the ids of all versions that were read."""
     for read in joined:
         if read.version is not None:
             yield read.version
@@ -198,21 +213,30 @@ def find_manifests_for_followers(
     return frozenset(needed)
 
 
-def _iter_positions(
-    states: Mapping[str, ApplicationState],
-) -> Iterator[tuple[str, SystemStreamPartition, str]]:
+class _Position(NamedTuple):
+    """An offset from or up to which an application reads a partition, or will read it."""
+
+    application: str
+    ssp: SystemStreamPartition
+    offset: str
+
+
+def _iter_positions(states: Mapping[str, ApplicationState]) -> Iterator[_Position]:
     """Yield the offsets in changes of datasets from and up to which applications read, or will
     read.
     """
     for application, state in states.items():
         if state.renamed_to is not None:
             continue  # it reads on under its new name
-        for ssp, offset in _positions_of(state):
+        for ssp, offset in _iter_offsets(state):
             if followed_dataset(ssp.qualified_stream) is not None:
-                yield application, ssp, offset
+                yield _Position(application, ssp, offset)
 
 
-def _positions_of(state: ApplicationState) -> Iterator[tuple[SystemStreamPartition, str]]:
+def _iter_offsets(state: ApplicationState) -> Iterator[tuple[SystemStreamPartition, str]]:
+    """Yield each partition with an offset from or up to which the application reads it, or will
+    read it.
+    """
     yield from state.checkpoint.items()
     for start in state.offsets.resolved.values():
         yield start.ssp, start.offset

@@ -18,6 +18,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.unbounded.local_table import change_owner, list_transferable
@@ -31,7 +32,7 @@ from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, StartpointManager
 from dagster_adjunct.resources.arguments import require_reason
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError
-from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.validation import validated
@@ -100,11 +101,10 @@ def rename_application(
             state = state.model_copy(update={"renamed_to": new})
             logged = log.commit(logged, state, by=by, note=note)
             state = logged.state
-        tables = [
-            name
-            for name in list_datasets(lake)
-            if change_owner(lake, name, new, owner=old, reason=note, by=by)
-        ]
+        tables = []
+        for name in list_datasets(lake):
+            if change_owner(lake, name, new, owner=old, reason=note, by=by):
+                tables.append(name)
         if state.checkpoint or new_log.read().commit is None:
             StartpointManager(MetadataStore(lake), new).continue_from(old, by=by)
             _copy_plans(lake, old, new)
@@ -116,11 +116,13 @@ def rename_application(
         # Requests left under the old name would wait for ever, and keep their streams from being
         # repartitioned.
         for namespace in (REQUESTS, FAN_OUTS):
-            carried = MetadataStore(lake).namespace(namespace, old)
-            carried.transact(
-                lambda snapshot: (dict.fromkeys(key for key, _ in snapshot.items()), None), by=by
-            )
+            MetadataStore(lake).namespace(namespace, old).transact(_remove_all, by=by)
     return RenameReport(old, new, state.batch, tuple(tables))
+
+
+def _remove_all(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
+    """Return the changes that remove all entries of a namespace."""
+    return {key: None for key, _ in snapshot.items()}, None
 
 
 def _copy_plans(lake: Lake, old: str, new: str) -> None:
@@ -158,6 +160,7 @@ def _check_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedS
 
 
 def _rename_error(old: str, new: str, problem: str) -> ConfigurationError:
+    """Return the error for a name that an application can't get."""
     step = "Choose a name that has no batch log in this lake; old names can't be reused."
     return ConfigurationError(
         f"application {old!r} can't be renamed to {new!r}: {problem}.", step, application=old

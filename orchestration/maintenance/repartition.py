@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from dagster_adjunct.assets.reading.change_streams import ChangeImageStreams, ChangeStreams
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
@@ -105,14 +106,15 @@ def repartition_stream(
             before,
             partitions,
             rows,
-            found.applications,
-            found.others.affected,
-            found.others.blocking,
-            dry_run,
-            found.datasets,
+            carried=found.applications,
+            affected=found.others.affected,
+            blocking=found.others.blocking,
+            dry_run=True,
+            datasets=found.datasets,
         )
 
     def check(state: StreamState) -> None:
+        """Raise StillReadError if the stream, in this state, can't be rewritten now."""
         _inspect_readers(lake, name, state).others.check(
             f"stream {name!r} can't be repartitioned now",
             "Let their runs end, abandon their batches (adjunct checkpoint abandon APPLICATION"
@@ -128,8 +130,16 @@ def repartition_stream(
     after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
     affected = _inspect_readers(lake, name, seen).others.affected
     rows = sum(entry.rows for entry in after.entries())
-    carried, datasets = _carry_positions(lake, name, by)
-    return RepartitionReport(name, before, partitions, rows, carried, affected, datasets=datasets)
+    carried = _carry_positions(lake, name, by)
+    return RepartitionReport(
+        name,
+        before,
+        partitions,
+        rows,
+        carried=carried.applications,
+        affected=affected,
+        datasets=carried.datasets,
+    )
 
 
 @validated
@@ -146,8 +156,10 @@ def repartition_dataset(
     application needs a version, or an application has yet to read changes; DatasetError while a
     bootstrap is not finished, and ConfigurationError for a broadcast dataset.
     """
-    manifest = DatasetLog(lake, name).read()[1]
-    rewrite = repartition_table if isinstance(manifest, UnboundedManifest) else repartition_versions
+    _, manifest = DatasetLog(lake, name).read()
+    rewrite = repartition_versions
+    if isinstance(manifest, UnboundedManifest):
+        rewrite = repartition_table
     needed = partial(needed_versions, lake, name)
     report = rewrite(lake, name, partitions, reason=reason, by=by, roots=needed, dry_run=dry_run)
     if not dry_run:
@@ -169,6 +181,7 @@ class _StreamReaders:
 
 
 def _inspect_readers(lake: Lake, name: str, state: StreamState) -> _StreamReaders:
+    """Return the readers of a stream, by what a rewrite of it in this state does to them."""
     stream = f"lake.{name}"
     carried: list[str] = []
     affected: list[str] = []
@@ -187,17 +200,17 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> _StreamReader
     for reader in list_readers(lake, name):
         if reader.problem or reader.behind or reader.lost:
             affected.append(f"reader {reader.name} has not read all of it")
-    followers, unknown = find_followers(lake, stream)
+    followers = find_followers(lake, stream)
     ends = tuple(map(str, state.next))
     level = []
-    for dataset, position in followers.items():
-        if has_read_all(position, state.id, ends):
+    for dataset, manifest in followers.manifests.items():
+        if has_read_all(manifest, state.id, ends):
             level.append(dataset)
         else:
             affected.append(
                 f"dataset {dataset} follows it and has not read all of it, or is being built"
             )
-    others = Readers(tuple(blocking), (*affected, *unknown))
+    others = Readers(tuple(blocking), (*affected, *followers.unknown))
     return _StreamReaders(tuple(carried), tuple(level), others)
 
 
@@ -205,18 +218,22 @@ def _describe_use(
     application: str, known: ApplicationState, stream: str, state: StreamState
 ) -> str:
     """Return how an application uses offsets of the stream now; "" if it does not."""
-    opened = known.open
-    if opened is not None and (stream in opened.streams or application in state.producers):
-        return (
-            f"batch {opened.batch} of application {application} is open and reads it or"
-            " writes to it"
-        )
+    batch = known.open
+    if batch is not None:
+        is_reader = stream in batch.streams
+        may_write = application in state.producers
+        if is_reader or may_write:
+            return (
+                f"batch {batch.batch} of application {application} is open and reads it or"
+                " writes to it"
+            )
     if has_pending_startpoints(known, stream):
         return f"a startpoint of application {application} is being followed in it"
     return ""
 
 
 def _has_read_all(known: ApplicationState, name: str, state: StreamState) -> bool:
+    """Whether an application has read exactly all of a stream of the lake."""
     stream = f"lake.{name}"
     ends = {}
     for number, offset in enumerate(state.next):
@@ -227,6 +244,7 @@ def _has_read_all(known: ApplicationState, name: str, state: StreamState) -> boo
 
 
 def _has_waiting_startpoint(lake: Lake, application: str, stream: str) -> bool:
+    """Whether a startpoint of an application in the stream is not applied."""
     for namespace in (REQUESTS, FAN_OUTS):
         waiting = MetadataStore(lake).namespace(namespace, application).read()
         if any(concerns_stream(stream, key, value) for key, value in waiting.items()):
@@ -234,7 +252,14 @@ def _has_waiting_startpoint(lake: Lake, application: str, stream: str) -> bool:
     return False
 
 
-def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+class _Carried(NamedTuple):
+    """The applications and the datasets that continue at new positions."""
+
+    applications: tuple[str, ...]
+    datasets: tuple[str, ...]
+
+
+def _carry_positions(lake: Lake, name: str, by: str) -> _Carried:
     """Commit new positions for applications and datasets that had read all of the stream, and
     return their names.
 
@@ -242,13 +267,13 @@ def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], t
     """
     stream = f"lake.{name}"
     info = LakeStreams(lake).info(name)
-    carried = _carry_applications(lake, stream, info, by)
+    applications = _carry_applications(lake, stream, info, by)
     datasets = []
     for dataset in list_datasets(lake):
         with suppress(CommitConflictError, MalformedDocumentError):
             if commit_repartition(DatasetLog(lake, dataset), stream, info, by=by):
                 datasets.append(dataset)
-    return carried, tuple(datasets)
+    return _Carried(applications, tuple(datasets))
 
 
 def _carry_applications(lake: Lake, stream: str, info: StreamInfo, by: str) -> tuple[str, ...]:

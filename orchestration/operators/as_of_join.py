@@ -59,6 +59,9 @@ class AsOfJoin(Join):
     def _join_columns(
         self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
     ) -> Columns:
+        """Return the columns of joined records; raises PlanningError also for a column of the
+        record's time that is missing or no time.
+        """
         step = "Correct as_of=, or join before the column is dropped."
         time = self.as_of.column
         stream.require(operator, (time,), step)
@@ -85,6 +88,7 @@ class AsOfJoin(Join):
         return Join._join_columns(self, operator, stream, entries, dataset)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
+        """Return the joined records; raises OperatorFailedError for one whose time must fail."""
         if batch.planned.reading == CURRENT:
             return Join.compile(self, operator, frames, batch)
         (frame,) = frames
@@ -158,8 +162,9 @@ def _describe(record: Mapping[str, Any], name: str, hidden: Collection[str]) -> 
     value = value_of(record, name)
     if isinstance(value, datetime):
         value = value.replace(tzinfo=None)  # the time is in UTC
-    is_hidden = name.lower() in hidden or column_of(name, record).lower() in hidden
-    return f"{name} = {MASKED if is_hidden else truncate_text(str(value))}"
+    if name.lower() in hidden or column_of(name, record).lower() in hidden:
+        return f"{name} = {MASKED}"
+    return f"{name} = {truncate_text(str(value))}"
 
 
 def check_as_of(operator: str, dataset: AdjunctDataset, as_of: AsOf) -> None:

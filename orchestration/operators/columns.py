@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _ALIAS = re.compile(
-    r"(?P<what>.*?[^\s])\s*(?:(?<=[\s)\]'\"`])as\s+)?(?:`(?:[^`]|``)+`|\w+)\s*",
+    r"(?P<expression>.*?[^\s])\s*(?:(?<=[\s)\]'\"`])as\s+)?(?:`(?:[^`]|``)+`|\w+)\s*",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -39,19 +39,25 @@ def plain_path(expression: str) -> tuple[str, ...]:
     """Return the steps if the expression is only the path of a value in a column, else ()."""
     steps = split_path(expression)
     columns = parse_expression(expression).columns
-    return steps if [column.parts for column in columns] == [steps] else ()
+    if [column.parts for column in columns] != [steps]:
+        return ()
+    return steps
 
 
-def split_alias(expression: str) -> tuple[str, str | None]:
-    """Split "upper(model) as model" into the expression and the name; the name is None if there
-    is none.
-    """
-    text = expression.strip()
-    alias = parse_expression(expression).alias
-    match = _ALIAS.fullmatch(text)
+class AliasedExpression(NamedTuple):
+    """An expression, and the name that the user gave it, None for none."""
+
+    expression: str
+    alias: str | None
+
+
+def split_alias(text: str) -> AliasedExpression:
+    """Split "upper(model) as model" into the expression and the name."""
+    alias = parse_expression(text).alias
+    match = _ALIAS.fullmatch(text.strip())
     if alias is None or match is None:
-        return text, None
-    return match["what"].strip(), alias
+        return AliasedExpression(text.strip(), None)
+    return AliasedExpression(match["expression"].strip(), alias)
 
 
 TASK = "__task"
@@ -173,8 +179,9 @@ def check_state_columns(
         kind = type_of(name)
         if kind is None:
             continue
+        key_columns = [name] if name in key else []
         try:
-            check_key_types(Schema((Field(name, kind),)), [name] if name in key else [], what)
+            check_key_types(Schema((Field(name, kind),)), key_columns, what)
         except SchemaMismatchError as error:
             raise PlanningError(
                 error.problem, error.next_step, operator=operator, column=name
@@ -214,11 +221,13 @@ def is_sure_name(name: str, columns: Collection[str]) -> bool:
 
     Spark ignores case as Java does, which equates other letters.
     """
-    alike = [column for column in columns if column.lower() == name.lower()]
-    return alike == [column for column in columns if _fold_case(column) == _fold_case(name)]
+    found_by_python = [column for column in columns if column.lower() == name.lower()]
+    found_by_spark = [column for column in columns if _fold_as_java(column) == _fold_as_java(name)]
+    return found_by_python == found_by_spark
 
 
-def _fold_case(name: str) -> str:
+def _fold_as_java(name: str) -> str:
+    """Return a text that is equal for names that Java takes for equal but for their case."""
     return "".join(letter.upper().lower()[0] for letter in name)
 
 
@@ -239,7 +248,8 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
     if isinstance(value, str):
         names = (value,)
     for name in names:
-        if not isinstance(name, str) or not name.strip() or not is_own(name):
+        is_valid = isinstance(name, str) and bool(name.strip()) and is_own(name)
+        if not is_valid:
             problem = (
                 f"{what} names the column {name!r}: expected a non-empty name that does not begin"
                 " with '__'."

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 ARRIVAL = TIMESTAMP
 """As `event_time=`: the event time of a record is the time when it was written to its stream."""
-MIN_MICROS, MAX_MICROS = (
-    to_microseconds(moment.replace(tzinfo=UTC)) for moment in (datetime.min, datetime.max)
-)
+MIN_MICROS = to_microseconds(datetime.min.replace(tzinfo=UTC))
+MAX_MICROS = to_microseconds(datetime.max.replace(tzinfo=UTC))
 """The first and the last time of the years 1 to 9999, in microseconds since 1970."""
 TIME_TYPES = ("timestamp", "date")
 """The types of columns that may be used as times; a date means its midnight in UTC."""
@@ -81,11 +80,11 @@ class EventTime:
         kind = check_expression(operator, self.expression, columns, types, next_step=step)
         if kind is not None and kind not in TIME_TYPES:
             raise self._no_time(operator, kind)
-        effect = "depend on how records are cut into batches"
         used = other_records_construct(self.expression)
+        effect = "depend on how records are cut into batches"
         if not used:
-            effect = "change when the record is read again"
             used = ", ".join(nondeterministic_parts(self.expression, types or {}))
+            effect = "change when the record is read again"
         if used:
             problem = (
                 f"{operator}: event_time={self.expression!r} uses {used}: a record's time must"
@@ -104,7 +103,7 @@ class EventTime:
         windows.
         """
         time = F.expr(self.expression)  # ARRIVAL is the name of a column
-        kind = records.select(time.alias("time")).dtypes[0][1]
+        ((_, kind),) = records.select(time.alias("time")).dtypes
         if kind not in TIME_TYPES:
             raise self._no_time(operator, kind)
         time = time.cast("timestamp")
@@ -122,6 +121,7 @@ class EventTime:
         return None
 
     def _no_time(self, operator: str, kind: str) -> PlanningError:
+        """Return the error for an expression of this type, which is no time."""
         problem = (
             f"{operator}: event_time={self.expression!r} is {kind}: expected timestamp or date."
         )
@@ -138,15 +138,18 @@ def build_event_time(
 ) -> EventTime | None:
     """Return the event time for a user's arguments; None for an input without one."""
     what = f"input stream {stream!r} has"
-    spans = {"delay": delay or None, "idle_after": idle_after, "max_watermark_lag": max_lag}
-    for name, span in spans.items():
+    given = {"idle_after": idle_after, "max_watermark_lag": max_lag}
+    if delay:
+        given = {"delay": delay, **given}
+    for name, span in given.items():
         if span is None:
             continue
         if event_time is None:
             problem = f"{what} {name} without event_time: its records have no times."
             step = f'Declare event_time="a column" or event_time=ARRIVAL, or leave {name} out.'
             raise ConfigurationError(problem, step, argument=name, stream=stream)
-        check_duration(span, f"{what} {name}", argument=name, zero=name == "delay", stream=stream)
+        may_be_zero = name == "delay"
+        check_duration(span, f"{what} {name}", argument=name, zero=may_be_zero, stream=stream)
     if event_time is None:
         return None
     if not event_time.strip():

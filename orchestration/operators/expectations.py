@@ -57,7 +57,9 @@ class Expect(PassThroughSpec):
 
     @property
     def diverts(self) -> str:
-        return "failed_records" if self.expectation.on_fail == "letter" else ""
+        if self.expectation.on_fail == "letter":
+            return "failed_records"
+        return ""
 
     @property
     def _failed(self) -> str:
@@ -71,9 +73,11 @@ class Expect(PassThroughSpec):
         return columns
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return expressions_need((self._failed,), arriving[0])
+        (columns,) = arriving
+        return expressions_need((self._failed,), columns)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
+        """Count the records that fail; return those that are kept, or raise ExpectationError."""
         records = batch.records
         (frame,) = frames
         # A condition of unknown type is not boolean in every case: Spark would convert it.
@@ -91,20 +95,27 @@ class Expect(PassThroughSpec):
         if on_fail == "letter" and batch.planned.has_diverted_consumer(operator):
             flagged = records.materialize(operator, flagged)
             records.divert(operator, records.filter(flagged, _FAILED))
-        met = flagged if on_fail == "warn" else records.filter(flagged, f"not {_FAILED}")
-        return records.select(met, _quote_all(records.names(frame)))
+        kept = flagged
+        if on_fail != "warn":
+            kept = records.filter(flagged, f"not {_FAILED}")
+        return records.select(kept, _quote_all(records.names(frame)))
 
     def _places(self, operator: str, names: Sequence[str], batch: Batch[Frame]) -> _Places:
+        """Return how records with columns of these names are named in errors and counts."""
         hidden = set(map(str.lower, batch.planned.sensitive(operator, names)))
         shown: list[str] = []
         masked: list[str] = []
         for key in batch.planned.required_partitioning(operator):
-            is_hidden = key.lower() in hidden or column_of(key, names).lower() in hidden
-            (masked if is_hidden else shown).append(key)
+            column = column_of(key, names)
+            if key.lower() in hidden or column.lower() in hidden:
+                masked.append(key)
+            else:
+                shown.append(key)
         stream = batch.planned.stream_of(operator)
         return _Places(stream, tuple(shown), tuple(masked), frozenset(hidden))
 
     def _error(self, operator: str, record: Mapping[str, Any], places: _Places) -> ExpectationError:
+        """Return the error for a record that fails."""
         expected = self.expectation
         problem = (
             f"{operator}: a record does not meet {expected.name!r} ({expected.condition}):"
@@ -152,12 +163,15 @@ class _Places:
             if isinstance(value, datetime):
                 value = value.replace(tzinfo=None)  # the time is in UTC
             key.append(f"{name} = {truncate_text(str(value))}")
-        key += [f"{name} = {MASKED}" for name in self.masked]
+        for name in self.masked:
+            key.append(f"{name} = {MASKED}")
         stream = self.stream_of(record)
         place = f"partition {record[PARTITION]} offset {record[OFFSET]}"
         if stream is not None:
             place = f"{stream}.{record[PARTITION]} offset {record[OFFSET]}"
-        return f"{', '.join(key)} at {place}" if key else place
+        if not key:
+            return place
+        return f"{', '.join(key)} at {place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +202,7 @@ class FailedRecords(PassThroughSpec):
 
 
 def _quote_all(names: Sequence[str]) -> list[str]:
+    """Return the Spark SQL expressions of columns of these names."""
     return [quote_name(name) for name in names]
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame
 from dagster_adjunct.orchestration.operators.calls import Record, RecordCall, RecordFunction
@@ -101,7 +101,9 @@ class PickledFunction:
         """
         # The function's module may be importable only from the driver's import path, such as a
         # script's folder.
-        sys.path.extend(place for place in self.path if place not in sys.path)
+        for folder in self.path:
+            if folder not in sys.path:
+                sys.path.append(folder)
         return pickle.loads(self.pickled)
 
 
@@ -114,8 +116,9 @@ def pickle_function(
     from pyspark import cloudpickle
 
     pickling: Any = cloudpickle
+    shipped = function if call is None else call
     try:
-        pickled = bytes(pickling.dumps(function if call is None else call))
+        pickled = bytes(pickling.dumps(shipped))
     except Exception as error:  # pickling calls code of users' objects
         problem = (
             f"{operator}: {function_label(function)} can't be sent to tasks:"
@@ -127,7 +130,9 @@ def pickle_function(
         raise errors.ConfigurationError(
             problem, step, argument="function", operator=operator
         ) from error
-    return PickledFunction(pickled, tuple(place or str(Path.cwd()) for place in sys.path))
+    # "" in sys.path is the working directory, which is another one in tasks.
+    path = tuple(folder or str(Path.cwd()) for folder in sys.path)
+    return PickledFunction(pickled, path)
 
 
 def to_typed_array(values: Sequence[object], kind: str) -> pa.Array:
@@ -139,6 +144,7 @@ def to_typed_array(values: Sequence[object], kind: str) -> pa.Array:
 
 
 _ROWS = 10_000
+"""How many results are converted to Arrow at once."""
 
 
 def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
@@ -151,7 +157,7 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
     from pyspark.sql.types import StringType, StructField, StructType
 
     names = _passed(call, kept)
-    fields = list(map(frame.schema.__getitem__, names))
+    fields = [frame.schema[name] for name in names]
     if call.several:
         fields.append(StructField(ORDINAL, StringType()))
     made = cast("StructType", StructType.fromDDL(call.schema.ddl()))
@@ -176,7 +182,9 @@ def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) ->
 
 def _passed(call: RecordCall, kept: Sequence[str]) -> list[str]:
     """Return the columns that results have as the record has them."""
-    return [name for name in kept if name != ORDINAL or not call.several]
+    if not call.several:
+        return list(kept)
+    return [name for name in kept if name != ORDINAL]  # each result gets one of its own
 
 
 def validate_record_function(what: str, function: object, schema: object, *given: str) -> None:
@@ -211,10 +219,13 @@ class _BatchCalls:
         """
         call = self.call
         try:
-            given = call.function(*arguments)
-            if given is None:
+            returned = call.function(*arguments)
+            if returned is None:
                 return
-            for result in self._list_results(row, given) if call.several else (given,):
+            results: Iterable[Any] = (returned,)
+            if call.several:
+                results = self._require_iterable(row, returned)
+            for result in results:
                 if not isinstance(result, Mapping) or result.keys() != self.names:
                     raise self._columns_error(row, result)
                 yield dict(result)
@@ -223,27 +234,30 @@ class _BatchCalls:
         except errors.AdjunctError:
             raise
         except Exception as error:  # noqa: BLE001 - it is a user's function
+            record, *_ = arguments
             failed = function_failed_error(
                 call.operator,
                 function_label(call.function),
                 call.function,
                 error,
-                record=arguments[0],
+                record=record,
                 sensitive=call.sensitive,
                 **record_position(self.batch, row, call.stream),
             )
             raise failed from (None if call.sensitive else error)
 
-    def _list_results(self, row: int, given: Any) -> Iterable[Any]:
-        if hasattr(given, "__iter__") and not isinstance(given, str | bytes | Mapping):
-            return given  # type: ignore[no-any-return]
+    def _require_iterable(self, row: int, returned: Any) -> Iterable[Any]:
+        """Return what the function returned, if it is any number of results."""
+        if hasattr(returned, "__iter__") and not isinstance(returned, str | bytes | Mapping):
+            return returned  # type: ignore[no-any-return]
         problem = (
-            f"{function_label(self.call.function)} returned {type(given).__name__} for a record:"
+            f"{function_label(self.call.function)} returned {type(returned).__name__} for a record:"
             " expected any number of dictionaries"
         )
         raise self.error(row, problem, "Return a list of dictionaries, or yield them.")
 
     def _columns_error(self, row: int, result: object) -> errors.OperatorFailedError:
+        """Return the error for a result that is no dictionary with the declared columns."""
         found = repr(type(result))
         if isinstance(result, Mapping) and result:
             found = f"the columns {', '.join(map(str, result))}"
@@ -273,21 +287,18 @@ class _BatchCalls:
         )
         return error.reworded(error.problem, step)
 
-    def build_batch(
-        self, kept: Sequence[str], rows: list[int], ordinals: list[str], results: list[Record]
-    ) -> pa.RecordBatch:
-        """Return results with the columns `kept` of the records in these rows, of which they are
-        made.
-        """
+    def build_batch(self, results: Sequence[_Result], kept: Sequence[str]) -> pa.RecordBatch:
+        """Return results, with the columns `kept` of the records that they are made of."""
         call = self.call
-        taken = self.batch.select(list(kept)).take(pa.array(rows, pa.int64()))
-        made = dict(zip(kept, taken.columns, strict=True))
+        rows = pa.array([result.row for result in results], pa.int64())
+        taken = self.batch.select(list(kept)).take(rows)
+        columns = dict(zip(kept, taken.columns, strict=True))
         if call.several:
-            made[ORDINAL] = pa.array(ordinals, pa.string())
+            columns[ORDINAL] = pa.array([result.ordinal for result in results], pa.string())
         for field in call.schema.fields:
-            values = [result[field.name] for result in results]
+            values = [result.record[field.name] for result in results]
             try:
-                made[field.name] = to_typed_array(values, field.type)
+                columns[field.name] = to_typed_array(values, field.type)
             except ValueError as error:
                 reason = "" if call.sensitive else f": {error}"
                 problem = (
@@ -295,12 +306,22 @@ class _BatchCalls:
                     f" {field.type}{reason}"
                 )
                 step = "Return values of this type, or correct schema=."
-                failure = self.error(rows[_find_misfit(values, field.type)], problem, step)
+                misfit = results[_find_misfit(values, field.type)]
+                failure = self.error(misfit.row, problem, step)
                 raise failure from (None if call.sensitive else error)
-        return pa.RecordBatch.from_arrays(list(made.values()), list(made))
+        return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+class _Result(NamedTuple):
+    """A result of a function: the row of its record in the batch, its ORDINAL, and its values."""
+
+    row: int
+    ordinal: str
+    record: Record
 
 
 def _own_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the records without their hidden columns."""
     return batch.select(list(filter(is_own, batch.schema.names)))
 
 
@@ -317,37 +338,33 @@ def _find_misfit(values: Sequence[object], kind: str) -> int:
 def _process_batches(
     batches: Iterable[pa.RecordBatch], call: RecordCall, kept: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the results for the records of these batches, as `call_in_tasks` returns them."""
     names = frozenset(call.schema.names)
     for batch in batches:
         yield from _process_batch(_BatchCalls(call, batch, names), kept)
 
 
 def _process_batch(calls: _BatchCalls, kept: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the results for the records of one batch, at most _ROWS at once."""
     call = calls.call
     batch = calls.batch
     label = function_label(call.function)
     check_readable_records(batch, call.operator, label, call.stream, call.sensitive)
-    given = [python_rows(_own_columns(batch))]
+    arguments = [python_rows(_own_columns(batch))]
     if call.entry:
-        given.append(python_values(batch.column(call.entry)))
-    before: list[str | None] = [None] * batch.num_rows
+        arguments.append(python_values(batch.column(call.entry)))
+    ordinals: list[str | None] = [None] * batch.num_rows
     if call.several and ORDINAL in batch.schema.names:
-        before = batch.column(ORDINAL).to_pylist()
-    rows: list[int] = []
-    ordinals: list[str] = []
-    results: list[Record] = []
-    for row, arguments in enumerate(zip(*given, strict=True)):
-        for number, result in enumerate(calls.make_results(row, arguments)):
-            rows.append(row)
-            ordinals.append(ordinal_text(before[row], number))
-            results.append(result)
-            if len(rows) == _ROWS:
-                yield calls.build_batch(kept, rows, ordinals, results)
-                rows = []
-                ordinals = []
+        ordinals = batch.column(ORDINAL).to_pylist()
+    results: list[_Result] = []
+    for row, given in enumerate(zip(*arguments, strict=True)):
+        for number, record in enumerate(calls.make_results(row, given)):
+            results.append(_Result(row, ordinal_text(ordinals[row], number), record))
+            if len(results) == _ROWS:
+                yield calls.build_batch(results, kept)
                 results = []
-    if rows:
-        yield calls.build_batch(kept, rows, ordinals, results)
+    if results:
+        yield calls.build_batch(results, kept)
 
 
 def check_readable_records(
@@ -380,13 +397,13 @@ def record_position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict
     """Return the fields of an error that say where a record was read: stream, partition, offset
     (None if unknown).
     """
-    place = {
-        name: batch.column(name)[row].as_py()
-        for name in (PARTITION, OFFSET)
-        if name in batch.schema.names
-    }
-    offset = str(place[OFFSET]) if OFFSET in place else None
-    return {"stream": stream, "partition": place.get(PARTITION), "offset": offset}
+    partition = None
+    offset = None
+    if PARTITION in batch.schema.names:
+        partition = batch.column(PARTITION)[row].as_py()
+    if OFFSET in batch.schema.names:
+        offset = str(batch.column(OFFSET)[row].as_py())
+    return {"stream": stream, "partition": partition, "offset": offset}
 
 
 def no_elements_error(operator: str, expression: str, kind: str) -> errors.PlanningError:
@@ -431,9 +448,10 @@ class Explode(Spec):
         (columns,) = arriving
         names = columns.names
         kind = check_expression(context.operator, self.expression, names, columns.types)
-        kind = kind or "unknown"
-        has_elements = kind.startswith(("array<", "map<", "unknown"))
-        if columns.types is not None and not has_elements:
+        if kind is None:
+            kind = "unknown"
+        may_have_elements = kind.startswith(("array<", "map<", "unknown"))
+        if columns.types is not None and not may_have_elements:
             raise no_elements_error(context.operator, self.expression, kind)
         made = self._as_columns.derive_columns(context, arriving)
         element = type_of_elements(kind)
@@ -449,7 +467,10 @@ class Explode(Spec):
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         (columns,) = arriving
-        return expressions_need(self.sql, columns) or names_need((self.name,), columns)
+        need = expressions_need(self.sql, columns)
+        if need:
+            return need
+        return names_need((self.name,), columns)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
@@ -475,9 +496,10 @@ class FlatMap(Spec):
         return Columns.of_schema(self.schema)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
         kept = self.keeps_partitioning
         return flow_after_function(
-            context.operator, arriving[0], self.function, self.schema, keeps_partitioning=kept
+            context.operator, flow, self.function, self.schema, keeps_partitioning=kept
         )
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:

@@ -79,10 +79,11 @@ class JoinOptions:
 
     @property
     def has_function(self) -> bool:
+        """Whether the user gave a function, or the columns of its results."""
         return self.function is not None or self.schema is not None
 
     @property
-    def later(self) -> str | None:
+    def following_later_changes(self) -> str | None:
         """The first argument that makes results depend on later changes, if there is one."""
         if self.wait is not None:
             return "wait"
@@ -112,36 +113,41 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
             " remote table."
         )
         raise ConfigurationError(problem, _CALL_AFTER, argument="function")
-    by_time = options.by_time
+    for_datasets = options.by_time
     if options.wait is not None:
-        by_time = "wait"
+        for_datasets = "wait"
     if options.restate is not None:
-        by_time = "restate"
-    if by_time is not None:
-        problem = f"{given.operator}: {by_time}= is for datasets; {table.name!r} is a remote table."
+        for_datasets = "restate"
+    if for_datasets is not None:
+        problem = (
+            f"{given.operator}: {for_datasets}= is for datasets; {table.name!r} is a remote table."
+        )
         step = (
             "Leave it out, or join a dataset that follows the table's changes:"
             " unbounded_dataset(…), with history=… for joins as of a time."
         )
-        raise ConfigurationError(problem, step, argument=by_time)
+        raise ConfigurationError(problem, step, argument=for_datasets)
     return given.build(LookupJoin, table, args=options.args)
 
 
 def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: AdjunctDataset) -> Join:
     """Return the join with a dataset; raises ConfigurationError for options of other joins."""
-    join = _build_dataset_join(given, options, dataset)
-    wait = options.wait
-    if options.later is not None:
-        _check_known_then(given.operator, join, dataset, options.later)
-    if wait is not None:
+    join = _build_join_of_entries(given, options, dataset)
+    argument = options.following_later_changes
+    if argument is not None:
+        _check_known_then(given.operator, join, dataset, argument)
+    if options.wait is not None:
         check_wait(given.operator, dataset)
-        join = replace(join, wait=Wait(wait) if isinstance(wait, timedelta) else wait)
-    restate = options.restate
-    if restate is not None:
+        wait = options.wait
+        if isinstance(wait, timedelta):
+            wait = Wait(wait)
+        join = replace(join, wait=wait)
+    if options.restate is not None:
         check_restate(given.operator, dataset)
-        join = replace(
-            join, restate=Restate(restate) if isinstance(restate, timedelta) else restate
-        )
+        restate = options.restate
+        if isinstance(restate, timedelta):
+            restate = Restate(restate)
+        join = replace(join, restate=restate)
     return join
 
 
@@ -158,9 +164,10 @@ def _check_known_then(operator: str, join: Join, dataset: AdjunctDataset, argume
     )
 
 
-def _build_dataset_join(
+def _build_join_of_entries(
     given: JoinArguments, options: JoinOptions, dataset: AdjunctDataset
 ) -> Join:
+    """Return the join with a dataset, before the options about its later changes are added."""
     if options.args or isinstance(given.select, Mapping):
         problem = (
             f"{given.operator}: args= and types in select= are for remote tables;"
@@ -187,6 +194,7 @@ def _build_dataset_join(
 def _build_as_of_join(
     given: JoinArguments, options: JoinOptions, as_of: str, dataset: AdjunctDataset
 ) -> AsOfJoin:
+    """Return the join as of the time in the stream's column `as_of`."""
     if options.has_function:
         problem = f"{given.operator} has a function, and as_of=, which joins columns only."
         raise ConfigurationError(problem, _CALL_AFTER, argument="function")
@@ -198,6 +206,7 @@ def _build_as_of_join(
 def _build_function_join(
     given: JoinArguments, options: JoinOptions, dataset: AdjunctDataset
 ) -> JoinFunction:
+    """Return the join by a function of record and entry."""
     if given.select is not None or given.prefix:
         problem = (
             f"{given.operator} has a function, and select= or prefix=, which are for joins without"

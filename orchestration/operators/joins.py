@@ -104,16 +104,17 @@ def pair_key_columns(
             )
             raise PlanningError(problem, step, dataset=dataset, operator=operator)
         by_column[entry] = stream
-    missing = ", ".join(repr(part) for part in key if part not in by_column)
+    missing = [column for column in key if column not in by_column]
     if missing:
         problem = (
-            f"{operator}: on= lacks {missing} of {shown}, so a record could match several entries."
+            f"{operator}: on= lacks {', '.join(map(repr, missing))} of {shown}, so a record could"
+            " match several entries."
         )
         raise PlanningError(
             problem, "Name every column of the key in on=.", dataset=dataset, operator=operator
         )
     validate_column_names(f"{operator}: on=", list(by_column.values()))
-    return tuple((by_column[part], part) for part in key)
+    return tuple((by_column[column], column) for column in key)
 
 
 def require_keys(operator: str, on: Pairs, stream: Columns, other: str, key: Sequence[str]) -> None:
@@ -160,33 +161,40 @@ def parse_selection(
         return None
     chosen = []
     for item in select:
-        what, alias = split_alias(str(item))
-        name = plain_column(what)
-        steps = (name,) if name is not None else plain_path(what)
-        if not steps:
-            problem = (
-                f"{operator}: select names {item!r}: expected a column, the path of a value in one,"
-                " or either 'as name'."
-            )
-            step = "Compute other values with map() after the join."
-            raise ConfigurationError(problem, step, argument="select", operator=operator)
-        kind = None
-        if isinstance(select, Mapping):
-            kind = Field(steps[-1], select[item]).type
-            if name is None:
-                problem = f"{operator}: select gives a type to {item!r}, a value within a column."
-                step = (
-                    f'Give the type of its column, {{"{steps[0]}": "struct<…>"}}, and make columns'
-                    " of its parts after the join; or declare the table's columns."
-                )
-                raise ConfigurationError(problem, step, argument="select", operator=operator)
-        default = prefix + steps[-1]
-        chosen.append(SelectedColumn(name or what, alias or default, kind))
+        kind = select[item] if isinstance(select, Mapping) else None
+        chosen.append(_parse_selected(operator, str(item), prefix, kind))
     double = first_duplicate([item.name for item in chosen])
     if double:
         problem = f"{operator}: select gives two columns the name {double!r}."
         raise PlanningError(problem, f"Rename one: '{double} as other_name'.", operator=operator)
     return tuple(chosen)
+
+
+def _parse_selected(operator: str, item: str, prefix: str, kind: str | None) -> SelectedColumn:
+    """Return the column that an item of select= names, with the type that the user gave it, if
+    any.
+    """
+    expression, alias = split_alias(item)
+    column = plain_column(expression)
+    steps = plain_path(expression) if column is None else (column,)
+    if not steps:
+        problem = (
+            f"{operator}: select names {item!r}: expected a column, the path of a value in one,"
+            " or either 'as name'."
+        )
+        step = "Compute other values with map() after the join."
+        raise ConfigurationError(problem, step, argument="select", operator=operator)
+    last_step = steps[-1]
+    if kind is not None:
+        kind = Field(last_step, kind).type
+        if column is None:
+            problem = f"{operator}: select gives a type to {item!r}, a value within a column."
+            step = (
+                f'Give the type of its column, {{"{steps[0]}": "struct<…>"}}, and make columns'
+                " of its parts after the join; or declare the table's columns."
+            )
+            raise ConfigurationError(problem, step, argument="select", operator=operator)
+    return SelectedColumn(column or expression, alias or f"{prefix}{last_step}", kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,17 +241,19 @@ class Join(PassThroughSpec):
         if dataset.partitions is None:  # every task reads all of it
             return ()
         stream_columns = {entry: stream for stream, entry in self.on}
-        columns = tuple(map(stream_columns.__getitem__, dataset.partition_by))
+        columns = tuple(stream_columns[name] for name in dataset.partition_by)
         return (Requirement(dataset.name, dataset.partitions, columns),)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (stream,) = arriving
         dataset = context.app.dataset(self.dataset)
         records = source_schema(dataset, context.catalog)
         entries = _stored_columns(dataset, records)
-        context.compared.extend(self._compare(arriving[0], entries))
-        return self._join_columns(context.operator, arriving[0], entries, dataset)
+        context.compared.extend(self._compare(stream, entries))
+        return self._join_columns(context.operator, stream, entries, dataset)
 
     def _compare(self, stream: Columns, entries: Columns) -> list[ComparedColumn]:
+        """Return the pairs of key columns, with their types."""
         return compare_columns(self.on, stream, entries, f"dataset {self.dataset}")
 
     def _join_columns(
@@ -299,13 +309,14 @@ class Join(PassThroughSpec):
         matched = batch.datasets.match(operator, frame, lookup)
         if self.wait is None:
             return matched
-        early = "false"
+        is_early = "false"
         if batch.planned.may_be_early(operator):
-            early = f"{EVENT_TIME} is not null"
-            known = batch.planned.known_until(operator)
-            if known is not None:
-                early += f" and {EVENT_TIME} >= timestamp_micros({to_microseconds(known)})"
-        matched = batch.records.with_columns(matched, [(EARLY, early)])
+            is_early = f"{EVENT_TIME} is not null"
+            known_until = batch.planned.known_until(operator)
+            if known_until is not None:
+                known_micros = to_microseconds(known_until)
+                is_early += f" and {EVENT_TIME} >= timestamp_micros({known_micros})"
+        matched = batch.records.with_columns(matched, [(EARLY, is_early)])
         if self.wait.mark is None:
             return matched
         return batch.records.with_columns(matched, [(self.wait.mark, EARLY)])
@@ -320,9 +331,11 @@ class Join(PassThroughSpec):
             return f"local table {self.dataset}"
         if not dataset.persistent:
             return f"dataset {self.dataset}, a table of one run"
-        for name in dict(self.on):
-            kind = arriving[0].type_of(name) or "unknown"
-            if kind.partition("(")[0] not in _EXACT:
+        (columns,) = arriving
+        for name, _ in self.on:
+            kind = columns.type_of(name) or "unknown"
+            type_name, _, _ = kind.partition("(")
+            if type_name not in _EXACT:
                 return f"the key {name}, whose type is {kind}"
         return ""
 
@@ -330,9 +343,9 @@ class Join(PassThroughSpec):
 def compare_columns(on: Pairs, stream: Columns, others: Columns, side: str) -> list[ComparedColumn]:
     """Return the compared columns of a stream and of the other `side`, with their types."""
     compared = []
-    for one, other in on:
-        name = f"{other!r} of {side}"
-        compared.append(ComparedColumn(one, stream.type_of(one), name, others.type_of(other)))
+    for own, other in on:
+        shown = f"{other!r} of {side}"
+        compared.append(ComparedColumn(own, stream.type_of(own), shown, others.type_of(other)))
     return compared
 
 
@@ -381,6 +394,7 @@ class JoinFunction(Join):
     def _join_columns(
         self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
     ) -> Columns:
+        """Return the columns of joined records, with those that the function returns."""
         columns = Join._join_columns(self, operator, stream, entries, dataset)
         step = (
             "Use another name in schema=, and replace the stream's column with select() after"
@@ -404,4 +418,5 @@ class JoinFunction(Join):
         return batch.records.call(joined, call, names)
 
     def _added(self, schema: Schema) -> None:
+        """Take whole entries, which the function gets."""
         return None

@@ -112,6 +112,7 @@ def check_lookup_key_types(operator: str, table: AnyTable, on: Pairs, arriving: 
 
 
 def _cast_advice(name: str, kind: str) -> str:
+    """Return the next step: cast the key column `name` of the stream to this type."""
     return f'Cast it first: .map("*", "cast({name} as {kind}) as {flat_name(name)}_key").'
 
 
@@ -139,6 +140,7 @@ def check_stored_columns(
 
 
 def _storage_problems(answer: LookupColumn, stored: dict[str, str]) -> Problems:
+    """Yield why a column can't be looked up in a store with these columns, {column: type}."""
     column = answer.value.column
     yield from _missing_problems(column, stored)
     kind = to_spark_type(stored[column])
@@ -159,8 +161,8 @@ def lookup_columns(
     """
     declared = declared_column_types(table)
     types = {}
-    for name, kind in (declared or {}).items():
-        types[name] = to_spark_type(kind)
+    if declared is not None:
+        types = {name: to_spark_type(kind) for name, kind in declared.items()}
     columns = []
     for item in chosen:
         value = find_path(item.column, types)
@@ -179,7 +181,9 @@ def _require_part(
     operator: str, table: AnyTable, item: SelectedColumn, types: Mapping[str, str | None]
 ) -> None:
     """Raise PlanningError for the path of a value that a declared column does not have."""
-    if item.column not in types and column_of(item.column, ()) in types:
+    is_column = item.column in types
+    is_inside_column = column_of(item.column, ()) in types
+    if is_inside_column and not is_column:
         columns = Columns({name: ColumnFacts(kind) for name, kind in types.items()})
         columns.require(operator, (item.column,), "Correct select=.", side=f"table {table.name}")
 
@@ -189,9 +193,10 @@ def _selection_problems(item: SelectedColumn, declared: dict[str, str] | None) -
     column = item.column
     if declared is None:
         if item.type is None:
+            whole = column_of(column, ())
             given = f'select={{"{column}": "string"}}'
-            if column_of(column, ()) != column:
-                given = f'select={{"{column_of(column, ())}": "struct<…>"}}, of the whole column'
+            if whole != column:
+                given = f'select={{"{whole}": "struct<…>"}}, of the whole column'
             yield (
                 f" declares no columns, so the type of {column!r} is not known.",
                 f"Give the type: {given}; or declare the columns of its function.",
@@ -220,6 +225,7 @@ def _type_problems(item: SelectedColumn, value: Path) -> Problems:
 
 
 def _missing_problems(column: str, there: dict[str, str]) -> Problems:
+    """Yield that a table, which has the columns `there`, lacks a column, if it does."""
     if column not in there:
         yield (
             f" has no column {column!r}; it has {', '.join(there)}.",

@@ -134,7 +134,9 @@ class SelectedColumn:
 
 def selects_interval_id(selected: Iterable[SelectedColumn] | None) -> bool:
     """Whether one of the selected columns is the id of the entry's interval, or has its name."""
-    return any(item.column == INTERVAL_ID for item in selected or ())
+    if selected is None:
+        return False
+    return any(item.column == INTERVAL_ID for item in selected)
 
 
 ENTRY = "__entry"

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-_WIDTH = 20
-
+_DIGITS = 20
+"""How many digits a partition or an offset has in a key, so that keys sort as numbers do."""
 
 # By default Spark omits nulls and truncates times to milliseconds.
 _JSON_OPTIONS = {
@@ -90,6 +90,7 @@ def make_records(
 
 
 def _own_columns(frame: DataFrame) -> list[Column]:
+    """Return the columns of a frame without the hidden ones."""
     return list(map(named_column, filter(is_own, frame.columns)))
 
 
@@ -102,8 +103,8 @@ def hold_back_watermark(behind: Column, micros: Column, by: timedelta) -> Column
     The next operator decides by it whether the result is late, so that this does not depend on how
     batches are cut.
     """
-    mark = F.unix_micros(behind) - F.lit(by // timedelta(microseconds=1))
-    return F.when(micros < mark, F.timestamp_micros(mark))
+    watermark = F.unix_micros(behind) - F.lit(by // timedelta(microseconds=1))
+    return F.when(micros < watermark, F.timestamp_micros(watermark))
 
 
 def to_json_object(columns: Sequence[Column]) -> Column:
@@ -127,7 +128,7 @@ def position_key(frame: DataFrame) -> Column:
     """Return a text for each record that is unique within the batch; sorted by it, records are
     ordered by position.
     """
-    parts = [F.lpad(F.col(name).cast("string"), _WIDTH, "0") for name in (PARTITION, OFFSET)]
+    parts = [F.lpad(F.col(name).cast("string"), _DIGITS, "0") for name in (PARTITION, OFFSET)]
     for name in keep_present((TASK, BRANCH, ORDINAL, ORIGIN), frame.columns):
         parts.append(F.coalesce(F.col(name).cast("string"), F.lit("")))
     return F.concat_ws(":", *parts)
@@ -166,7 +167,10 @@ def exclusion_column(
     reasons = {DELETED: F.col(TOMBSTONE), NULL_TIME: null_time, NULL_KEY: null_key, LATE: late}
     if REPLAYED in frame.columns:
         reasons = {REPLAYED_REASON: F.col(REPLAYED), **reasons}
-    return F.coalesce(*[F.when(condition, F.lit(why)) for why, condition in reasons.items()])
+    reason_if_met = []
+    for reason, condition in reasons.items():
+        reason_if_met.append(F.when(condition, F.lit(reason)))
+    return F.coalesce(*reason_if_met)
 
 
 def exclusion_conditions() -> dict[str, Column]:
@@ -203,7 +207,8 @@ class LateRecords(Spec):
         return Columns({name: ColumnFacts(kind) for name, kind in LATE_RECORD_COLUMNS.items()})
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return Flow(arriving[0].stream, (), UNKNOWN, context.operator)
+        (flow,) = arriving
+        return Flow(flow.stream, (), UNKNOWN, context.operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         late = batch.records.diverted(operator).select(

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from dagster_adjunct.orchestration.operators.columns import is_sure_name
 from dagster_adjunct.orchestration.operators.event_times import EventTime
@@ -101,6 +101,15 @@ class Expectation:
     name: str
     condition: str
     on_fail: OnFail
+
+
+class DeclaredCount(NamedTuple):
+    """The declared partition count of a stream, None if the planner chooses it; `declared_in` is
+    the argument, or what else declares it, "" for nothing.
+    """
+
+    partitions: int | None
+    declared_in: str = ""
 
 
 class Spec(ABC):
@@ -358,13 +367,9 @@ class Spec(ABC):
         """
         return EVERY_COLUMN
 
-    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
-        """Return the declared partition count of the stream that begins at this operator, and where
-        it was declared.
-
-        The count is None if the planner chooses it.
-        """
-        return None, ""
+    def declared_count(self, context: PlanContext) -> DeclaredCount:
+        """Return the declared partition count of the stream that begins at this operator."""
+        return DeclaredCount(None)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         """Return the exchange that is needed before it writes; None if the records are partitioned
@@ -399,9 +404,9 @@ def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
         return "columns whose types are not known before it runs"
     types = {name: kind for name, kind in arriving.types.items() if kind is not None}
     for text in texts:
-        why = compile_expression(text, types)
-        if isinstance(why, str):
-            return f"{why} in {text}"
+        compiled_or_why = compile_expression(text, types)
+        if isinstance(compiled_or_why, str):
+            return f"{compiled_or_why} in {text}"
     return ""
 
 
@@ -430,7 +435,9 @@ class PassThroughSpec(Spec):
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
         is_added = arriving.complete and arriving.find(name) is None
-        return None if is_added or self.over_time is not None else name
+        if is_added or self.over_time is not None:
+            return None
+        return name
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return arriving[0]
@@ -452,6 +459,7 @@ class Operator:
 
     @property
     def kind(self) -> str:
+        """The kind of operator, the first part of the id."""
         return self.spec.kind
 
 
@@ -538,27 +546,48 @@ class Flow:
         return replace(self, partitioned_by=tuple(names))
 
     def keep_paths(self, operator: str, before: Columns, after: Columns) -> Flow:
-        """Return the flow after an operator; it is lost if a path is the name of a column now, or
-        the other way round.
+        """Return the flow after an operator; its partitioning is lost if one of its names meant a
+        path and means a column now, or the other way round.
         """
-        if before.complete and after.complete:
-            for name in self.partitioned_by:
-                if len(split_path(name)) > 1 and (name in before.known) != (name in after.known):
-                    return self.lose(operator)
+        if not before.complete or not after.complete:
+            return self
+        for name in self.partitioned_by:
+            may_be_path = len(split_path(name)) > 1
+            was_column = name in before.known
+            is_column = name in after.known
+            if may_be_path and was_column != is_column:
+                return self.lose(operator)
         return self
 
 
 def _rename_value(name: str, renamed: Callable[[str], str | None], columns: Columns) -> str | None:
     """Return the new name of a column, or the new path of a value in one; None if it is lost, or
-    if it is not known which of both the name is.
+    if the name may mean either and the two have different new names.
     """
     steps = split_path(name)
     as_column = renamed(name)
     if len(steps) < 2 or name in columns.known:
         return as_column
-    column = renamed(steps[0])
-    path = name if column == steps[0] else column and write_path((column, *steps[1:]))
-    return path if columns.complete or path == as_column else None
+    as_path = _rename_path(name, steps, renamed)
+    is_surely_path = columns.complete
+    if is_surely_path or as_path == as_column:
+        return as_path
+    return None
+
+
+def _rename_path(
+    path: str, steps: tuple[str, ...], renamed: Callable[[str], str | None]
+) -> str | None:
+    """Return a path, which has these steps, with the new name of its column; None if the column is
+    lost.
+    """
+    column, *rest = steps
+    new_column = renamed(column)
+    if new_column is None:
+        return None
+    if new_column == column:
+        return path
+    return write_path((new_column, *rest))
 
 
 def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
@@ -571,11 +600,9 @@ def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
     """
     first = flows[0]
     stream = first.stream
-    lost_at = ""
     is_known = bool(first.partitioned_by)
     counts = context.counts or {}
     for flow in flows:
-        lost_at = lost_at or flow.lost_at
         if flow.stream != first.stream:
             stream = context.operator
         if (flow.partitioned_by, flow.partitioner) != (first.partitioned_by, first.partitioner):
@@ -584,7 +611,12 @@ def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
             is_known = False
     if is_known:
         return replace(first, stream=stream)
-    return Flow(stream, (), UNKNOWN, lost_at or context.operator)
+    lost_at = context.operator
+    for flow in flows:
+        if flow.lost_at:
+            lost_at = flow.lost_at
+            break
+    return Flow(stream, (), UNKNOWN, lost_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -712,11 +744,10 @@ def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timed
     The delay is how much the operators in between hold back the stream's watermark on its way to
     the operator.
     """
-    arriving = sum_along_paths(operators, lambda spec: spec.watermark_delay)
     inputs = {}
-    for operator, spans in arriving:
+    for operator, delays in sum_along_paths(operators, lambda spec: spec.watermark_delay):
         if operator.spec.over_time is not None:
-            inputs[operator.spec.over_time] = spans
+            inputs[operator.spec.over_time] = delays
     return inputs
 
 
@@ -725,22 +756,30 @@ def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
     operator.
     """
     needed: dict[str, timedelta] = {}
-    for operator, spans in sum_along_paths(operators, lambda spec: spec.max_result_delay):
-        for stream, span in spans.items():
-            needed[stream] = max(needed.get(stream, _ZERO), span + operator.spec.record_retention)
+    for operator, delays in sum_along_paths(operators, lambda spec: spec.max_result_delay):
+        for stream, delay in delays.items():
+            retention = delay + operator.spec.record_retention
+            needed[stream] = max(needed.get(stream, _ZERO), retention)
     return needed
 
 
-def sum_along_paths(
-    operators: Iterable[Operator], own: Callable[[Spec], timedelta]
-) -> list[tuple[Operator, dict[str, timedelta]]]:
-    """Return each operator with {input stream: sum}, for the input streams that it depends on.
+class ArrivingSums(NamedTuple):
+    """An operator, and a sum for each input stream that it depends on."""
 
-    The sum is over the operators between the stream and the operator, of what `own` returns for
-    each. If there are several paths, the largest sum counts.
+    operator: Operator
+    by_stream: dict[str, timedelta]
+
+
+def sum_along_paths(
+    operators: Iterable[Operator], delay_of: Callable[[Spec], timedelta]
+) -> list[ArrivingSums]:
+    """Return, for each operator, the sums of the delays between each of its input streams and it.
+
+    `delay_of` returns the delay that one operator adds. If there are several paths, the largest sum
+    counts.
     """
     leaving: dict[str, dict[str, timedelta]] = {}
-    found = []
+    sums = []
     for operator in operators:
         arriving: dict[str, timedelta] = {}
         if operator.spec.reads is not None:
@@ -748,8 +787,7 @@ def sum_along_paths(
         for source in operator.inputs:
             for stream, span in leaving[source].items():
                 arriving[stream] = max(span, arriving.get(stream, _ZERO))
-        found.append((operator, arriving))
-        leaving[operator.id] = {
-            stream: span + own(operator.spec) for stream, span in arriving.items()
-        }
-    return found
+        sums.append(ArrivingSums(operator, arriving))
+        own_delay = delay_of(operator.spec)
+        leaving[operator.id] = {stream: span + own_delay for stream, span in arriving.items()}
+    return sums

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
 from dagster_adjunct.orchestration.operators.columns import (
@@ -29,6 +29,7 @@ from dagster_adjunct.orchestration.operators.columns import (
 )
 from dagster_adjunct.orchestration.operators.event_times import EventTime
 from dagster_adjunct.orchestration.operators.operator import (
+    DeclaredCount,
     Flow,
     PassThroughSpec,
     PlanContext,
@@ -134,8 +135,9 @@ class Input(InputSpec):
             return Flow(context.operator, (), UNKNOWN)
         return Flow(context.operator, facts.key, facts.partitioner)
 
-    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
-        return require_facts(context.catalog, self.stream, context.operator).partitions, "input"
+    def declared_count(self, context: PlanContext) -> DeclaredCount:
+        facts = require_facts(context.catalog, self.stream, context.operator)
+        return DeclaredCount(facts.partitions, "input")
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         return batch.records.read(self.stream)
@@ -161,10 +163,10 @@ class BroadcastInput(InputSpec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return Flow(context.operator, (self.task,), TASK_NUMBER)
 
-    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
+    def declared_count(self, context: PlanContext) -> DeclaredCount:
         # It has one partition per task. The number of tasks follows from other streams: see
         # `add_broadcast_counts`.
-        return None, "input"
+        return DeclaredCount(None, "input")
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return InputSpec.spark_need(self, context, arriving) or "broadcast="
@@ -186,17 +188,19 @@ class Broadcast(PassThroughSpec):
         return f"all of it for each {self.task}"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
         what = f"{context.operator}: the stream"
-        return add_task_column(context.operator, what, arriving[0], self.task, "broadcast(task")
+        return add_task_column(context.operator, what, columns, self.task, "broadcast(task")
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return Flow(context.operator, (self.task,), TASK_NUMBER)
 
-    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
-        return None, "one for each task"
+    def declared_count(self, context: PlanContext) -> DeclaredCount:
+        return DeclaredCount(None, "one for each task")
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
-        return copy_for_each_task(frames[0], self.task, batch.planned.tasks)
+        (frame,) = frames
+        return copy_for_each_task(frame, self.task, batch.planned.tasks)
 
 
 def add_task_column(operator: str, what: str, columns: Columns, task: str, call: str) -> Columns:
@@ -266,10 +270,12 @@ class Filter(PassThroughSpec):
         return columns
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return expressions_need(self.sql, arriving[0])
+        (columns,) = arriving
+        return expressions_need(self.sql, columns)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
-        return batch.records.filter(frames[0], self.condition)
+        (frame,) = frames
+        return batch.records.filter(frame, self.condition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,120 +295,138 @@ class Map(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        result: dict[str, ColumnFacts] = {}
-        named: list[str] = []
-        made: dict[str, Sources] = {}
-        complete = True
-        for read, kind in check_expressions(
+        checked = check_expressions(
             context.operator, self.expressions, columns.names, columns.types
-        ):
-            if read.star:
-                kept = read.expand_star(columns.known)
+        )
+        result: dict[str, ColumnFacts] = {}
+        sure_names: list[str] = []
+        computed: dict[str, Sources] = {}
+        is_complete = True
+        for expression, kind in checked:
+            if expression.star:
+                kept = expression.expand_star(columns.known)
                 result |= {column: columns.known[column] for column in kept}
                 if columns.complete:
-                    named += kept
+                    sure_names += kept
                 else:
-                    complete = False
-            elif read.name is None:
-                complete = False
+                    is_complete = False
+            elif expression.name is None:
+                is_complete = False
             else:
-                named.append(read.name)
-                result[read.name] = _derive_column(read, kind, columns, made)
-                made[read.name] = result[read.name].sources
+                name = expression.name
+                sure_names.append(name)
+                result[name] = _derive_column(expression, kind, columns, computed)
+                computed[name] = result[name].sources
         step = "List the columns to keep instead of '*', or choose another name."
-        check_new_names(context.operator, named, step)
-        return Columns(result, complete, columns.typed and columns.complete)
+        check_new_names(context.operator, sure_names, step)
+        is_typed = columns.typed and columns.complete
+        return Columns(result, is_complete, is_typed)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return arriving[0].rename(context, self._kept)
+        (flow,) = arriving
+        return flow.rename(context, self._kept)
 
     def _kept(self, column: str) -> str | None:
         """Return the name that an input column has after the map, None if it is lost.
 
         A plain name, "dest as faa" and "*" keep a column unchanged.
         """
-        name = column.lower()
-        passed: dict[str, str] = {}
-        lost: set[str] = set()
-        star = False
+        new_names: dict[str, str] = {}
+        not_in_star: set[str] = set()
+        has_star = False
         for expression in map(parse_expression, self.expressions):
             if expression.star:
-                star = True
-                lost.update(map(str.lower, expression.excepted))
+                has_star = True
+                not_in_star.update(map(str.lower, expression.excepted))
             elif expression.column is not None:
-                passed.setdefault(expression.column.lower(), expression.name or expression.column)
+                new_name = expression.name or expression.column
+                new_names.setdefault(expression.column.lower(), new_name)
             elif expression.alias is not None:
-                lost.add(expression.alias.lower())
-        if star and name not in lost:
+                not_in_star.add(expression.alias.lower())
+        if has_star and column.lower() not in not_in_star:
             return column
-        return passed.get(name)
+        return new_names.get(column.lower())
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
         passed: dict[str, tuple[str, ...]] = {}
         for text in self.expressions:
-            read = parse_expression(text)
-            if read.star:
-                passed |= {kept: (kept,) for kept in read.expand_star(arriving.known)}
-            elif read.name is not None:
-                passed[read.name] = _passed_value(text)
+            expression = parse_expression(text)
+            if expression.star:
+                for kept in expression.expand_star(arriving.known):
+                    passed[kept] = (kept,)
+            elif expression.name is not None:
+                passed[expression.name] = _passed_value(text)
         return _rename_back(name, passed)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        (columns,) = arriving
         computed = []
-        unnamed = ""
+        unnamed = []
         excepted: list[str] = []
         for text in self.expressions:
-            read = parse_expression(text)
-            excepted += read.excepted
-            if read.star:
+            expression = parse_expression(text)
+            excepted += expression.excepted
+            if expression.star:
                 continue
             computed.append(text)
-            if read.name is None and not unnamed:
-                unnamed = f"the name that Spark gives {text}"
-        need = expressions_need(computed, arriving[0])
-        return need or unnamed or names_need(excepted, arriving[0])
+            if expression.name is None:
+                unnamed.append(text)
+        need = expressions_need(computed, columns)
+        if need:
+            return need
+        if unnamed:
+            return f"the name that Spark gives {unnamed[0]}"
+        return names_need(excepted, columns)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
-        hidden: list[str] = []
-        if not any(parse_expression(text).star for text in self.expressions):
-            names = batch.records.names(frame)
-            hidden = list(map(quote_name, (*list_hidden_columns(names), *list_copies(names))))
+        if any(parse_expression(text).star for text in self.expressions):
+            return batch.records.select(frame, self.expressions)  # "*" has the hidden columns, too
+        names = batch.records.names(frame)
+        hidden = map(quote_name, (*list_hidden_columns(names), *list_copies(names)))
         return batch.records.select(frame, (*hidden, *self.expressions))
 
 
 def _passed_value(expression: str) -> tuple[str, ...]:
     """Return the steps to the value that an expression passes on unchanged; () if it makes one."""
-    what, _ = split_alias(expression)
-    column = plain_column(what)
-    return plain_path(what) if column is None else (column,)
+    value, _ = split_alias(expression)
+    column = plain_column(value)
+    if column is not None:
+        return (column,)
+    return plain_path(value)
 
 
 def _rename_back(name: str, passed: Mapping[str, tuple[str, ...]]) -> str | None:
-    """Return where a value of a name was before columns were made of the values at these steps, by
-    the name of the column; None if it was computed.
+    """Return the column or path that had the value called `name` before an operator; None if the
+    operator computes it.
+
+    `passed` has the steps to the value of which each new column was made, () for computed ones.
     """
-    steps = steps_among(name, passed)
-    before = passed.get(steps[0])
-    if not before:
+    column, *inner = steps_among(name, passed)
+    steps = passed.get(column)
+    if not steps:
         return None
-    whole = (*before, *steps[1:])
-    return whole[0] if len(whole) == 1 else write_path(whole)
+    if len(steps) == 1 and not inner:
+        return steps[0]
+    return write_path((*steps, *inner))
 
 
 def _derive_column(
-    read: Expression, kind: str | None, columns: Columns, made: Mapping[str, Sources]
+    expression: Expression, kind: str | None, columns: Columns, computed: Mapping[str, Sources]
 ) -> ColumnFacts:
-    """Return the column of this type that an expression computes; `made` has the sources of those
-    before it.
+    """Return the column of this type that an expression computes; `computed` has the sources of
+    those before it.
     """
-    fields = struct_fields(read) if read.name in (UPDATE, DEFAULT) else ()
+    fields: Sequence[tuple[str, Expression]] = ()
+    if expression.name in (UPDATE, DEFAULT):
+        fields = struct_fields(expression)
     if not fields:
-        return ColumnFacts(kind, sources_from_expression(read, columns.sources, made))
+        return ColumnFacts(kind, sources_from_expression(expression, columns.sources, computed))
+    types = columns.types or {}
     parts = {}
     for field_name, value in fields:
-        sources = sources_from_expression(value, columns.sources, made)
-        parts[field_name] = ColumnFacts(expression_type(value, columns.types or {}), sources)
+        sources = sources_from_expression(value, columns.sources, computed)
+        parts[field_name] = ColumnFacts(expression_type(value, types), sources)
     return ColumnFacts(kind, (), parts)
 
 
@@ -431,7 +455,8 @@ class MapFunction(Spec):
         return "a DataFrame function"
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
-        return batch.records.call_frame(operator, self.function, frames[0])
+        (frame,) = frames
+        return batch.records.call_frame(operator, self.function, frame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,14 +467,16 @@ class FilterFunction(MapFunction):
     needs_tasks: ClassVar[bool] = False
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        return arriving[0]
+        (columns,) = arriving
+        return columns
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
         return name
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
+        (frame,) = frames
         passed = MapFunction.compile(self, operator, frames, batch)
-        before = types_from_spark(frames[0].schema)
+        before = types_from_spark(frame.schema)
         after = types_from_spark(passed.schema)
         _check_columns_unchanged(operator, self.function, before, after)
         return passed
@@ -502,10 +529,15 @@ def build_map(
     errors.
     """
     what = f"map after {after}"
-    if len(expressions) == 1 and callable(expressions[0]):
-        check_plain_function(what, expressions[0], "expressions", "frame")
-        return MapFunction(expressions[0], keeps_partitioning)
-    texts = tuple(item for item in expressions if isinstance(item, str) and item.strip())
+    if len(expressions) == 1:
+        (function,) = expressions
+        if callable(function):
+            check_plain_function(what, function, "expressions", "frame")
+            return MapFunction(function, keeps_partitioning)
+    texts = []
+    for expression in expressions:
+        if isinstance(expression, str) and expression.strip():
+            texts.append(expression)
     if not texts or len(texts) < len(expressions):
         expected = (
             'Spark SQL expressions, such as "tailnum" and "upper(model) as model", or one function'
@@ -515,7 +547,7 @@ def build_map(
         step = "Leave it out: the planner knows the effect of expressions."
         problem = f"{what} has keeps_partitioning=True with expressions."
         raise ConfigurationError(problem, step, argument="keeps_partitioning")
-    return Map(texts)
+    return Map(tuple(texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,19 +568,19 @@ class Merge(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         first, *others = arriving
-        typed = all(columns.types is not None for columns in arriving)
+        are_typed = all(columns.types is not None for columns in arriving)
         for source, other in zip(self.inputs[1:], others, strict=True):
             if first.complete and other.complete:
                 self._check_names(context.operator, first, source, other)
-            if typed:
+            if are_typed:
                 self._check_types(context.operator, first, source, other)
         result = {}
         for name in first.known:
-            columns = [one.known.get(name, ColumnFacts()) for one in arriving]
-            kinds = [column.type for column in columns]
-            kind = next(filter(None, kinds), None)
-            result[name] = ColumnFacts(kind, merge_sources(columns))
-        return Columns(result, first.complete, typed)
+            of_inputs = [columns.known.get(name, ColumnFacts()) for columns in arriving]
+            known_types = [column.type for column in of_inputs if column.type]
+            kind = known_types[0] if known_types else None
+            result[name] = ColumnFacts(kind, merge_sources(of_inputs))
+        return Columns(result, first.complete, are_typed)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         flow = merge_flows(context, arriving)
@@ -562,6 +594,7 @@ class Merge(Spec):
         return name
 
     def _check_names(self, operator: str, first: Columns, source: str, other: Columns) -> None:
+        """Raise PlanningError if the input `source` has `other` columns than the first one."""
         missing = [name for name in first.known if name not in other.known]
         more = [name for name in other.known if name not in first.known]
         if not missing and not more:
@@ -571,16 +604,21 @@ class Merge(Spec):
             differences.append(f"has no {', '.join(map(repr, missing))}")
         if more:
             differences.append(f"has {', '.join(map(repr, more))}")
-        kept = ", ".join(f'"{name}"' for name in first.known if name in other.known) or '"…"'
+        common = [f'"{name}"' for name in first.known if name in other.known]
+        kept = ", ".join(common) if common else '"…"'
         differs = f"{source} {' and '.join(differences)}, unlike {self.inputs[0]}"
         problem = f"{operator}: its inputs have different columns: {differs}."
         step = (
             f"Give all of them the same: .select({kept}) of each, or .with_columns(…) for what is"
             " missing."
         )
-        raise PlanningError(problem, step, operator=operator, column=(missing or more)[0])
+        differing = [*missing, *more]
+        raise PlanningError(problem, step, operator=operator, column=differing[0])
 
     def _check_types(self, operator: str, first: Columns, source: str, other: Columns) -> None:
+        """Raise PlanningError if the input `source` has a column of another type than the first
+        one.
+        """
         for name, column in first.known.items():
             kind = column.type
             there = other.known[name].type
@@ -623,21 +661,23 @@ class PartitionBy(PassThroughSpec):
             'Name columns that it has; an expression needs a name: partition_by("upper(city) as'
             ' city_key").'
         )
-        arriving[0].require(context.operator, self.columns, next_step)
-        arriving[0].require_simple(context.operator, self.columns, "to partition by")
-        return arriving[0]
+        (columns,) = arriving
+        columns.require(context.operator, self.columns, next_step)
+        columns.require_simple(context.operator, self.columns, "to partition by")
+        return columns
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return Flow(context.operator, self.columns, SPARK)
 
-    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
+    def declared_count(self, context: PlanContext) -> DeclaredCount:
         if self.partitions is None:
-            return None, ""
-        return self.partitions, f"partition_by(partitions={self.partitions})"
+            return DeclaredCount(None)
+        return DeclaredCount(self.partitions, f"partition_by(partitions={self.partitions})")
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         partitions = batch.planned.partitions_at(operator)
-        return batch.records.repartition(frames[0], partitions, self.columns)
+        (frame,) = frames
+        return batch.records.repartition(frame, partitions, self.columns)
 
 
 def build_partition_by(after: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
@@ -652,20 +692,26 @@ def build_partition_by(after: str, columns: Sequence[str], partitions: int | Non
     return PartitionBy(names, validate_partition_count(f"{what}: partitions", partitions))
 
 
-def parse_key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the names of the columns to partition by, and {name: expression} of those to
-    compute first.
-    """
+class KeyColumns(NamedTuple):
+    """The columns to partition by, and {name: expression} of those to compute first."""
+
+    names: tuple[str, ...]
+    computed: dict[str, str]
+
+
+def parse_key_columns(columns: Sequence[str]) -> KeyColumns:
+    """Return the columns to partition by, given as columns or as "expression as name"."""
     names = []
     computed = {}
     for item in columns:
-        alias = None
+        name = item
         if _NAMED.search(str(item)):  # a column may be called "loud name"
-            what, alias = split_alias(item)
-        if alias is not None:
-            computed[alias] = what
-        names.append(alias or item)
-    return tuple(names), computed
+            expression, alias = split_alias(item)
+            if alias is not None:
+                name = alias
+                computed[name] = expression
+        names.append(name)
+    return KeyColumns(tuple(names), computed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -683,9 +729,9 @@ def build_select(after: str, columns: Sequence[str]) -> Select:
         problem = f"select after {after} names no column."
         raise ConfigurationError(problem, "Name those to keep.", argument="columns")
     for item in columns:
-        what, name = split_alias(item)
-        is_named = name or plain_column(what) or plain_path(what)
-        if not item.strip() or not is_named:
+        expression, alias = split_alias(item)
+        has_name = bool(alias or plain_column(expression) or plain_path(expression))
+        if not item.strip() or not has_name:
             found = f"select after {after} got {item!r}"
             expected = "a column, a path such as customer.id, or 'expression as name'"
             step = (
@@ -718,22 +764,24 @@ class WithColumns(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        placed = {name.lower(): (name, column) for name, column in columns.known.items()}
+        by_lower_name = {name.lower(): (name, column) for name, column in columns.known.items()}
         for name, text in self.columns:
             kind = check_expression(context.operator, text, columns.names, columns.types)
-            made = ColumnFacts(kind, sources_from_sql(text, columns.sources))
-            placed[name.lower()] = name, made
-        return replace(columns, known=dict(placed.values()))
+            computed = ColumnFacts(kind, sources_from_sql(text, columns.sources))
+            by_lower_name[name.lower()] = (name, computed)
+        return replace(columns, known=dict(by_lower_name.values()))
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return arriving[0].rename(context, self._kept)
+        (flow,) = arriving
+        return flow.rename(context, self._kept)
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
-        made = {column.lower(): _passed_value(text) for column, text in self.columns}
         passed: dict[str, tuple[str, ...]] = {kept: (kept,) for kept in arriving.known}
-        for column in {*passed, *dict(self.columns)}:
-            if column.lower() in made:
-                passed[column] = made[column.lower()]
+        for column, text in self.columns:
+            value = _passed_value(text)
+            replaced = [kept for kept in passed if kept.lower() == column.lower()]
+            for spelling in (column, *replaced):
+                passed[spelling] = value
         return _rename_back(name, passed)
 
     def _kept(self, column: str) -> str | None:
@@ -741,19 +789,24 @@ class WithColumns(Spec):
         replaced.
         """
         for name, expression in self.columns:
-            if name.lower() == column.lower():
-                passed = plain_column(expression)
-                if passed is None or passed.lower() != column.lower():
-                    return None
-                return name
+            if name.lower() != column.lower():
+                continue
+            passed = plain_column(expression)
+            if passed is None or passed.lower() != column.lower():
+                return None
+            return name
         return column
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         (columns,) = arriving
-        return expressions_need(self.sql, columns) or names_need(dict(self.columns), columns)
+        need = expressions_need(self.sql, columns)
+        if need:
+            return need
+        return names_need(dict(self.columns), columns)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
-        return batch.records.with_columns(frames[0], self.columns)
+        (frame,) = frames
+        return batch.records.with_columns(frame, self.columns)
 
 
 def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:

@@ -15,6 +15,7 @@ from dagster_adjunct.orchestration.operators.columns import OnNullKey, function_
 from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
+    DeclaredCount,
     Exchange,
     Flow,
     PassThroughSpec,
@@ -81,6 +82,7 @@ def exchange_before_stream(
 
 
 def _is_hashed_by(flow: Flow, key: tuple[str, ...]) -> bool:
+    """Whether records are partitioned by Spark's hash of exactly these columns."""
     return flow.partitioned_by == key and flow.partitioner == SPARK
 
 
@@ -100,13 +102,16 @@ def exchange_before_table(
 
 
 def _has_one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
-    # With another hash, the partitions are those of another stream system, and several tasks may
-    # read one of them.
+    """Whether all records of a key are surely in one task."""
+    if flow.partitioner != SPARK:
+        # The partitions are those of another stream system, and several tasks may read one.
+        return False
     by = set(flow.partitioned_by)
-    return bool(by) and by <= set(key) and flow.partitioner == SPARK
+    return bool(by) and by <= set(key)
 
 
 def _describe_partitioning(flow: Flow, partitions: int) -> str:
+    """Return a clause that says into how many partitions the records are divided, and how."""
     if not flow.partitioned_by:
         unknown = f"the records are in {partitions} partitions by no known key"
         if flow.lost_at:
@@ -136,7 +141,8 @@ class OutputStreamSpec(Spec):
         return LineageNode("stream", self.stream)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        if split_stream_name(self.stream)[0] == LAKE:
+        system, _ = split_stream_name(self.stream)
+        if system == LAKE:
             return ""
         return f"writing stream {self.stream}"
 
@@ -160,9 +166,10 @@ class OutputStreamSpec(Spec):
                 f" ({', '.join(facts.key)}); it is declared with {output.partitions} and"
                 f" ({', '.join(output.key)})."
             )
+            _, short_name = split_stream_name(name)
             step = (
                 "Declare it as it exists, or choose another name. A lake stream's partitions can"
-                f" be changed: adjunct stream repartition {split_stream_name(name)[1]}"
+                f" be changed: adjunct stream repartition {short_name}"
                 f" --partitions {output.partitions} --reason …."
             )
             raise PlanningError(problem, step, stream=name)
@@ -174,8 +181,8 @@ class OutputStreamSpec(Spec):
         partitioner = output_partitioner(context.catalog, output.name)
         return Flow(context.operator, output.key, partitioner)
 
-    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
-        return context.app.outputs[self.stream].partitions, "output"
+    def declared_count(self, context: PlanContext) -> DeclaredCount:
+        return DeclaredCount(context.app.outputs[self.stream].partitions, "output")
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         output = context.app.outputs[self.stream]
@@ -280,17 +287,17 @@ class SendToLocal(DatasetSend):
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         dataset = context.app.dataset(self.table)
         assert dataset.partitions is not None, "a local table has buckets"
-        by = tuple(map(dataset.source_of, dataset.partition_by))
+        columns = tuple(map(dataset.source_of, dataset.partition_by))
         buckets = dataset.partitions
-        if partitions == buckets and _is_hashed_by(flow, by):
+        if partitions == buckets and _is_hashed_by(flow, columns):
             return None
         where = _describe_partitioning(flow, partitions)
-        why = f"local table {self.table} has {buckets} buckets by ({', '.join(by)}); {where}"
-        return Exchange(context.operator, "local table", by, buckets, why)
+        why = f"local table {self.table} has {buckets} buckets by ({', '.join(columns)}); {where}"
+        return Exchange(context.operator, "local table", columns, buckets, why)
 
     def written(self, arriving: Columns) -> Columns:
-        known = {name: made for name, made in arriving.known.items() if name in self.schema}
-        return replace(arriving, known=known)
+        stored = {name: facts for name, facts in arriving.known.items() if name in self.schema}
+        return replace(arriving, known=stored)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         """Write the records and return them unchanged, computed once."""
@@ -335,6 +342,7 @@ class SendToDataset(DatasetSend):
         return LineageNode("stream", self._fed(app))
 
     def _fed(self, app: DeclaredApplication) -> str:
+        """Return the stream that feeds the dataset."""
         stream = app.dataset(self.table).stream
         assert stream is not None  # MessageStream.send_to rejects datasets without a stream
         return stream
@@ -343,9 +351,10 @@ class SendToDataset(DatasetSend):
         return f"dataset {self.table}"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
         key = context.app.dataset(self.table).key_sources
-        arriving[0].require(context.operator, key, f"They are the key of table {self.table}.")
-        return arriving[0]
+        columns.require(context.operator, key, f"They are the key of table {self.table}.")
+        return columns
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         facts = require_facts(context.catalog, self._fed(context.app), context.operator)
@@ -361,7 +370,8 @@ class SendToDataset(DatasetSend):
         """
         (frame,) = frames
         fed = self._fed(batch.planned.app)
-        stream = batch.planned.system_of(fed).info(split_stream_name(fed)[1])
+        _, name = split_stream_name(fed)
+        stream = batch.planned.system_of(fed).info(name)
         batch.outputs.send(operator, frame, fed, key=stream.key, partitions=stream.partitions)
         return frame
 
@@ -381,8 +391,10 @@ class SendToStream(OutputStreamSpec):
         why = f"They are the key of output {self.stream}."
         self.check_output(context, columns, "the stream", why)
         node = LineageNode("stream", self.stream)
-        known = {name: replace(it, sources=((node, name),)) for name, it in columns.known.items()}
-        return replace(columns, known=known)
+        sent = {}
+        for name, facts in columns.known.items():
+            sent[name] = replace(facts, sources=((node, name),))
+        return replace(columns, known=sent)
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
         return name
@@ -425,8 +437,10 @@ class Sink(Spec):
 
     @property
     def check_target(self) -> Callable[[], object] | None:
-        check = getattr(self.function, "check", None)
-        return check if callable(check) else None
+        check: Callable[[], object] | None = getattr(self.function, "check", None)
+        if not callable(check):
+            return None
+        return check
 
     def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("sink", f"{app.name}/{self.writes.removesuffix('()')}")
@@ -437,20 +451,23 @@ class Sink(Spec):
         return f"the results of {self.writes}"
 
     def call(self, operator: str, app: DeclaredApplication) -> PlannedCall:
-        recorded = self.returns is not None
+        is_recorded = self.returns is not None
         again = ", and again if the batch is repeated"
-        if recorded:
+        if is_recorded:
             again = "; not again once its results are recorded"
-        often = f"at least once for each record of a batch{again}"
-        return PlannedCall(operator, "sink", self.writes, often, recorded)
+        guarantee = f"at least once for each record of a batch{again}"
+        return PlannedCall(operator, "sink", self.writes, guarantee, is_recorded)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
         if self.returns is None:
-            return arriving[0]
+            return columns
         return Columns.of_schema(self.returns)
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
-        return name if self.returns is None else None
+        if self.returns is None:
+            return name
+        return None
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
@@ -462,6 +479,7 @@ class Sink(Spec):
         )
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
+        """Call the function; return its results, or else the records."""
         (frame,) = frames
         if self.returns is not None:
             return batch.sinks.call_for_results(operator, frame, self.function, self.returns)

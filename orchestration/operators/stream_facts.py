@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -113,6 +112,7 @@ class Columns:
 
     @property
     def names(self) -> Names:
+        """The names of the columns; None if there may be others."""
         if not self.complete:
             return None
         return tuple(self.known)
@@ -138,13 +138,18 @@ class Columns:
         if name in self.known:
             return self.known[name]
         steps = split_path(name)
-        column = self.known.get(steps[0]) if len(steps) > 1 else None
+        if len(steps) < 2:
+            return None
+        column_name, *_ = steps
+        column = self.known.get(column_name)
         if column is None:
             return None
         if column.type is None or not is_storable(column.type):  # Spark looks for the value
             return ColumnFacts(None, column.sources)
-        path = find_path(name, {steps[0]: column.type})
-        return None if path is None else ColumnFacts(path.type, column.sources)
+        path = find_path(name, {column_name: column.type})
+        if path is None:
+            return None
+        return ColumnFacts(path.type, column.sources)
 
     def type_of(self, name: str) -> str | None:
         """Return the type of a column, or of the value that a path names; None if it is
@@ -155,7 +160,9 @@ class Columns:
         if name in self.types:
             return self.types[name]
         found = self.find(name)
-        return None if found is None else found.type
+        if found is None:
+            return None
+        return found.type
 
     def require(
         self, operator: str, needed: Iterable[str], next_step: str, *, side: str = "the stream"
@@ -170,16 +177,17 @@ class Columns:
         for name in needed:
             if self.find(name) is not None:
                 continue
-            column = tuple(map(container_of, split_path(name)[:1]))
             problem = (
                 f"{operator}: {side} has no column {name!r}; its columns there are"
                 f" {', '.join(self.known)}."
             )
             step = did_you_mean(name, tuple(self.known)) + next_step
-            if column and column[0] in self.known:
-                kind = self.known[column[0]].type or ""
+            steps = split_path(name)
+            column = container_of(steps[0]) if steps else ""
+            if column in self.known:
+                kind = self.known[column].type or ""
                 try:
-                    require_value(name, {column[0]: kind}, f"{operator}: {side}")
+                    require_value(name, {column: kind}, f"{operator}: {side}")
                 except SchemaMismatchError as error:
                     problem = error.problem
                     step = error.next_step
@@ -190,7 +198,9 @@ class Columns:
     ) -> None:
         """Do what `require` does, for names that must be those of columns: not paths."""
         self.require(operator, needed, next_step, side=side)
-        for name in needed if self.complete else ():
+        if not self.complete:
+            return
+        for name in needed:
             if name not in self.known:
                 problem = (
                     f"{operator}: {name!r} is a value within a column of {side}: expected a column."
@@ -206,7 +216,9 @@ class Columns:
         for name in names:
             kind = self.type_of(name)
             if kind is not None and is_nested(kind):
-                path = write_path((name,)) if name in self.known else name
+                path = name
+                if name in self.known:
+                    path = write_path((name,))
                 problem = f"{operator}: {name!r} is {kind}: expected a simple value {use}."
                 step = simple_value_advice(path, kind)
                 raise PlanningError(problem, step, operator=operator, column=name)
@@ -245,11 +257,12 @@ class Columns:
 
     @cached_property
     def _flat(self) -> Mapping[str, ColumnFacts]:
+        """The columns by name, each with its `fields` after it ("update.seats")."""
         flat: dict[str, ColumnFacts] = {}
         for name, column in self.known.items():
             flat[name] = column
-            for part, made in column.fields.items():
-                flat[f"{name}.{part}"] = made
+            for field_name, facts in column.fields.items():
+                flat[f"{name}.{field_name}"] = facts
         return flat
 
 
@@ -292,19 +305,30 @@ def sources_from_expression(
     columns.
     """
     known: ColumnSources = {}
-    for alias, its in (*(aliases or {}).items(), *columns.items()):
-        known[alias.lower()] = its
+    for name, sources in (*(aliases or {}).items(), *columns.items()):
+        known[name.lower()] = sources
     result: dict[tuple[LineageNode, str], None] = {}
-    for name in read.columns:
-        column = name.name.lower()
-        sources = known.get(str(name).lower()) or known.get(column)
-        if not sources:  # of a struct: those of its fields, as far as they are known
-            of_fields = (those for field, those in known.items() if field.startswith(f"{column}."))
-            sources = tuple(chain.from_iterable(of_fields))
+    for reference in read.columns:
+        column = reference.name.lower()
+        sources = _sources_of_reference(str(reference).lower(), column, known)
         if not sources and column not in NILADIC:
             return ()
         result |= dict.fromkeys(sources)
     return tuple(result)
+
+
+def _sources_of_reference(path: str, column: str, known: ColumnSources) -> Sources:
+    """Return the sources of a value in an expression, which is at this path in this column, all in
+    lower case; () if they are unknown.
+    """
+    for name in (path, column):
+        if known.get(name):
+            return known[name]
+    of_fields: list[tuple[LineageNode, str]] = []
+    for name, sources in known.items():
+        if name.startswith(f"{column}."):
+            of_fields += sources
+    return tuple(of_fields)
 
 
 Partitioner = Literal["spark-murmur3", "kafka-murmur2", "task number", "unknown"]
@@ -375,8 +399,8 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     facts = catalog.get(stream)
     if facts is not None:
         return facts
-    there = f"streams there: {', '.join(sorted(catalog)) or 'none'}."
-    there = catalog.missing.get(stream, there)
+    streams = ", ".join(sorted(catalog)) or "none"
+    reason = catalog.missing.get(stream, f"streams there: {streams}.")
     system, name = split_stream_name(stream)
     step = "Correct the name, or create the stream first."
     if system == LAKE:
@@ -390,7 +414,7 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
             f"Advance dataset {name!r} first, by an application that joins it: adjunct dataset"
             f" advance {name} MODULE:APP; or correct the name."
         )
-    problem = f"{what} reads stream {stream!r}, which does not exist: {there}"
+    problem = f"{what} reads stream {stream!r}, which does not exist: {reason}"
     raise PlanningError(problem, step, stream=stream)
 
 
@@ -403,7 +427,8 @@ def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
 
 def new_stream_defaults(catalog: Catalog, stream: str) -> NewStreams:
     """Return the properties that this stream would get if it were created."""
-    return catalog.new_streams.get(split_stream_name(stream)[0], NewStreams())
+    system, _ = split_stream_name(stream)
+    return catalog.new_streams.get(system, NewStreams())
 
 
 # as-of: as-of joins use the entry that was valid at the record's time, other joins the served
@@ -487,6 +512,7 @@ def declared_changes(app: DeclaredApplication, stream: str) -> ColumnChanges:
     if stream in app.outputs:
         return app.outputs[stream].changes
     for dataset in app.datasets:
-        if dataset.stream == stream and dataset.extractor is None and dataset.evolution:
+        has_its_columns = dataset.stream == stream and dataset.extractor is None
+        if has_its_columns and dataset.evolution:
             return dataset.evolution
     return NO_CHANGES

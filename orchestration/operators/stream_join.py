@@ -166,21 +166,22 @@ def match_rows(
     `rows` has the stored rows by the name of their side (`prefix_columns`). No new row is earlier
     than `earliest`, so that older rows can be skipped.
     """
-    one, other = sides
-    lefts = rows[one.name]
-    rights = rows[other.name]
+    left, right = sides
+    left_rows = rows[left.name]
+    right_rows = rows[right.name]
     if earliest is not None:
         since = to_microseconds(earliest)
-        lefts = lefts.where(one.column(AT) >= since - bound.after)
-        rights = rights.where(other.column(AT) >= since - bound.before)
-    new_left = _add_spans(lefts.where(one.column(NEW)), one, bound, both=True)
-    new_right = _add_spans(rights.where(other.column(NEW)), other, bound, both=True)
-    old_left = _add_spans(lefts.where(~one.column(NEW)), one, bound)
-    pairs = _join_spans(new_left, _add_spans(rights, other, bound), sides, bound, "inner")
-    pairs = pairs.unionByName(_join_spans(old_left, new_right, sides, bound, "inner"))
-    time = F.greatest(one.column(AT), other.column(AT))
-    return pairs.withColumns(
-        {KIND: F.lit(BOTH), FIRST: one.column(RECORD), SECOND: other.column(RECORD), TIME: time}
+        left_rows = left_rows.where(left.column(AT) >= since - bound.after)
+        right_rows = right_rows.where(right.column(AT) >= since - bound.before)
+    new_left = _add_spans(left_rows.where(left.column(NEW)), left, bound, both=True)
+    old_left = _add_spans(left_rows.where(~left.column(NEW)), left, bound)
+    new_right = _add_spans(right_rows.where(right.column(NEW)), right, bound, both=True)
+    all_right = _add_spans(right_rows, right, bound)
+    pairs_of_new_left = _join_spans(new_left, all_right, sides, bound, "inner")
+    pairs_of_old_left = _join_spans(old_left, new_right, sides, bound, "inner")
+    time = F.greatest(left.column(AT), right.column(AT))
+    return pairs_of_new_left.unionByName(pairs_of_old_left).withColumns(
+        {KIND: F.lit(BOTH), FIRST: left.column(RECORD), SECOND: right.column(RECORD), TIME: time}
     )
 
 
@@ -191,7 +192,9 @@ def find_unmatched(
     the watermark has passed in this batch."""
     assert watermarks.after is not None, "nothing has passed"
     left, right = sides
-    other = right if of is left else left
+    other = left
+    if of is left:
+        other = right
     # The latest match is `ahead` later than the row.
     until = to_microseconds(watermarks.after) - of.ahead
     passed = of.column(AT) < F.lit(until)
@@ -222,24 +225,27 @@ def combine_results(
     `arriving` are the columns of both inputs.
     """
     left, right = sides
+    left_columns, right_columns = arriving
     results: dict[str, _ResultColumn] = {}
-    for name, column in arriving[0].known.items():
+    for name, column in left_columns.known.items():
         results[name] = _ResultColumn(column.type, [left.prefixed(name)])
-    for name, theirs in zip(left.keys, right.keys, strict=True):
-        other = right.prefixed(theirs)
-        if name in results:
-            results[name].places.append(other)
+    for left_key, right_key in zip(left.keys, right.keys, strict=True):
+        other = right.prefixed(right_key)
+        if left_key in results:
+            results[left_key].places.append(other)
             continue
-        key = [left.prefixed(name), other]
-        results[copy_name(name)] = _ResultColumn(arriving[0].type_of(name), key)
-        of, *steps = split_path(name)
-        results[of].inside[tuple(steps)] = other
+        places = [left.prefixed(left_key), other]
+        key_type = left_columns.type_of(left_key)
+        results[copy_name(left_key)] = _ResultColumn(key_type, places)
+        column_name, *steps = split_path(left_key)
+        results[column_name].inside[tuple(steps)] = other
     for item in added:
         places = [right.prefixed(item.column)]
-        results[item.name] = _ResultColumn(arriving[1].type_of(item.column), places)
+        results[item.name] = _ResultColumn(right_columns.type_of(item.column), places)
     results[LIMIT] = _ResultColumn("timestamp", [LIMIT])
 
     def combine(part: DataFrame) -> DataFrame:
+        """Return a part with the columns of the results."""
         there = set(part.columns)
         columns = list(map(F.col, (KIND, FIRST, SECOND, TIME)))
         columns += [column.value(there).alias(name) for name, column in results.items()]
@@ -252,7 +258,8 @@ def combine_results(
 class _ResultColumn:
     """A column of the results: its type, and the columns that it may be taken from, in this order.
 
-    Where none of these is there, a struct of the columns `inside`, by their steps, if these are.
+    Where none of these is there, its value is a struct of the columns `inside`, by their steps, if
+    all of these are there.
     """
 
     type: str | None
@@ -271,7 +278,7 @@ class _ResultColumn:
 
 def _struct_of(kind: Type, values: Mapping[Steps, str]) -> Column:
     """Return a struct of this type with the columns `values` at their steps, and nulls elsewhere;
-    null if all of these are.
+    null if all these columns are null.
     """
     if () in values:
         return named_column(values[()])
@@ -319,16 +326,21 @@ def _add_spans(rows: DataFrame, side: Side, bound: Bound, *, both: bool = False)
 def _join_spans(
     one: DataFrame, other: DataFrame, sides: Sides, bound: Bound, how: str
 ) -> DataFrame:
+    """Return the join of the rows of both sides (`_add_spans`), in any order, by equal keys and
+    times within the bound.
+    """
     left, right = sides
-    pairs = [left.column(a) == right.column(b) for a, b in zip(left.keys, right.keys, strict=True)]
     one = one.withColumnRenamed(_SPAN, "__one")
     other = other.withColumnRenamed(_SPAN, "__other")
-    pairs.append(named_column("__one") == named_column("__other"))
-    distance = right.column(AT) >= left.column(AT) - bound.before
-    distance = distance & (right.column(AT) <= left.column(AT) + bound.after)
-    return one.join(other.hint("merge"), reduce(and_, [*pairs, distance]), how).drop(
-        "__one", "__other"
-    )
+    conditions = []
+    for left_key, right_key in zip(left.keys, right.keys, strict=True):
+        conditions.append(left.column(left_key) == right.column(right_key))
+    conditions.append(named_column("__one") == named_column("__other"))
+    earliest = left.column(AT) - bound.before
+    latest = left.column(AT) + bound.after
+    conditions.append((right.column(AT) >= earliest) & (right.column(AT) <= latest))
+    joined = one.join(other.hint("merge"), reduce(and_, conditions), how)
+    return joined.drop("__one", "__other")
 
 
 HowStreams = Literal["inner", "left", "right", "full"]
@@ -374,9 +386,12 @@ class StreamJoin(Spec):
     @property
     def watermark_delay(self) -> timedelta:
         # A row without a match is emitted when the time of its latest possible match has passed.
-        left = self.after * self._is_outer("left")
-        right = self.before * self._is_outer("right")
-        return max(left, right)
+        delay = timedelta(0)
+        if self._is_outer("left"):
+            delay = self.after
+        if self._is_outer("right"):
+            delay = max(delay, self.before)
+        return delay
 
     @property
     def record_retention(self) -> timedelta:
@@ -401,7 +416,7 @@ class StreamJoin(Spec):
     def _partition_columns(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The columns that the left and the right stream are partitioned by."""
         right = dict(self.on)
-        return self.partition_by, tuple(map(right.__getitem__, self.partition_by))
+        return self.partition_by, tuple(right[name] for name in self.partition_by)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         left, right = arriving
@@ -425,7 +440,9 @@ class StreamJoin(Spec):
         chosen = self.selection(tuple(right.known))
         taken = [item.column for item in chosen]
         right.require(operator, taken, "Correct select=.", side=side)
-        added = {item.name: right.find(item.column) or ColumnFacts() for item in chosen}
+        added = {}
+        for item in chosen:
+            added[item.name] = right.find(item.column) or ColumnFacts()
         is_complete = right.complete or self.select is not None
         if is_complete:
             left.check_added(operator, added, side, "right")
@@ -440,7 +457,11 @@ class StreamJoin(Spec):
         return replace(made, complete=left.complete and is_complete)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
-        sides, added = self._sides(operator, frames, batch)
+        """Store the records of both sides; return the results that are decided in this batch."""
+        self.check_columns(operator, map(batch.records.columns, frames), batch.planned.app)
+        _, right_frame = frames
+        added = self.selection(tuple(filter(is_own, right_frame.columns)))
+        sides = self._sides(frames, added)
         watermarks = batch.state.watermarks(self.name)
         rows: dict[str, DataFrame] = {}
         unmatchable: list[DataFrame] = []
@@ -478,25 +499,35 @@ class StreamJoin(Spec):
             return records.repartition(partitions, *columns)
         return records.coalesce(1)
 
-    def _sides(
-        self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch
-    ) -> tuple[Sides, Sequence[SelectedColumn]]:
-        """Return both sides, and the columns that the right one adds; of these and its key its
-        stored rows consist.
+    def _sides(self, frames: Sequence[DataFrame], added: Sequence[SelectedColumn]) -> Sides:
+        """Return both sides for these records: all columns of the left side are stored, and of the
+        right side its key and the columns that it adds.
         """
-        self.check_columns(operator, map(batch.records.columns, frames), batch.planned.app)
-        own, theirs = (tuple(filter(is_own, frame.columns)) for frame in frames)
-        chosen = self.selection(theirs)
+        left_frame, _ = frames
         left_keys, right_keys = self._keys
         left_by, right_by = self._partition_columns
-        stored = tuple(dict.fromkeys((*right_keys, *(item.column for item in chosen))))
-        bound = self.bound
-        own = tuple(dict.fromkeys((*own, *left_keys)))
-        left = Side("left", left_keys, left_by, own, self._is_outer("left"), bound.after)
-        right = Side("right", right_keys, right_by, stored, self._is_outer("right"), bound.before)
-        return (left, right), chosen
+        left_stored = dict.fromkeys((*filter(is_own, left_frame.columns), *left_keys))
+        right_stored = dict.fromkeys((*right_keys, *(item.column for item in added)))
+        left = Side(
+            name="left",
+            keys=left_keys,
+            partition_columns=left_by,
+            columns=tuple(left_stored),
+            outer=self._is_outer("left"),
+            ahead=self.bound.after,
+        )
+        right = Side(
+            name="right",
+            keys=right_keys,
+            partition_columns=right_by,
+            columns=tuple(right_stored),
+            outer=self._is_outer("right"),
+            ahead=self.bound.before,
+        )
+        return (left, right)
 
     def _is_outer(self, side: str) -> bool:
+        """Whether rows of this side without a match are emitted."""
         return self.how in (side, "full")
 
     def _classify(
@@ -515,20 +546,21 @@ class StreamJoin(Spec):
         is_late = F.col(BEHIND).isNotNull()
         if watermarks.before is not None:
             is_late = is_late | (time < F.lit(to_microseconds(watermarks.before)))
-        null_time = time.isNull() | (time > MAX_MICROS - self.record_retention // _MICROSECOND)
-        frame = frame.withColumn(EXCLUSION, exclusion_column(frame, side.keys, null_time, is_late))
+        latest = MAX_MICROS - self.record_retention // _MICROSECOND
+        has_no_time = time.isNull() | (time > latest)
+        exclusion = exclusion_column(frame, side.keys, has_no_time, is_late)
+        frame = frame.withColumn(EXCLUSION, exclusion)
         has_diverted_consumer = batch.planned.has_diverted_consumer(operator)
         if side.outer or has_diverted_consumer:  # the records are read more than once
             frame = batch.records.materialize(operator, frame)
         if has_diverted_consumer:
-            why = F.col(EXCLUSION)
             rejected = [LATE]
             if not side.outer:
                 rejected += UNMATCHABLE
-            late = frame.where(why.isin(*rejected))
-            batch.records.divert(
-                operator, to_late_records(late, why, self.watermark_delay, side.name)
-            )
+            reason = F.col(EXCLUSION)
+            diverted = frame.where(reason.isin(*rejected))
+            late = to_late_records(diverted, reason, self.watermark_delay, side.name)
+            batch.records.divert(operator, late)
         return frame
 
     def _store(self, operator: str, frame: DataFrame, side: Side, batch: SparkBatch) -> DataFrame:
@@ -539,8 +571,9 @@ class StreamJoin(Spec):
         counted = batch.records.count_records(operator, frame, conditions)
         # A row is needed while matches may arrive; if the other side is outer, until its rows
         # within reach are decided.
+        is_other_outer = self.how not in ("inner", side.name)
         needed = side.ahead
-        if self.how not in ("inner", side.name):
+        if is_other_outer:
             needed = self.bound.before + self.bound.after
         columns = [value.alias(name) for name, value in side.values(frame)]
         rows = counted.where(F.col(EXCLUSION).isNull()).select(
@@ -550,9 +583,9 @@ class StreamJoin(Spec):
             F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed + 1)).alias(EXPIRES),
         )
         own = Schema.from_spark(frame.select(*columns).schema)
-        more = (Field(name, STATE_COLUMNS[name]) for name in (RECORD, AT, EXPIRES))
+        of_state = [Field(name, STATE_COLUMNS[name]) for name in (RECORD, AT, EXPIRES)]
         spec = StateSpec(
-            schema=Schema((*own.fields, *more)),
+            schema=Schema((*own.fields, *of_state)),
             key=(*side.keys, RECORD),
             partition_by=side.partition_columns,
             partitions=batch.planned.partitions_at(operator),
@@ -580,8 +613,8 @@ def build_stream_join(
 ) -> StreamJoin:
     """Return the join for a user's arguments; `operator` is its id."""
     check_name("stream join", name)
-    bound = within if isinstance(within, tuple) else (within, within)
-    for distance in bound:
+    before, after = within if isinstance(within, tuple) else (within, within)
+    for distance in (before, after):
         found = f"{operator} has within"
         check_duration(
             distance, found, argument="within", zero=True, most=MAX_DURATION, operator=operator
@@ -592,7 +625,14 @@ def build_stream_join(
         expected = "the columns that are equal in both streams"
         raise argument_error(found, expected, argument="on", operator=operator)
     validate_column_names(f"{operator}: on=", [right for _, right in pairs])
-    own_columns = tuple(left for left, _ in pairs)
-    by = validate_partition_by(operator, partition_by, own_columns, "on")
-    selected = joins.parse_selection(operator, select, prefix)
-    return StreamJoin(name, pairs, by, *bound, how, selected, prefix)
+    left_columns = tuple(left for left, _ in pairs)
+    return StreamJoin(
+        name=name,
+        on=pairs,
+        partition_by=validate_partition_by(operator, partition_by, left_columns, "on"),
+        before=before,
+        after=after,
+        how=how,
+        select=joins.parse_selection(operator, select, prefix),
+        prefix=prefix,
+    )

@@ -45,12 +45,15 @@ def check_key_unchanged(what: str, key: KeySources, pairs: Pairs) -> None:
 
 def _names_value(expression: str, source: str) -> bool:
     """Whether an expression is only this column or path."""
+    steps = plain_path(expression)
     column = plain_column(expression)
-    steps = plain_path(expression) if column is None else (column,)
-    return _fold(steps) in (_fold((source,)), _fold(split_path(source)))
+    if column is not None:
+        steps = (column,)
+    return _fold_case(steps) in (_fold_case((source,)), _fold_case(split_path(source)))
 
 
-def _fold(steps: Sequence[str]) -> tuple[str, ...]:
+def _fold_case(steps: Sequence[str]) -> tuple[str, ...]:
+    """Return the steps of a path in lower case."""
     return tuple(map(str.lower, steps))
 
 
@@ -76,7 +79,9 @@ def require_key(operator: str, send: TableSend, key: Sequence[str], columns: Col
 
 def _check_no_path(operator: str, table: str, key: Sequence[str], columns: Columns) -> None:
     """Raise PlanningError if a table's key is declared by the path of its value in the records."""
-    for name in key if columns.complete else ():
+    if not columns.complete:
+        return
+    for name in key:
         path = read_named_path(name)
         if path.renames and name not in columns.known:
             raise PlanningError(

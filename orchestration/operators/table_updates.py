@@ -1,32 +1,24 @@
-"""`SendToTable`, which sends records or updates to a remote table, and the checks of what it
-sends.
+"""`SendToTable`, which sends records or updates to a remote table, and users' arguments for
+updates.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame
 from dagster_adjunct.orchestration.operators.columns import (
     Types,
     first_duplicate,
     list_hidden_columns,
-    plain_path,
     validate_column_names,
 )
 from dagster_adjunct.orchestration.operators.joins import describe_on
-from dagster_adjunct.orchestration.operators.lookup_join import (
-    Problems,
-    function_column_types,
-    function_problems,
-    raise_first_problem,
-)
+from dagster_adjunct.orchestration.operators.lookup_join import raise_first_problem
 from dagster_adjunct.orchestration.operators.lookups import Pairs
 from dagster_adjunct.orchestration.operators.operator import (
-    ComparedColumn,
     Exchange,
     Flow,
     PassThroughSpec,
@@ -50,6 +42,13 @@ from dagster_adjunct.orchestration.operators.table_keys import (
     key_expressions,
     require_key,
 )
+from dagster_adjunct.orchestration.operators.table_sinks import (
+    TableSink,
+    check_sink_columns,
+    compare_sink_types,
+    find_sink_problems,
+    find_summed_columns,
+)
 from dagster_adjunct.orchestration.operators.updates import (
     EVERY_COLUMN,
     ChangedColumns,
@@ -62,39 +61,14 @@ from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.paths import (
     NamedPath,
-    find_path,
     path_expression,
     read_named_path,
-    split_path,
     write_path,
 )
 from dagster_adjunct.resources.schemas.schema import quote_name
-from dagster_adjunct.resources.schemas.types import (
-    Array,
-    Map,
-    Simple,
-    Struct,
-    Type,
-    TypeTextError,
-    is_storable,
-    nested_types,
-    parse_type,
-    write_name,
-)
 from dagster_adjunct.resources.sql.checking import check_expression
-from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
-from dagster_adjunct.resources.sql.types import expression_type
-from dagster_adjunct.resources.table_backends.columns import (
-    Column,
-    InnerNameError,
-    Kind,
-    inner_column,
-    parse_column,
-)
-from dagster_adjunct.resources.table_backends.nested_values import parse_inner_name
-from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
-from dagster_adjunct.resources.tables.operation import Capabilities, UpdateContract
-from dagster_adjunct.resources.tables.table import AnyTable
+from dagster_adjunct.resources.sql.expression import parse_expression
+from dagster_adjunct.resources.tables.arrow import UPDATE
 from dagster_adjunct.resources.validation import validated
 
 Expressions: TypeAlias = Mapping[str, str] | Sequence[str]
@@ -111,11 +85,9 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
     if not columns and not empty:
         raise argument_error(f"{what} names no column", "at least one", argument=argument)
     if isinstance(columns, Mapping):
-        pairs = list(columns.items())
+        pairs = tuple(columns.items())
     else:
-        named = list(map(read_named_path, columns))
-        pairs = [(path.name, path_expression(path.steps)) for path in named]
-        _check_named_once(what, [path.name for path in named])
+        pairs = _pairs_of_paths(what, columns)
     validate_column_names(what, [name for name, _ in pairs])
     for name, text in pairs:
         found = f"{what} gives {name!r} the value {text!r}"
@@ -126,15 +98,22 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
         if alias is not None:
             expected = f"the expression without 'as {alias}'"
             raise argument_error(found, expected, argument=argument, column=name)
-    return tuple(pairs)
+    return pairs
 
 
-def _check_named_once(what: str, names: Sequence[str]) -> None:
-    double = first_duplicate(names)
+def _pairs_of_paths(what: str, columns: Sequence[str]) -> Pairs:
+    """Return pairs (column, expression) of columns and paths that are only named; raise
+    ConfigurationError if two of them have the same name.
+    """
+    pairs = []
+    for path in map(read_named_path, columns):
+        pairs.append((path.name, path_expression(path.steps)))
+    double = first_duplicate([name for name, _ in pairs])
     if double is not None:
         problem = f"{what} names column {double!r} twice."
         step = "Name it once, or give a path another name: 'home.city as home_city'."
         raise ConfigurationError(problem, step, column=double)
+    return tuple(pairs)
 
 
 def _parse_default(what: str, key: KeySources, columns: Expressions | None) -> Pairs | None:
@@ -194,7 +173,8 @@ def update_message(
         "seats"]))
              .send_to(aircraft, UpdateContract.UPDATE_WITH_DEFAULTS)
     """
-    named = list(map(read_named_path, (key,) if isinstance(key, str) else key))
+    key_columns = (key,) if isinstance(key, str) else key
+    named = list(map(read_named_path, key_columns))
     validate_column_names("update_message: key=", [path.name for path in named])
     if not named:
         step = "Pass the table's key columns as key=."
@@ -203,552 +183,16 @@ def update_message(
     keys = {path.name: write_path(path.steps) for path in named}
     check_key_unchanged("update_message: update=", keys, pairs)
     first = _parse_default("update_message: default=", keys, default)
-    made = f"{struct_expression(pairs)} as {UPDATE}"
-    return (*map(_select_expression, named), made, *default_expression(first))
+    update_struct = f"{struct_expression(pairs)} as {UPDATE}"
+    return (*map(_select_expression, named), update_struct, *default_expression(first))
 
 
 def _select_expression(path: NamedPath) -> str:
     """Return the Spark SQL expression of a column that is made of a path."""
     expression = path_expression(path.steps)
-    return f"{expression} as {quote_name(path.name)}" if path.renames else expression
-
-
-_WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
-_NUMBERS = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
-_ADDABLE = (*_NUMBERS, Kind.JSON, Kind.OTHER)
-_UNORDERED = (Kind.BOOLEAN, Kind.LIST, Kind.JSON, Kind.NESTED)
-# Types that no column of a table has, but whose values may fit one. (Structs are objects in JSON.)
-_MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
-# Also of types that only Spark has.
-_NEVER_IN_JSON = re.compile(
-    r"(?:^|[<:,])(?:map<(?!string\b|…)"
-    r"|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)\b(?!\s*:))"
-)
-_APPENDABLE = (Kind.LIST, Kind.OTHER)
-
-
-@dataclass(frozen=True, slots=True)
-class TableSink:
-    """A table, a send to it, and the types of the records' columns, None if they are unknown.
-
-    Fields of structs have names like "update.seats".
-    """
-
-    table: AnyTable
-    send: TableSend
-    types: Types = None
-
-    @property
-    def function(self) -> Any:
-        return self.table.write_function
-
-    @property
-    def columns(self) -> dict[str, str] | None:
-        """{column: type} as the table's write function declares it, or None."""
-        return function_column_types(self.function)
-
-    @property
-    def sent(self) -> dict[str, str | None] | None:
-        """{the table's column: type of what is sent to it}; None if these are unknown."""
-        if self.send.update is not None:
-            pairs = (*self.send.update.set, *self.send.update.add)
-            sent = {name: self.sent_type(name, text) for name, text in pairs}
-            return self.keys | dict.fromkeys(self.send.update.columns) | sent
-        if self.types is None:
-            return None
-        if self.send.contract is None:
-            own = {name: kind for name, kind in self.types.items() if "." not in name}
-            moved = dict(self.send.on)
-            kept = {name: kind for name, kind in own.items() if name not in moved}
-            return kept | self.keys
-        fields = self.fields_of(UPDATE)
-        return self.keys | fields if fields else None
-
-    @property
-    def keys(self) -> dict[str, str | None]:
-        """{column of the table's key: type of what is sent to it}."""
-        key = self.table.key
-        sources = self.send.key_sources(key)
-        return {name: self._type_at(source) for name, source in zip(key, sources, strict=True)}
-
-    def _type_at(self, source: str) -> str | None:
-        """Return the type of a column, or of the value at a path; None if it is unknown."""
-        types = self.types or {}
-        if source in types:
-            return types[source]
-        storable = {name: kind for name, kind in types.items() if kind and is_storable(kind)}
-        path = find_path(source, storable)
-        return None if path is None else path.type
-
-    @property
-    def default(self) -> dict[str, str | None]:
-        """{the table's column: type of what the default record has}."""
-        if self.send.contract is None:
-            return {}
-        if self.send.update is None:
-            return self.fields_of(DEFAULT)
-        pairs = self.send.update.if_missing or ()
-        return {name: self.sent_type(name, text, DEFAULT) for name, text in pairs}
-
-    def fields_of(self, struct: str) -> dict[str, str | None]:
-        """Return the types of the fields of a struct; {} if the records have none."""
-        fields = {}
-        for name, kind in (self.types or {}).items():
-            column, dot, field = name.partition(".")
-            if dot and column == struct:
-                fields[field] = kind
-        return fields
-
-    def names_inside(self, name: str) -> bool:
-        """Whether a name in an update is that of a value inside a column of structs."""
-        return name not in (self.columns or {}) and parse_inner_name(name) is not None
-
-    def sent_type(self, name: str, expression: str, struct: str = UPDATE) -> str | None:
-        """Return the type of what is sent to the column `name`: of a struct's field, or of this
-        expression.
-        """
-        return self.fields_of(struct).get(name) or self.type_of(expression)
-
-    def type_of(self, expression: str) -> str | None:
-        """Return the type of an expression over the records' columns; None if it is unknown."""
-        return expression_type(parse_expression(expression), self.types or {})
-
-
-def _sink_problems(sink: TableSink) -> Problems:
-    """Yield why the table does not support the send, whatever columns the records have."""
-    function = sink.function
-    if function is None:
-        yield (
-            " has no write function, and records are sent to it.",
-            "Declare it with write_function=….",
-        )
-        return
-    yield from function_problems(function, sink.send.args)
-    can = getattr(function, "capabilities", None)
-    if can is None:
-        return
-    name = type(function).__name__
-    for condition in ("newest_by", "idempotent"):
-        if getattr(sink.table, condition) and not getattr(can, condition):
-            yield (
-                f" is declared with {condition}, and {name} can't make a write conditional.",
-                "Leave it out, or choose a store that can: PostgreSQL, SQLite, DynamoDB or Redis.",
-            )
-    if sink.send.contract is not None:
-        yield from _update_problems(sink, name, can)
-
-
-def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
-    table = sink.table
-    if table.cache is not None:
-        yield (
-            " has a cache, and updates would leave outdated records in it.",
-            "Declare another RemoteTable without cache= for the updates.",
-        )
-    if not can.updates:
-        yield (
-            f" is sent updates, and {name} supports only whole records.",
-            "Send whole records without a contract, or override update() in the function.",
-        )
-    changes = {"set"} if sink.send.update is None else sink.send.update.kinds
-    lacking = sorted(changes - can.changes)
-    if can.changes and lacking:
-        yield (
-            (
-                f": {name} can't {' or '.join(lacking)} columns; it can"
-                f" {', '.join(sorted(can.changes))}."
-            ),
-            "Set the columns to their new values, or choose a store that can.",
-        )
-    yield from _inside_problems(sink, name, can)
-    if sink.send.contract is UpdateContract.UPDATE_WITH_DEFAULTS:
-        yield from _default_problems(table, name, can)
-    newest_by = None if table.idempotent else table.newest_by
-    if newest_by is not None and changes & {"add", "append"}:
-        yield (
-            (
-                f" keeps the newest record by {newest_by!r}, and applies an update of the same time"
-                " again: after a crash it would add or append twice."
-            ),
-            "Declare the table with idempotent=True, too.",
-        )
-
-
-def _inside_problems(sink: TableSink, function: str, can: Capabilities) -> Problems:
-    """Yield why a table can't be sent updates of values inside columns."""
-    update = sink.send.update
-    named = tuple(sink.fields_of(UPDATE)) if update is None else update.columns
-    paths: dict[tuple[str, ...], str] = {}
-    for name in filter(sink.names_inside, named):
-        path = parse_inner_name(name)
-        assert path is not None
-        if not can.inside:
-            yield (
-                f": {function} can't change {name!r} inside column {path.root!r} in one request.",
-                f"Set all of column {path.root!r}, or choose a store that can: SQLite, PostgreSQL,"
-                " DynamoDB with columns=, or key-value rows.",
-            )
-        other = paths.setdefault((path.root, *path.names), name)
-        if path.root in named or other != name:
-            twice = path.root if path.root in named else other
-            yield (
-                f" is sent updates that change {twice!r} and {name!r}, which overlap.",
-                "Change a value once.",
-            )
-
-
-def _default_problems(table: AnyTable, name: str, can: Capabilities) -> Problems:
-    if can.puts_if_absent or can.updates_with_defaults or table.defaults_may_overwrite:
-        return
-    yield (
-        (
-            f": {name} can't put a record only where there is none, so a default could replace"
-            " the record of another writer."
-        ),
-        (
-            "Give the function put_if_absent(), or accept that with RemoteTable(…,"
-            " defaults_may_overwrite=True), or use UPDATE_ONLY."
-        ),
-    )
-
-
-def check_sink_columns(
-    operator: str, sink: TableSink, types: Types, stored: dict[str, str] | None = None
-) -> None:
-    """Raise PlanningError for a sent column that the table certainly does not have, or has with
-    another type.
-
-    `types` are those of the records' columns. `stored` is {column: type} as the store reports it,
-    used instead of the declared columns.
-    """
-    sink = replace(sink, types=types)
-    columns = sink.columns if stored is None else stored
-    raise_first_problem(operator, sink.table, _column_problems(sink, columns))
-
-
-def _written_types(sink: TableSink) -> list[tuple[str, str | None]]:
-    """Return what is written, by the table's columns, each with the type of what is sent."""
-    columns = sink.columns or {}
-    written: list[tuple[str, str | None]] = []
-    update = sink.send.update
-    if update is not None:
-        written += sink.keys.items()
-        changed = (*update.set, *update.add, *update.append)
-        written += [(name, sink.type_of(text)) for name, text in changed]
-    elif sink.send.contract is None:
-        written += (sink.sent or dict.fromkeys(columns)).items()
-    else:
-        written += (sink.sent or {}).items()
-    return [*written, *sink.default.items()]
-
-
-def compare_sink_types(sink: TableSink) -> list[ComparedColumn]:
-    """Return the table's columns that are written, each with the type of what is sent and the
-    declared type.
-    """
-    columns = sink.columns or {}
-    compared = []
-    for name, kind in _written_types(sink):
-        declared = _declared_column(name, columns)
-        if declared is None or declared.kind in (Kind.OTHER, Kind.JSON):
-            continue
-        what = f"table {sink.table.name}"
-        compared.append(ComparedColumn(name, kind, what, columns.get(name, _spelled(declared))))
-    return compared
-
-
-def find_summed_columns(sink: TableSink) -> frozenset[str]:
-    """Return the columns to which updates add numbers, as opposed to JSON.
-
-    For that, the column's declared type or the type of the added value must be known to be a
-    number.
-    """
-    columns = sink.columns or {}
-    summed = set()
-    for name, text in sink.send.expressions.add:
-        kind = sink.type_of(text)
-        declared = _declared_column(name, columns)
-        for column in (declared, parse_column(name, kind) if kind else None):
-            if column is not None and column.kind in _NUMBERS:
-                summed.add(name)
-    return frozenset(summed)
-
-
-def _declared_column(name: str, columns: Mapping[str, str]) -> Column | None:
-    """Return the column that a name in an update means, or the value inside a column; None if the
-    table has no such column, or nothing there that an update can change.
-    """
-    if name in columns:
-        return parse_column(name, columns[name])
-    path = parse_inner_name(name)
-    if path is None or path.root not in columns:
-        return None
-    try:
-        return inner_column(path, parse_column(path.root, columns[path.root]))
-    except InnerNameError:
-        return None
-
-
-def _spelled(column: Column) -> str:
-    return f"{column.type}{column.size}"
-
-
-def _unknown_problems(sink: TableSink, name: str, columns: dict[str, str]) -> Problems:
-    """Yield why a name that is sent is neither a column nor a value inside one."""
-    path = parse_inner_name(name)
-    is_update = sink.send.contract is not None and name not in sink.default
-    if path is not None and path.root in columns and is_update:
-        try:
-            inner_column(path, parse_column(path.root, columns[path.root]))
-        except InnerNameError as error:
-            yield f"{error}.", f"{error.next_step}."
-        if name in dict(sink.send.expressions.append):
-            yield (
-                f": {name!r} is a value inside a column, and an update would append to it.",
-                "Append to a column that is an array.",
-            )
-        return
-    step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
-    source = next((text for _, at, text in sink.send.expressions.written if at == name), "")
-    steps = plain_path(source)
-    inner = write_path(steps[-2:])
-    if steps[-2:-1] and steps[-2] in columns:
-        step = f"For a value inside a column write {{{inner!r}: {write_path(steps)!r}}}."
-    if sink.send.contract is None:
-        step = f"{step} {_suggest_leaving_out(name, sink.send.on)}"
-    yield f" has no column {name!r}; it has {', '.join(columns)}.", step
-
-
-def _suggest_leaving_out(name: str, on: Sequence[tuple[str, str]]) -> str:
-    """Return how to leave a column out of whole records; `on` says where these have the table's
-    key, which may be in the column.
-    """
-    kept = [f'"{source} as {key}"' for source, key in on if split_path(source)[:1] == (name,)]
-    expressions = ", ".join((f'"* except ({write_name(name)})"', *kept))
-    instead = ", in place of on=" if kept else ""
-    return f"Or leave it out of the records: .map({expressions}){instead}."
-
-
-def _column_problems(sink: TableSink, columns: dict[str, str] | None) -> Problems:
-    sent = sink.sent
-    if sent is None:
-        return
-    if sink.send.contract is None and sink.fields_of(UPDATE):
-        yield (
-            " is sent updates without a contract, as whole records.",
-            (
-                "May updates create records? send_to(table, UpdateContract.UPDATE_ONLY), or"
-                " UPDATE_WITH_DEFAULTS."
-            ),
-        )
-    yield from _newest_by_problems(sink, sent, columns or {})
-    if columns is None:
-        return
-    for name, kind in (*sent.items(), *sink.default.items()):
-        if name not in columns:
-            yield from _unknown_problems(sink, name, columns)
-        declared = _declared_column(name, columns)
-        if declared is not None:
-            yield from _type_problems(sink, declared, kind, columns.get(name, _spelled(declared)))
-    for name, text in sink.send.expressions.add:
-        declared = _declared_column(name, columns)
-        assert declared is not None
-        yield from _addition_problems(sink, declared, text)
-    for name, text in sink.send.expressions.append:
-        yield from _append_problems(sink, name, text, columns[name])
-
-
-def _type_problems(sink: TableSink, column: Column, kind: str | None, wanted: str) -> Problems:
-    """Yield why values of the type `kind` can't be stored in a column, which is declared as
-    `wanted`.
-    """
-    name = column.name
-    added = dict(sink.send.expressions.add)
-    if name in added and column.kind not in _ADDABLE:  # nothing can be added to it
-        return
-    if kind is not None and not _fits(parse_column("sent", kind), column):
-        sources = {key: source for source, key in sink.send.on}
-        texts = sources | dict(sink.send.expressions.set) | added
-        yield (
-            f" has the column {name!r} as {wanted}, and {kind} is sent"
-            f"{_mismatch_within(kind, column)}.",
-            _suggest_cast(texts.get(name, name), kind, wanted),
-        )
-
-
-def _addition_problems(sink: TableSink, column: Column, text: str) -> Problems:
-    """Yield why a value can't be added to a column."""
-    name = column.name
-    declared = _spelled(column)
-    if column.kind not in _ADDABLE:
-        yield (
-            f" has the column {name!r} as {declared}, and an update would add to it.",
-            "Add to a number, or members to JSON.",
-        )
-    if column.kind is not Kind.JSON:
-        return
-    kind = sink.sent_type(name, text) or "null"
-    if not kind.startswith(("struct<", "map<")) and not _MAY_BE_ANY.match(kind):
-        yield (  # only the members of an object can be added to JSON
-            f" has the column {name!r} as {declared}, and {kind} is added to it.",
-            f"Add members to it: named_struct('…', {text}).",
-        )
-
-
-def _append_problems(sink: TableSink, name: str, text: str, declared: str) -> Problems:
-    """Yield why an element, or an array of them, can't be appended to a column."""
-    column = parse_column(name, declared)
-    sent = sink.sent_type(name, text)
-    if sent is not None:
-        appended = parse_column("sent", sent)
-        element = column.element or column
-        if not _fits(appended.element or appended, element):
-            yield (
-                f" has the column {name!r} as {declared}, and {sent} is appended to it.",
-                _suggest_cast(text, sent, f"{element.type}{element.size}"),
-            )
-    to_json = column.kind is Kind.JSON and getattr(sink.function, "appends_to_json", True)
-    if column.kind not in _APPENDABLE and not to_json:
-        yield (
-            f" has the column {name!r} as {declared}, and an update would append to it.",
-            "Append to an array.",
-        )
-
-
-def _newest_by_problems(
-    sink: TableSink, sent: dict[str, str | None], columns: dict[str, str]
-) -> Problems:
-    """Yield problems of the column `newest_by`: it is not sent, updates do not set it, or its
-    values have no order.
-    """
-    name = sink.table.newest_by
-    if name is None:
-        return
-    what = f" keeps the newest record by {name!r}"
-    update = sink.send.update
-    if name not in sent:
-        step = "Keep the column."
-        if sink.send.contract is not None:
-            argument = "" if update is None else "set="
-            step = f"Send it with each record: {argument}{{'{name}': …}}."
-        missing = f"which is not sent; the columns that are sent are {', '.join(sent)}."
-        yield f"{what}, {missing}", step
-        return
-    if update is not None and name not in dict(update.set):
-        step = f"Set it with each update: set={{'{name}': …}}."
-        yield f"{what}, and updates do not set it.", step
-    if name not in columns and sink.names_inside(name):
-        yield f"{what}, a value inside a column.", "Name a column of its own."
-    kind = sent[name] or columns.get(name)
-    if kind is not None and parse_column(name, kind).kind in _UNORDERED:
-        yield (
-            f"{what}, which is {kind}: expected a time, a date, a number or a text.",
-            "Name a column whose values grow with time.",
-        )
-
-
-def _fits(sent: Column, declared: Column) -> bool:
-    """Whether values of the type `sent` can be stored in a column."""
-    ours = sent.kind
-    theirs = declared.kind
-    if theirs is Kind.OTHER or ours is Kind.JSON:
-        return True
-    if theirs is Kind.JSON:
-        return _NEVER_IN_JSON.search(sent.type) is None
-    if theirs is Kind.NESTED:
-        return _is_partly_unknown(sent, declared) or not _mismatch_within(sent.type, declared)
-    if sent.type.startswith("array<…"):  # an array whose element type is unknown
-        return theirs is Kind.LIST
-    if sent.element is not None and declared.element is not None:
-        return _fits(sent.element, declared.element)
-    if ours is Kind.OTHER:
-        return _MAY_BE_ANY.match(sent.type) is not None
-    return ours is theirs or theirs in _WIDENS_TO.get(ours, ())
-
-
-_UNKNOWN_PART = re.compile(r"[<:,](?:void|null|…)|^(?:void|null)$")
-
-
-def _is_partly_unknown(sent: Column, declared: Column) -> bool:
-    """Whether a type may be that of a nested column, as the planner doesn't know all of it: nulls
-    fit every type.
-    """
-    if sent.kind is not Kind.OTHER or _UNKNOWN_PART.search(sent.type) is None:
-        return False
-    kind, brackets, _ = sent.type.partition("<")
-    return not brackets or declared.type.startswith(f"{kind}<")
-
-
-def _mismatch_within(sent: str, declared: Column) -> str:
-    """Return where a nested type that is sent differs from that of a column, or has what JSON has
-    not, as words to append; "" if it does not.
-    """
-    if declared.kind is Kind.JSON:
-        return _unfit_for_json(sent, write_name(declared.name))
-    if declared.kind is not Kind.NESTED or declared.nested is None:
-        return ""
-    try:
-        tree = parse_type(sent)
-    except TypeTextError:
-        return f"; expected {declared.nested}"
-    found = _find_mismatch(tree, declared.nested, write_name(declared.name))
-    return "" if found is None else f"; {found}"
-
-
-def _unfit_for_json(sent: str, name: str) -> str:
-    try:
-        parts = nested_types(parse_type(sent))
-    except TypeTextError:
-        return ""
-    for path, type_ in parts:
-        if path and isinstance(type_, Simple) and _NEVER_IN_JSON.match(type_.name):
-            return f"; {name}{path} is {type_}, which JSON does not have"
-    return ""
-
-
-def _find_mismatch(sent: Type, declared: Type, path: str) -> str | None:
-    """Return where and how values of the first type don't fit the second one; None if they do."""
-    if isinstance(sent, Array) and isinstance(declared, Array):
-        return _find_mismatch(sent.element, declared.element, f"{path}[]")
-    if isinstance(sent, Map) and isinstance(declared, Map):
-        return _find_mismatch(sent.value, declared.value, f"{path}[*]")
-    if isinstance(sent, Struct) and isinstance(declared, Struct):
-        return _find_member_mismatch(sent, declared, path)
-    are_simple = isinstance(sent, Simple) and isinstance(declared, Simple)
-    if are_simple and _fits(parse_column("sent", str(sent)), parse_column("held", str(declared))):
-        return None
-    return f"{path} is sent as {sent}, and the table has it as {declared}"
-
-
-def _find_member_mismatch(sent: Struct, declared: Struct, path: str) -> str | None:
-    for member in sent.members:
-        inner = f"{path}.{write_name(member.name)}"
-        known = declared.member(member.name)
-        if known is None:
-            names = ", ".join(write_name(member.name) for member in declared.members)
-            return f"{inner} is sent, and {path} has {names}"
-        found = _find_mismatch(member.type, known.type, inner)
-        if found is not None:
-            return found
-    return None
-
-
-def _suggest_cast(name: str, sent: str, declared: str) -> str:
-    """Return a next step: how to convert the value sent to the column `name` to its `declared`
-    type.
-    """
-    kind = parse_column("declared", declared).kind
-    if kind is Kind.JSON:
-        if sent.startswith("map<") and not sent.startswith("map<string"):
-            return f"Make its keys texts: transform_keys({name}, (k, v) -> cast(k as string))."
-        if sent.startswith(("struct<", "array<", "map<")):
-            return "Cast members that are not text, numbers or booleans, for example to string."
-        return f"Cast it: cast({name} as string)."
-    if kind is Kind.NESTED:
-        return "Send values of the table's type, or correct its declared columns."
-    if kind is Kind.STRING and sent.startswith(("map<", "struct<", "array<")):
-        return f"Convert it to text: to_json({name})."
-    return f"Cast it: cast({name} as {declared})."
+    if not path.renames:
+        return expression
+    return f"{expression} as {quote_name(path.name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -766,17 +210,18 @@ class SendToTable(PassThroughSpec):
 
     @property
     def sql(self) -> Sequence[str]:
-        return [expression for _, _, expression in self.send.expressions.written]
+        return [written.expression for written in self.send.expressions.written]
 
     def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("table", self.send.table)
 
     def summary(self) -> str:
-        words = [f"table {self.send.table}"]
+        table = f"table {self.send.table}"
         if self.send.on:
-            words[0] += f" on {describe_on(self.send.on)}"
+            table += f" on {describe_on(self.send.on)}"
         if self.send.contract is not None:
-            words[0] += f" ({self.send.contract.value})"
+            table += f" ({self.send.contract.value})"
+        words = [table]
         update = self.send.expressions
         for part, pairs in update.parts.items():
             words.append(f"{part} {', '.join(dict(pairs))}")
@@ -792,10 +237,10 @@ class SendToTable(PassThroughSpec):
         key = context.app.table_key(table)
         sink = self._sink(context.app, types)
         require_key(operator, self.send, key, columns)
-        raise_first_problem(operator, sink.table, _sink_problems(sink))
-        for part, name, expression in self.send.expressions.written:
-            where = f"Correct {part}= for column {name!r} of table {table}."
-            check_expression(operator, expression, columns.names, types, next_step=where)
+        raise_first_problem(operator, sink.table, find_sink_problems(sink))
+        for written in self.send.expressions.written:
+            step = f"Correct {written.argument}= for column {written.column!r} of table {table}."
+            check_expression(operator, written.expression, columns.names, types, next_step=step)
         if self._takes_updates:
             step = (
                 f"With a contract table {table} takes updates: give records their form with"
@@ -817,12 +262,13 @@ class SendToTable(PassThroughSpec):
         if update is None:
             return EVERY_COLUMN
         summed = find_summed_columns(self._sink(app, arriving.types))
+        default = frozenset(dict(update.if_missing or ()))
         return ChangedColumns(
-            frozenset((*dict(update.set), *update.remove)),
-            summed,
-            frozenset(dict(update.append)),
-            frozenset(dict(update.add)) - summed,
-            frozenset(dict(update.if_missing or ())).difference(app.table_key(self.send.table)),
+            set=frozenset((*dict(update.set), *update.remove)),
+            summed=summed,
+            appended=frozenset(dict(update.append)),
+            merged=frozenset(dict(update.add)) - summed,
+            begun=default.difference(app.table_key(self.send.table)),
         )
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
@@ -832,9 +278,12 @@ class SendToTable(PassThroughSpec):
             return "append="
         (columns,) = arriving
         computed = [*key_expressions(self.send, tuple(columns.known)), *self.sql]
-        return expressions_need(computed, columns) if computed else ""
+        if not computed:
+            return ""
+        return expressions_need(computed, columns)
 
     def _sink(self, app: DeclaredApplication, types: Types) -> TableSink:
+        """Return the table and this send to it, for records with columns of these types."""
         return TableSink(app.tables[self.send.table], self.send, types)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
@@ -845,13 +294,16 @@ class SendToTable(PassThroughSpec):
     def written(self, arriving: Columns) -> Columns:
         written: ColumnSources = {}
         if self.send.update is not None:
-            for _, name, expression in self.send.update.written:
-                add_sources(written, name, sources_from_sql(expression, arriving.sources))
+            for made in self.send.update.written:
+                sources = sources_from_sql(made.expression, arriving.sources)
+                add_sources(written, made.column, sources)
         else:
             for name, column in self._records_written(arriving).items():
-                for field, part in (column.fields or {name: column}).items():
+                fields = column.fields or {name: column}
+                for field, part in fields.items():
                     add_sources(written, field, part.sources)
-        return Columns({name: ColumnFacts(None, its) for name, its in written.items()}, typed=False)
+        columns = {name: ColumnFacts(None, sources) for name, sources in written.items()}
+        return Columns(columns, typed=False)
 
     def _records_written(self, arriving: Columns) -> dict[str, ColumnFacts]:
         """Return the columns of records that are written as they are, but for the key."""

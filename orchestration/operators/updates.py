@@ -14,6 +14,17 @@ from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.operation import UpdateContract
 
 Pairs = tuple[tuple[str, str], ...]
+"""Pairs (column, Spark SQL expression, or where its value is)."""
+
+
+class WrittenExpression(NamedTuple):
+    """An expression of an update, and the table's column that gets its value; `argument` is the
+    one in which it was given: "set", "add", "append" or "if_missing".
+    """
+
+    argument: str
+    column: str
+    expression: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +46,14 @@ class Update:
     @property
     def parts(self) -> dict[str, Pairs]:
         """The pairs by kind of change ("set", "add", "append"), without kinds that have none."""
-        parts = {"set": self.set, "add": self.add, "append": self.append}
-        return {name: pairs for name, pairs in parts.items() if pairs}
+        parts = {}
+        if self.set:
+            parts["set"] = self.set
+        if self.add:
+            parts["add"] = self.add
+        if self.append:
+            parts["append"] = self.append
+        return parts
 
     @property
     def kinds(self) -> AbstractSet[str]:
@@ -48,16 +65,19 @@ class Update:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the table's columns that an update changes."""
-        changed = (*self.set, *self.add, *self.append)
-        return (*(name for name, _ in changed), *self.remove)
+        names = [name for name, _ in (*self.set, *self.add, *self.append)]
+        return (*names, *self.remove)
 
     @property
-    def written(self) -> tuple[tuple[str, str, str], ...]:
-        """All expressions, as (argument, the table's column, expression); the argument is "set",
-        "add", "append" or "if_missing"."""
+    def written(self) -> tuple[WrittenExpression, ...]:
+        """All expressions, with those of the default record."""
+        arguments = self.parts
+        if self.if_missing is not None:
+            arguments["if_missing"] = self.if_missing
         written = []
-        for part, pairs in {**self.parts, "if_missing": self.if_missing or ()}.items():
-            written += [(part, name, expression) for name, expression in pairs]
+        for argument, pairs in arguments.items():
+            for column, expression in pairs:
+                written.append(WrittenExpression(argument, column, expression))
         return tuple(written)
 
     def expressions(self) -> tuple[str, ...]:
@@ -117,7 +137,9 @@ class TableSend:
 
     def key_sources(self, key: Sequence[str]) -> tuple[str, ...]:
         """Return where the records have the values of the table's key: columns or paths."""
-        return tuple(source for source, _ in self.on) or tuple(key)
+        if not self.on:
+            return tuple(key)
+        return tuple(source for source, _ in self.on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +171,12 @@ class ChangedColumns(NamedTuple):
 
     @property
     def only_sums(self) -> bool:
+        """Whether it does no more than add numbers."""
         return not self.every and not self._ordered
 
     @property
     def sets_nothing(self) -> bool:
+        """Whether no value is assigned to a column."""
         return not self.every and not self.set
 
     @property
@@ -162,6 +186,7 @@ class ChangedColumns(NamedTuple):
 
     @property
     def _ordered(self) -> frozenset[str]:
+        """The columns whose values depend on the order of updates."""
         return self.set | self.appended | self.merged
 
     def depends_on_order_with(self, other: ChangedColumns) -> bool:
@@ -170,25 +195,28 @@ class ChangedColumns(NamedTuple):
         """
         if self.every or other.every:
             return True
-        changed = self._ordered | self.summed
-        return _overlap(self._ordered, other.summed) or _overlap(changed, other._ordered)
+        if _overlap(self._ordered, other.summed):
+            return True
+        return _overlap(self._ordered | self.summed, other._ordered)
 
     def hides(self, other: ChangedColumns) -> bool:
-        """Whether a newer record of one of two sends would hide columns of the other."""
+        """Whether columns that one of two sends sets would be lost where a newer record of the
+        other is kept: where one of them sets columns that the other does not.
+        """
         if self.every or other.every:
             return self.every != other.every
-        return bool(self.set and other.set) and self.set != other.set
+        if not self.set or not other.set:
+            return False
+        return self.set != other.set
 
 
 def _overlap(one: frozenset[str], other: frozenset[str]) -> bool:
     """Whether two sends name the same column, or one a column and the other a value inside it."""
-    if one & other:
-        return True
-    return not _columns_of(one).isdisjoint(other) or not one.isdisjoint(_columns_of(other))
+    return bool(one & other or _columns_of(one) & other or one & _columns_of(other))
 
 
 def _columns_of(names: frozenset[str]) -> set[str]:
-    """The columns inside which these names are values."""
+    """Return the columns inside which these names are values."""
     return {root_name(name, ()) for name in names if "." in name}
 
 

@@ -29,13 +29,14 @@ class WaitsFor:
 def waits_by_input(operators: Iterable[Operator]) -> dict[str, tuple[WaitsFor, ...]]:
     """Return the datasets that the records of each input stream wait for; only inputs that wait."""
     waits: dict[str, tuple[WaitsFor, ...]] = {}
-    for operator, arriving in sum_along_paths(operators, lambda spec: timedelta(0)):
+    for operator, delays in sum_along_paths(operators, lambda spec: timedelta(0)):
         match = operator.spec.match
         if match is None or match.dataset is None or match.wait is None:
             continue
-        one = WaitsFor(operator.id, match.dataset, match.wait, match.as_of is not None)
-        for stream in arriving:
-            waits[stream] = (*waits.get(stream, ()), one)
+        over_time = match.as_of is not None
+        waiting = WaitsFor(operator.id, match.dataset, match.wait, over_time)
+        for stream in delays:
+            waits[stream] = (*waits.get(stream, ()), waiting)
     return waits
 
 

@@ -298,7 +298,7 @@ def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]
     for operator in app.operators:
         if operator.spec.role is not None:
             context = PlanContext(operator.id, app, catalog)
-            counts[operator.id], _ = operator.spec.declared_count(context)
+            counts[operator.id] = operator.spec.declared_count(context).partitions
     for dataset in app.datasets:
         if dataset.partitions is not None:
             counts[dataset_node(dataset.name)] = dataset.partitions
@@ -536,7 +536,8 @@ def _plan_stream(draft: Draft, operator: Operator) -> PlannedStream:
     """Return the stream that an operator with a role reads, writes or begins."""
     spec = operator.spec
     assert spec.role is not None
-    _, origin = spec.declared_count(PlanContext(operator.id, draft.app, draft.catalog))
+    context = PlanContext(operator.id, draft.app, draft.catalog)
+    origin = spec.declared_count(context).declared_in
     name = spec.reads or spec.writes or f"{draft.app.name}-{operator.id}"
     if spec.role == "broadcast-input" and spec.reads:
         # The flow describes the tasks' copies.

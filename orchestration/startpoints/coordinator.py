@@ -25,7 +25,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.unbounded.rewind import rewind_table
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
@@ -50,6 +50,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import (
     describe_unapplied,
 )
 from dagster_adjunct.orchestration.startpoints.positions import (
+    CarriedOver,
     Plans,
     StreamSnapshot,
     carry_over_positions,
@@ -146,7 +147,8 @@ def _unreadable_error(dataset: AdjunctDataset, handed: FanOut) -> errors.Malform
     why = ""
     for entry in handed.unreadable:
         was_handed_out = bool(entry.at)
-        if entry.at == task or (was_handed_out and entry.ssp in ssps):
+        is_for_partition = was_handed_out and entry.ssp in ssps
+        if entry.at == task or is_for_partition:
             why = entry.error
             break
     stream = min(ssps).qualified_stream
@@ -179,6 +181,7 @@ def _drop_unresolved(
 
 
 def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> AdvanceReport:
+    """Rewind the table of a dataset to where these requests begin, in one commit."""
     positions = {}
     reasons = []
     force = set()
@@ -215,24 +218,33 @@ def fan_out_requests(
     """
     if not app.startpoints:
         stored = startpoints.read()
-        handed = (request for held in stored.handed.values() for request in held.values())
-        return FanOut(disabled=(*stored.waiting, *handed))
+        disabled = list(stored.waiting)
+        for requests in stored.handed.values():
+            disabled += requests.values()
+        return FanOut(disabled=tuple(disabled))
     readers = find_reading_tasks(app, plan, systems)
     if not readers.tasks:
         return FanOut({})
-    datasets = {
+    dataset_of = {
         dataset_task_name(dataset.name): dataset.name for dataset in list_rewindable_datasets(app)
     }
-    read_table = cache(lambda name: DatasetLog(startpoints.lake, name).read_or_newest()[1])
+
+    @cache
+    def read_manifest(dataset: str) -> DatasetManifest | None:
+        """Return the newest manifest of a dataset, read once."""
+        _, manifest, _ = DatasetLog(startpoints.lake, dataset).read_or_newest()
+        return manifest
 
     def taken(task: str, request: StartpointRequest) -> bool:
         """Return whether a commit, of the batch log or of the dataset, has applied a request for
         this task.
         """
-        if task not in datasets:
+        if task not in dataset_of:
             return offsets.has_taken(request.ssp, request.id)
-        table = read_table(datasets[task])
-        return table is not None and as_unbounded(table).has_applied(str(request.ssp), request.id)
+        manifest = read_manifest(dataset_of[task])
+        if manifest is None:
+            return False
+        return as_unbounded(manifest).has_applied(str(request.ssp), request.id)
 
     return startpoints.fan_out(
         readers.tasks, named_only=readers.named_only, taken=taken, complete=True
@@ -278,28 +290,32 @@ class _Resolving:
         checkpoint.
         """
         waiting = self._list_waiting(tasks, fan_out)
-        # The newest request of each partition. Several tasks have the same partition only if the
-        # input is broadcast.
-        in_order = sorted((request for _, request in waiting), key=lambda one: one.sequence)
-        newest = {request.ssp: request for request in in_order}
+        # Several tasks have the same partition only if the input is broadcast.
+        newest: dict[SystemStreamPartition, StartpointRequest] = {}
+        for _, request in waiting:
+            other = newest.get(request.ssp)
+            if other is None or request.sequence >= other.sequence:
+                newest[request.ssp] = request
         for _, request in sorted(newest.items()):
             self._resolve(request)
         # Requests that a newer one replaces are done too, and those of replays, which are stored as
         # replays from here on.
         for task, request in waiting:
-            if request.ssp in self.replays or request.sequence < newest[request.ssp].sequence:
-                self.done.setdefault(task, {})[request.ssp] = request.id
+            is_replaced = request.sequence < newest[request.ssp].sequence
+            if request.ssp in self.replays or is_replaced:
+                self._mark_done(task, request)
 
     def _list_waiting(
         self, tasks: Iterable[str], fan_out: FanOut
     ) -> list[tuple[str, StartpointRequest]]:
-        """Return the tasks' requests that need an offset."""
+        """Return the requests that need an offset, each with the task that was handed it."""
         waiting = []
         for task in tasks:
             for request in fan_out.tasks.get(task, {}).values():
+                is_for_one = request.task is not None
                 if self.known.has_taken(request.ssp, request.id):
-                    self.done.setdefault(task, {})[request.ssp] = request.id
-                elif request.task is None or not is_broadcast(self.app, request.ssp):
+                    self._mark_done(task, request)
+                elif not is_for_one or not is_broadcast(self.app, request.ssp):
                     waiting.append((task, request))
                 elif request.on_unresolved == "fail":
                     raise broadcast_task_error(request)
@@ -307,7 +323,12 @@ class _Resolving:
                     self._continue(request, broadcast_task_error(request))
         return waiting
 
+    def _mark_done(self, task: str, request: StartpointRequest) -> None:
+        """Add a request that a task was handed to `done`."""
+        self.done.setdefault(task, {})[request.ssp] = request.id
+
     def _resolve(self, request: StartpointRequest) -> None:
+        """Find the offset of a request, which begins a replay or moves the position."""
         ssp = request.ssp
         stream = self.streams[ssp.qualified_stream]
         before = self.known.resolved.get(ssp)
@@ -359,6 +380,7 @@ class _Resolving:
             ) from error
 
     def _continue(self, request: StartpointRequest, why: errors.AdjunctError) -> None:
+        """Report that a request without an offset continues from the checkpoint."""
         self.continued.append(
             f"{request.ssp}: continues from its checkpoint ({request.by}: {request.reason}): {why}"
         )
@@ -367,7 +389,8 @@ class _Resolving:
         """Return the ids of the replays that the requests in `done` start."""
         ids: set[str] = set()
         for requests in self.done.values():
-            ids.update(replay_id(ssp, request) for ssp, request in requests.items())
+            for ssp, request_id in requests.items():
+                ids.add(replay_id(ssp, request_id))
         return ids
 
 
@@ -411,7 +434,8 @@ def start_run(
     is not consumed), for a recreated stream, and for new partitions of a keyed stream;
     VersionDiscardedError if a version that a replay needs is gone.
     """
-    state, carried = _carry_over(app, streams, state)
+    carried = _carry_over(app, streams, state)
+    state = carried.state
     known = state.offsets
     resolved = _Resolving(app, streams, known, plans, now)
     resolved.resolve(tasks, fan_out)
@@ -420,7 +444,10 @@ def start_run(
     checkpoint = state.checkpoint | choose_first_positions(
         app, streams, state, resolved.startpoints, is_first=is_first
     )
-    moved = [ssp for ssp, start in checkpoint.items() if start != state.checkpoint.get(ssp)]
+    moved = {}
+    for ssp, start in checkpoint.items():
+        if start != state.checkpoint.get(ssp):
+            moved[ssp] = start
     identities: dict[str, str] = {}
     times = state.times
     for name, stream in streams.items():
@@ -440,7 +467,7 @@ def start_run(
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
     ).with_replays(resolved.replays.values())
-    offsets = _skip(offsets, state, streams, {ssp: checkpoint[ssp] for ssp in moved})
+    offsets = _skip(offsets, state, streams, moved)
     held: set[SystemStreamPartition] = set()
     for task in tasks:
         held.update(fan_out.held.get(task, ()))
@@ -449,12 +476,12 @@ def start_run(
             update={"checkpoint": checkpoint, "offsets": offsets, "times": times}
         ),
         done=resolved.done,
-        carried=carried,
+        carried=carried.notes,
         held=frozenset(held),
         messages=(
             *resolved.messages,
             *resolved.continued,
-            *carried,
+            *carried.notes,
             *describe_disabled(fan_out),
             *_describe_paused(app, offsets),
             *describe_dropped(fan_out),
@@ -465,16 +492,16 @@ def start_run(
 
 def _carry_over(
     app: Application, streams: Mapping[str, StreamSnapshot], state: ApplicationState
-) -> tuple[ApplicationState, tuple[str, ...]]:
-    """Return the state with its positions carried over to streams that were repartitioned, and
-    notes on that.
-    """
-    after, notes = carry_over_positions(state, streams)
-    now = after.offsets.streams
-    moved = [name for name in app.inputs if now.get(name) != state.offsets.streams.get(name)]
-    if moved and app.restated:
-        notes = (*notes, "results of records from before that follow no changes of datasets")
-    return after, notes
+) -> CarriedOver:
+    """Return the state with its positions carried over to streams that were repartitioned."""
+    carried = carry_over_positions(state, streams)
+    before = state.offsets.streams
+    after = carried.state.offsets.streams
+    is_carried = any(after.get(name) != before.get(name) for name in app.inputs)
+    if not is_carried or not app.restated:
+        return carried
+    note = "results of records from before that follow no changes of datasets"
+    return CarriedOver(carried.state, (*carried.notes, note))
 
 
 def _keep_joined(app: Application, known: OffsetState) -> dict[str, tuple[ReadVersions, ...]]:
@@ -500,18 +527,21 @@ def _skip(
         if ssp.qualified_stream in recreated:
             before[ssp] = "0"
             skipped.pop(ssp, None)
-    there = {ssp: OffsetRange(start, start) for ssp, start in moved.items()}
-    return offsets.model_copy(update={"skipped": skipped}).with_reading(before, there)
+    nothing_read = {ssp: OffsetRange(start, start) for ssp, start in moved.items()}
+    return offsets.model_copy(update={"skipped": skipped}).with_reading(before, nothing_read)
 
 
 def _describe_paused(app: Application, offsets: OffsetState) -> list[str]:
+    """Return a line for each replay of an application that disables startpoints."""
+    lines: list[str] = []
     if app.startpoints:
-        return []
-    return [
-        f"{replay.ssp}: startpoints are disabled: the replay from {replay.position} stays at offset"
-        f" {replay.next} ({replay.by}: {replay.reason})"
-        for replay in offsets.replays.values()
-    ]
+        return lines
+    for replay in offsets.replays.values():
+        lines.append(
+            f"{replay.ssp}: startpoints are disabled: the replay from {replay.position} stays at"
+            f" offset {replay.next} ({replay.by}: {replay.reason})"
+        )
+    return lines
 
 
 _SHARED = ("stream", "table")
@@ -568,7 +598,7 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> str
     writer = next(_find_writers(lake, app, others), None)
     if writer is None:
         return None
-    stream = writer.read[0].qualified_stream
+    stream = min(writer.read).qualified_stream
     raise errors.ConfigurationError(
         f"application {app.name!r} has never run, and {writer.describe()}.",
         "If it is the same application, take over its log: adjunct app rename"
@@ -594,13 +624,15 @@ class _Writer:
     read: list[SystemStreamPartition]
 
     def describe(self) -> str:
+        """Return what it has read and written, and what a run of this application would do."""
         streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in self.read))
         shown = ", ".join(self.written[:_SHOWN])
         if len(self.written) > _SHOWN:
             shown += ", …"
         done = f"read {streams}, and written {shown}"
         effect = "may read and write the same records again"
-        if len({ssp.qualified_stream for ssp in self.state.checkpoint}) == 1:
+        streams_read = {ssp.qualified_stream for ssp in self.state.checkpoint}
+        if len(streams_read) == 1:
             done = f"written {shown} from {streams}"
             effect = "would read and write these records again"
         return (
@@ -629,28 +661,41 @@ def _find_writers(
 
 
 def _list_writers(app: Application, others: Mapping[str, ApplicationState]) -> Iterator[_Writer]:
-    inputs_of = {
-        node.name: streams
-        for node, streams in find_input_streams(app).items()
-        if node.kind in _SHARED
-    }
+    """Yield each of the other applications that has written outputs of `app` and read inputs of
+    `app`.
+    """
+    inputs_of = {}
+    for node, streams in find_input_streams(app).items():
+        if node.kind in _SHARED:
+            inputs_of[node.name] = streams
     for name, state in others.items():
-        written = []
-        again: set[str] = set()
-        for output, streams in sorted(inputs_of.items()):
-            if _has_written(state, output) and any(map(state.has_position_in, streams)):
-                written.append(output)
-                again |= streams
-        read = sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in again)
+        written = _find_written(state, inputs_of)
+        read_for_them = frozenset[str]().union(*(inputs_of[output] for output in written))
+        read = sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in read_for_them)
         if read and name != app.name:
             yield _Writer(name, state, written, read)
 
 
+def _find_written(state: ApplicationState, inputs_of: Mapping[str, frozenset[str]]) -> list[str]:
+    """Return which of these outputs, given with the streams that they are made of, an application
+    has written that reads one of these streams.
+    """
+    written = []
+    for output, streams in sorted(inputs_of.items()):
+        has_read = any(map(state.has_position_in, streams))
+        if has_read and _has_written(state, output):
+            written.append(output)
+    return written
+
+
 def _has_written(state: ApplicationState, output: str) -> bool:
+    """Whether an application has written this output."""
     # Totals are by output, except "lost_offsets", which are by input: an output may have an input's
     # name.
-    totals = state.totals.get(output, {})
-    return any(count for counter, count in totals.items() if counter != "lost_offsets")
+    for counter, number in state.totals.get(output, {}).items():
+        if number and counter != "lost_offsets":
+            return True
+    return False
 
 
 def find_input_streams(app: Application) -> dict[LineageNode, frozenset[str]]:
@@ -658,7 +703,9 @@ def find_input_streams(app: Application) -> dict[LineageNode, frozenset[str]]:
     read: dict[str, frozenset[str]] = {}
     found: dict[LineageNode, frozenset[str]] = {}
     for operator in app.operators:
-        streams = frozenset().union(*(read[parent] for parent in operator.inputs))
+        streams = frozenset[str]()
+        for parent in operator.inputs:
+            streams |= read[parent]
         if operator.spec.reads is not None:
             streams |= {operator.spec.reads}
         read[operator.id] = streams

@@ -38,7 +38,7 @@ def find_changes(
     found: Ranges = {}
     for stream, dataset in app.restated.items():
         changes = of_stream(positions.changed, stream)
-        is_moved = not changes.keys().isdisjoint(positions.startpoints)
+        is_moved = bool(changes.keys() & positions.startpoints.keys())
         if is_moved or _are_unread(changes) or _has_read_others(state, dataset, served):
             found |= changes
     return found
@@ -58,7 +58,7 @@ def find_due(
     due: Ranges = {}
     for stream, dataset in app.restated.items():
         changes = of_stream(found, stream)
-        is_moved = not changes.keys().isdisjoint(positions.startpoints)
+        is_moved = bool(changes.keys() & positions.startpoints.keys())
         if is_moved or may_begin(app, state, dataset, now):
             due |= changes
     return due
@@ -71,10 +71,14 @@ def may_begin(
     last = state.offsets.restated.get(dataset.name)
     if last is None:
         return True
-    return any(one.every is None or now - last >= one.every for one in _options(app, dataset))
+    for options in _iter_options(app, dataset):
+        if options.every is None or now - last >= options.every:
+            return True
+    return False
 
 
-def _options(app: Application, dataset: AdjunctDataset) -> Iterator[Restate]:
+def _iter_options(app: Application, dataset: AdjunctDataset) -> Iterator[Restate]:
+    """Yield the user's options of each join with the dataset whose results are restated."""
     for operator in app.operators:
         match = operator.spec.match
         if match is not None and match.dataset == dataset.name and match.restate is not None:
@@ -82,6 +86,7 @@ def _options(app: Application, dataset: AdjunctDataset) -> Iterator[Restate]:
 
 
 def _are_unread(changes: Ranges) -> bool:
+    """Whether there are changes in one of these ranges."""
     for ssp, span in changes.items():
         if parse_commit(span.start, str(ssp)) < parse_commit(span.end, str(ssp)):
             return True
@@ -106,7 +111,9 @@ def list_versions_over_time(
     names = set()
     for operator in app.operators:
         match = operator.spec.match
-        if match is not None and match.as_of is not None and not match.as_of.known_then:
+        if match is None or match.as_of is None:
+            continue
+        if not match.as_of.known_then:
             names.add(str(match.dataset))
     over_time: dict[str, tuple[str, ...]] = {}
     for name in sorted(names):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from dagster_adjunct.orchestration.startpoints.request import (
     ReadingTasks,
@@ -104,6 +105,16 @@ class FanOut:
         return replace(self, tasks=tasks)
 
 
+class FanOutDecision(NamedTuple):
+    """The state after a fan-out, its report, and the requests that are `done` and can be
+    deleted.
+    """
+
+    after: FanOutState
+    report: FanOut
+    done: list[StartpointRequest]
+
+
 def decide_fan_out(
     state: FanOutState,
     requests: Iterable[StartpointRequest],
@@ -112,53 +123,55 @@ def decide_fan_out(
     expiry_ms: int,
     taken: Taken,
     complete: bool,
-) -> tuple[FanOutState, FanOut, list[StartpointRequest]]:
-    """Hand the requests to the tasks that they are for.
+) -> FanOutDecision:
+    """Return the fan-out that hands the requests to the tasks that they are for.
 
-    Returns the state afterwards, the result, and the requests that can be deleted. Pending requests
-    that a commit has `taken` are dropped first, so that they replace no newer one: a run that died
-    after its commit has left them. Unless `readers` has all tasks of the application (`complete`),
-    tasks that it does not have keep their requests if no other task takes them over.
+    Pending requests that a commit has `taken` are dropped first, so that they replace no newer one:
+    a run that died after its commit has left them. Unless `readers` has all tasks of the
+    application (`complete`), tasks that it does not have keep their requests if no other task takes
+    them over.
     """
     held = _find_held(state, readers)
     distribution = _Distribution(state, readers.tasks, held, taken)
-    keep = frozenset[str]() if complete else state.tasks.keys() - readers.tasks.keys()
+    keep: Collection[str] = ()
+    if not complete:
+        keep = state.tasks.keys() - readers.tasks.keys()
     distribution.reassign_orphans(readers.owners, keep)
 
     settled = []
     unknown = []
     expired = []
     blocked = []
-    stuck = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
+    unreadable_targets = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the order of their sequences, so that the result does not depend on the storage.
     for request in sorted(requests, key=lambda request: request.sequence):
-        takers = readers.targets_of(request)
-        is_held = any(request.ssp in held.get(task, ()) for task in takers)
+        tasks = readers.targets_of(request)
+        is_held = any(request.ssp in held.get(task, ()) for task in tasks)
         if state.settled.get(request.target) == request.sequence:
             settled.append(request)
         elif request.is_expired(now_ms, expiry_ms):
             expired.append(request)
-        elif request.target in stuck or is_held:
+        elif request.target in unreadable_targets or is_held:
             blocked.append(request)
-        elif takers:
+        elif tasks:
             settled.append(request)
-            distribution.give_all(takers, request)
+            distribution.give_all(tasks, request)
         else:
             unknown.append(request)
 
     report = FanOut(
-        distribution.list_pending(),
-        tuple(unknown),
-        tuple(expired),
-        distribution.stranded,
-        tuple(distribution.superseded),
-        tuple(distribution.repeated),
+        tasks=distribution.list_pending(),
+        unknown=tuple(unknown),
+        expired=tuple(expired),
+        stranded=distribution.stranded,
+        superseded=tuple(distribution.superseded),
+        already_applied=tuple(distribution.repeated),
         held=held,
         blocked=tuple(blocked),
     )
     sequences = {request.target: request.sequence for request in settled}
     after = FanOutState(distribution.after(), sequences, state.unreadable)
-    return after, report, [*settled, *expired]
+    return FanOutDecision(after, report, done=[*settled, *expired])
 
 
 def _find_held(
@@ -173,17 +186,25 @@ def _find_held(
     for entry in state.all_unreadable():
         if entry.at is None:
             continue
-        mine = readers.tasks.get(entry.at, frozenset())
-        ssps = mine
+        read_there = readers.tasks.get(entry.at, frozenset())
+        ssps = read_there
         tasks: Sequence[str] = [entry.at]
         if entry.ssp is not None:
             ssps = frozenset([entry.ssp])
-            if entry.ssp not in mine:  # another task reads the partition now
+            if entry.ssp not in read_there:  # another task reads the partition now
                 tasks = readers.owners.get(entry.ssp, ())
+        if not ssps:
+            continue
         for task in tasks:
-            if ssps:
-                held[task] = held.get(task, frozenset()) | ssps
+            held[task] = held.get(task, frozenset()) | ssps
     return held
+
+
+class _Orphan(NamedTuple):
+    """A pending request at a task that no longer reads its partition."""
+
+    task: str
+    request: StartpointRequest
 
 
 class _Distribution:
@@ -209,16 +230,16 @@ class _Distribution:
         self._before = state
         self._held = held
         self._taken = taken
-        self._handed = {task: dict(mine.handed) for task, mine in state.tasks.items()}
-        self._orphans: list[tuple[str, StartpointRequest]] = []
-        for task, mine in state.tasks.items():
-            for ssp, request in mine.pending.items():
+        self._handed = {task: dict(before.handed) for task, before in state.tasks.items()}
+        self._orphans: list[_Orphan] = []
+        for task, before in state.tasks.items():
+            for ssp, request in before.pending.items():
                 if taken(task, request):
                     continue
                 if ssp in tasks.get(task, ()):
                     self.pending[task][ssp] = request
                 else:
-                    self._orphans.append((task, request))
+                    self._orphans.append(_Orphan(task, request))
 
     def give_all(self, tasks: Iterable[str], request: StartpointRequest) -> None:
         """Give a request to the tasks that have not taken it; without any, it is `repeated`."""
@@ -229,10 +250,14 @@ class _Distribution:
             self.repeated.append(request)
 
     def give(self, task: str, request: StartpointRequest) -> None:
+        """Give a request to a task; of two for one partition the newer one stays."""
         ssp = request.ssp
-        held = self.pending[task]
-        held[ssp] = pick_newer(held[ssp], request) if ssp in held else request
-        if held[ssp] is not request:
+        pending = self.pending[task]
+        newest = request
+        if ssp in pending:
+            newest = pick_newer(pending[ssp], request)
+        pending[ssp] = newest
+        if newest is not request:
             self.superseded.append(request)
         if request.task is None:
             self._handed.setdefault(task, {})[ssp] = request.sequence
@@ -256,24 +281,27 @@ class _Distribution:
         so do those that every owner was handed before; at other tasks these are dropped.
         """
         reassigned = []
-        for task, orphan in self._orphans:
-            successors = self._find_successors(orphan, owners)
-            is_new = any(not self.was_handed(successor, orphan) for successor in successors)
-            if successors and (is_new or task not in keep):
-                reassigned.append((orphan, successors))
-                self._handed[task].pop(orphan.ssp, None)
+        for task, request in self._orphans:
+            successors = self._find_successors(request, owners)
+            is_new = any(not self.was_handed(successor, request) for successor in successors)
+            may_leave = is_new or task not in keep
+            if successors and may_leave:
+                reassigned.append((request, successors))
+                self._handed[task].pop(request.ssp, None)
             else:
-                self.stranded.setdefault(task, {})[orphan.ssp] = orphan
-        for orphan, successors in reassigned:
+                self.stranded.setdefault(task, {})[request.ssp] = request
+        for request, successors in reassigned:
             for successor in successors:
-                if not self.was_handed(successor, orphan):
-                    self.give(successor, orphan)
+                if not self.was_handed(successor, request):
+                    self.give(successor, request)
 
     def _find_successors(
         self, orphan: StartpointRequest, owners: Mapping[SystemStreamPartition, Sequence[str]]
     ) -> Sequence[str]:
         """Return the tasks that may get an orphan; none if one holds the partition."""
-        successors = owners.get(orphan.ssp, ()) if orphan.task is None else ()
+        if orphan.task is not None:
+            return ()
+        successors = owners.get(orphan.ssp, ())
         for successor in successors:
             if orphan.ssp in self._held.get(successor, ()):
                 return ()
@@ -283,16 +311,16 @@ class _Distribution:
         """Return what all tasks were handed; a sequence number is kept while the request is
         pending at any task.
         """
-        whole: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {}
-        shared: set[tuple[SystemStreamPartition, int]] = set()
+        pending_at: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {}
+        pending_for_all: set[tuple[SystemStreamPartition, int]] = set()
         for task in {**self.pending, **self.stranded, **self._handed}:
-            whole[task] = {**self.stranded.get(task, {}), **self.pending.get(task, {})}
-            for ssp, request in whole[task].items():
+            pending_at[task] = {**self.stranded.get(task, {}), **self.pending.get(task, {})}
+            for ssp, request in pending_at[task].items():
                 if request.task is None:
-                    shared.add((ssp, request.sequence))
+                    pending_for_all.add((ssp, request.sequence))
         after: dict[str, TaskFanOut] = {}
-        for task, pending in whole.items():
-            handed = dict(self._handed.get(task, {}).items() & shared)
+        for task, pending in pending_at.items():
+            handed = dict(self._handed.get(task, {}).items() & pending_for_all)
             unread = self._before.tasks.get(task, TaskFanOut()).unread
             if pending or handed or unread:
                 after[task] = TaskFanOut(pending, handed, unread)
@@ -333,11 +361,11 @@ def describe_unapplied(fan_out: FanOut) -> list[str]:
         lines.append(f"{_describe(request)} waits behind one that can't be read")
     held = frozenset[SystemStreamPartition]().union(*fan_out.held.values())
     for entry in fan_out.unreadable:
-        more = ""
+        effect = ""
         if entry.at and entry.ssp in held:
-            more = "; nothing is read there until it is taken back"
+            effect = "; nothing is read there until it is taken back"
         where = entry.partition or entry.key
-        lines.append(f"{where}: {_WAITS[entry.kind]} that is left alone{more}: {entry.error}")
+        lines.append(f"{where}: {_WAITS[entry.kind]} that is left alone{effect}: {entry.error}")
     for ssp in sorted(held.difference(entry.ssp for entry in fan_out.unreadable)):
         lines.append(f"{ssp}: nothing is read there: what its task was handed can't be read")
     return lines
@@ -347,12 +375,16 @@ def describe_disabled(fan_out: FanOut) -> list[str]:
     """Return a line for each request that is left alone because the application disables
     startpoints.
     """
-    return [
-        f"{request.ssp}: startpoints are disabled: {describe_startpoint(request.startpoint)} is"
-        f" left alone ({request.by}: {request.reason})"
-        for request in fan_out.disabled
-    ]
+    lines = []
+    for request in fan_out.disabled:
+        position = describe_startpoint(request.startpoint)
+        lines.append(
+            f"{request.ssp}: startpoints are disabled: {position} is left alone ({request.by}:"
+            f" {request.reason})"
+        )
+    return lines
 
 
 def _describe(request: StartpointRequest) -> str:
+    """Return a description of a request, to be followed by a verb."""
     return f"{request.ssp}: a startpoint ({request.by}: {request.reason})"

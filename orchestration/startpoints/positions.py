@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, cached_property, cmp_to_key, partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.change_streams import commit_offset, followed_dataset
@@ -148,12 +148,16 @@ def choose_default_offset(
     """Return where a partition without checkpoint and startpoint begins: the first default that
     is set.
     """
-    return source.default_offset or info.default_offset or system.default_offset or "upcoming"
+    for default in (source.default_offset, info.default_offset, system.default_offset):
+        if default:
+            return default
+    return "upcoming"
 
 
 def _check_added(
     app: Application, source: InputSpec, info: StreamInfo, added: Collection[SystemStreamPartition]
 ) -> None:
+    """Raise ConfigurationError if partitions were added to a keyed stream without startpoints."""
     if info.key and added:
         names = " ".join(map(str, sorted(added)))
         raise ConfigurationError(
@@ -168,16 +172,29 @@ def _check_added(
         )
 
 
+class PastEnd(NamedTuple):
+    """The position in a partition that ends before it, at `end`."""
+
+    position: str
+    end: str
+
+
+class StuckReplay(NamedTuple):
+    """A replay that can't continue, and why, as the end of a sentence."""
+
+    replay: Replay
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class InputPositions:
     """Where reading continues, by partition of the input streams.
 
     `unread` are the offsets to read (an empty range if there are none), `changed` those in the
     changes of datasets by which results are restated, and `lost` the unread ones that retention has
-    deleted. `startpoints` are those that the next batch applies, `replays` the
-    bounded replays to continue. No batch can read the following, for which `check_positions` raises
-    an error: `past_end` has the position and the end of a partition that ends before its position,
-    `stuck_replays` replays that can't continue, each with the reason.
+    deleted. `startpoints` are those that the next batch applies, `replays` the bounded replays to
+    continue. No batch can read `past_end` or `stuck_replays`, for which `check_positions` raises an
+    error.
     """
 
     unread: Ranges = field(default_factory=dict)
@@ -185,8 +202,8 @@ class InputPositions:
     lost: Ranges = field(default_factory=dict)
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
     replays: dict[SystemStreamPartition, Replay] = field(default_factory=dict)
-    past_end: dict[SystemStreamPartition, tuple[str, str]] = field(default_factory=dict)
-    stuck_replays: list[tuple[Replay, str]] = field(default_factory=list)
+    past_end: dict[SystemStreamPartition, PastEnd] = field(default_factory=dict)
+    stuck_replays: list[StuckReplay] = field(default_factory=list)
 
 
 def _keep_positions(
@@ -204,8 +221,11 @@ def _keep_positions(
     if was_recreated and not source.reset_offset:
         return {ssp: resolved[ssp].offset for ssp in stream.partitions}
     kept = {ssp: state.checkpoint[ssp] for ssp in stream.partitions if ssp in state.checkpoint}
-    resets = is_first or was_recreated or len(kept) < len(stream.partitions)
-    return {} if source.reset_offset and resets else kept
+    has_new_partitions = len(kept) < len(stream.partitions)
+    is_reset = is_first or was_recreated or has_new_partitions
+    if source.reset_offset and is_reset:
+        return {}
+    return kept
 
 
 def input_positions(
@@ -237,12 +257,13 @@ def input_positions(
 def _add_replays(
     positions: InputPositions, streams: Mapping[str, StreamSnapshot], state: ApplicationState
 ) -> None:
+    """Add the next replay of each partition, and those of them that can't continue."""
     for replay in sorted(state.offsets.replays.values(), key=replay_order):
         positions.replays.setdefault(replay.ssp, replay)
     for _, replay in sorted(positions.replays.items()):
         why = _describe_stuck(replay, streams)
         if why:
-            positions.stuck_replays.append((replay, why))
+            positions.stuck_replays.append(StuckReplay(replay, why))
 
 
 def _add_position(
@@ -260,27 +281,34 @@ def _add_position(
     oldest = stream.oldest[ssp]
     upcoming = stream.upcoming[ssp]
     if stream.system.compare(start, upcoming) > 0:
-        positions.past_end[ssp] = (start, upcoming)
+        positions.past_end[ssp] = PastEnd(start, upcoming)
         return
     if stream.system.compare(start, oldest) < 0:
         if startpoint is None or startpoint.position != "oldest":
             positions.lost[ssp] = OffsetRange(start, oldest)
         start = oldest
-    begun_at = None if startpoint is None else startpoint.id
     end = upcoming
-    for abandoned in state.offsets.abandoned_ends(ssp, begun_at)[:1]:
-        if stream.system.compare(start, abandoned) < 0:
-            end = abandoned
+    startpoint_id = None if startpoint is None else startpoint.id
+    abandoned_ends = state.offsets.abandoned_ends(ssp, startpoint_id)
+    if abandoned_ends and stream.system.compare(start, abandoned_ends[0]) < 0:
+        end = abandoned_ends[0]
     positions.unread[ssp] = OffsetRange(start, end)
 
 
-def replay_order(replay: Replay) -> tuple[datetime, str, int, str]:
-    """Return the sort key of replays: those that began first come first, and replays of one plan
-    are together.
+class ReplayOrder(NamedTuple):
+    """The sort key of replays; the epoch comes late, as it increases when a batch is abandoned."""
 
-    The epoch comes late in the key, because it increases when a batch is abandoned.
+    began_at: datetime
+    plan: str
+    epoch: int
+    id: str
+
+
+def replay_order(replay: Replay) -> ReplayOrder:
+    """Return the sort key of a replay: those that began first come first, and replays of one plan
+    are together.
     """
-    return replay.began_at, replay.recorded or "", replay.epoch, replay.id
+    return ReplayOrder(replay.began_at, replay.recorded or "", replay.epoch, replay.id)
 
 
 def _describe_stuck(replay: Replay, streams: Mapping[str, StreamSnapshot]) -> str:
@@ -319,13 +347,14 @@ def check_same_streams(
             continue
         info = stream.info
         before = known.streams[name]
-        without = [str(ssp) for ssp in stream.partitions if ssp not in resolved]
-        if without:
-            more = ", …" if len(without) > 3 else ""
+        without_startpoint = [str(ssp) for ssp in stream.partitions if ssp not in resolved]
+        if without_startpoint:
+            shown = ", ".join(without_startpoint[:3])
+            more = ", …" if len(without_startpoint) > 3 else ""
             raise OffsetOutOfRangeError(
                 f"{name} was {info.change_since(before)} (its identity is {info.identity}, and was"
                 f" {before}): the checkpoint of application {app.name!r} is of the former stream,"
-                f" in {', '.join(without[:3])}{more}.",
+                f" in {shown}{more}.",
                 _describe_new_start(app, name, info, before),
                 application=app.name,
                 stream=name,
@@ -344,11 +373,11 @@ def check_positions(
     error: the result has a line for each such partition.
     """
     check_same_streams(app, streams, known)
-    for ssp, (start, upcoming) in positions.past_end.items():
+    for ssp, past_end in positions.past_end.items():
         reader = _describe_owner(positions.startpoints.get(ssp))
         if not reader:
             reader = f"application {app.name!r} continues at "
-        raise _past_end_error(app, ssp, start, upcoming, reader, "Restore the stream, or")
+        raise _past_end_error(app, ssp, past_end, reader, "Restore the stream, or")
     for source in app.inputs.values():
         lost = of_stream(positions.lost, source.stream)
         if lost and source.on_lost != "oldest":
@@ -356,20 +385,21 @@ def check_positions(
     for replay, why in positions.stuck_replays:
         stream = streams.get(replay.ssp.qualified_stream)
         is_there = stream is not None and replay.ssp in stream.partitions
-        named = replay.ssp if is_there else "--all"
+        which = str(replay.ssp) if is_there else "--all"
         raise offset_error(
             replay.ssp,
             f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) is at offset"
             f" {replay.next} of {replay.until} and can't continue: {why}.",
-            f"Cancel it (adjunct startpoint clear MODULE:APP {named} --reason …), then request it"
+            f"Cancel it (adjunct startpoint clear MODULE:APP {which} --reason …), then request it"
             " again from an existing offset.",
             offset=replay.next,
             application=app.name,
         )
-    return [
-        describe_loss(ssp, span, _describe_owner(positions.startpoints.get(ssp)))
-        for ssp, span in sorted(positions.lost.items())
-    ]
+    losses = []
+    for ssp, span in sorted(positions.lost.items()):
+        owner = _describe_owner(positions.startpoints.get(ssp))
+        losses.append(describe_loss(ssp, span, owner))
+    return losses
 
 
 def describe_loss(ssp: SystemStreamPartition, span: OffsetRange, whose: str = "") -> str:
@@ -462,25 +492,23 @@ def past_end_of_batch_error(
         f"Restore the stream; or abandon the batch (adjunct checkpoint abandon {app.name} --reason"
         " …), then"
     )
-    return _past_end_error(app, ssp, end, upcoming, reader, restore)
+    return _past_end_error(app, ssp, PastEnd(end, upcoming), reader, restore)
 
 
 def _past_end_error(
-    app: Application,
-    ssp: SystemStreamPartition,
-    offset: str,
-    upcoming: str,
-    reader: str,
-    restore: str,
+    app: Application, ssp: SystemStreamPartition, past_end: PastEnd, reader: str, restore: str
 ) -> OffsetOutOfRangeError:
+    """Return the error for a position after the end of its partition; `reader` ends before the
+    offset, `restore` begins the next step.
+    """
     return offset_error(
         ssp,
-        f"{ssp}: {reader}offset {offset}, and the stream ends before {upcoming}: it has lost"
-        " records, or is a different stream.",
+        f"{ssp}: {reader}offset {past_end.position}, and the stream ends before {past_end.end}: it"
+        " has lost records, or is a different stream.",
         f"{restore} set a startpoint: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
-        offset=offset,
+        offset=past_end.position,
         application=app.name,
-        upcoming=upcoming,
+        upcoming=past_end.end,
     )
 
 
@@ -493,18 +521,20 @@ def _retention_error(
     """Return the error for unread records that retention has deleted (`lost`), after the
     checkpoint or, if all are after one, a startpoint.
     """
-    whose = []
-    of_checkpoint = {}
+    owners = []
+    after_checkpoint = {}
+    after_startpoint = {}
     for ssp, span in sorted(lost.items()):
         if ssp in startpoints:
-            whose.append(_describe_owner(startpoints[ssp]))
+            owners.append(_describe_owner(startpoints[ssp]))
+            after_startpoint[ssp] = span
         else:
-            of_checkpoint[ssp] = span
-    where = of_checkpoint or dict(sorted(lost.items()))
-    shown = _describe_spans(where)
-    which = _name_partitions(where)
+            after_checkpoint[ssp] = span
+    described = after_checkpoint or after_startpoint
+    shown = _describe_spans(described)
+    which = _name_partitions(described)
     oldest = f"adjunct startpoint set MODULE:APP {which} --oldest --reason …"
-    if of_checkpoint:
+    if after_checkpoint:
         return OffsetOutOfRangeError(
             f"retention has passed the checkpoint of application {app.name!r} in {shown}: the"
             " records in between are lost.",
@@ -514,9 +544,9 @@ def _retention_error(
             application=app.name,
             stream=stream,
         )
-    owners = "; ".join(dict.fromkeys(whose[:_SHOWN])).removesuffix(" at ")
+    shown_owners = "; ".join(dict.fromkeys(owners[:_SHOWN])).removesuffix(" at ")
     return OffsetOutOfRangeError(
-        f"retention has passed {owners} in {shown}, since its"
+        f"retention has passed {shown_owners} in {shown}, since its"
         " offset was found: the records in between are lost.",
         f"Begin at the oldest record left ({oldest}), or cancel the startpoint: adjunct"
         f" startpoint clear MODULE:APP {which} --reason ….",
@@ -526,6 +556,7 @@ def _retention_error(
 
 
 def _describe_spans(lost: Ranges) -> str:
+    """Return the offsets that retention has deleted, of the first partitions, as text."""
     spans = [
         f"{ssp} (at offset {span.start}, the oldest left is {span.end})"
         for ssp, span in lost.items()
@@ -546,6 +577,7 @@ def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:
 
 
 def _describe_new_start(app: Application, stream: str, info: StreamInfo, before: str) -> str:
+    """Return the next step for a recreated stream, whose identity was `before`: where to begin."""
     if stream in app.restated:
         return (
             "Say from when on results are to follow its changes: adjunct startpoint set MODULE:APP"
@@ -567,19 +599,26 @@ def _describe_new_start(app: Application, stream: str, info: StreamInfo, before:
     )
 
 
+class CarriedOver(NamedTuple):
+    """A state whose positions were carried over to repartitioned streams, and a note for each of
+    these.
+    """
+
+    state: ApplicationState
+    notes: tuple[str, ...]
+
+
 def carry_over_positions(
     state: ApplicationState, streams: Mapping[str, StreamSnapshot]
-) -> tuple[ApplicationState, tuple[str, ...]]:
-    """Return the state with its positions carried over to streams that were repartitioned, and a
-    note for each.
-    """
+) -> CarriedOver:
+    """Return the state with its positions carried over to streams that were repartitioned."""
     notes: list[str] = []
     for name, stream in streams.items():
         carried = carry_over_stream(state, name, stream.info)
         if carried is not None:
             state = carried
             notes.append(describe_carry_over(name, stream.info))
-    return state, tuple(notes)
+    return CarriedOver(state, tuple(notes))
 
 
 def carry_over_stream(
@@ -659,6 +698,7 @@ def has_pending_startpoints(state: ApplicationState, stream: str) -> bool:
 
 
 def _by_partition(stream: str, offsets: Iterable[str]) -> Offsets:
+    """Return offsets, given in the order of the stream's partitions, by partition."""
     system, name = split_stream_name(stream)
     return {
         SystemStreamPartition(system, name, number): offset for number, offset in enumerate(offsets)
@@ -707,10 +747,9 @@ def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
     )
 
     def checked(which: str, answers: Offsets) -> Offsets:
-        return {
-            ssp: check_offset(system, ssp, answers.get(ssp), f"asked for its {which} offset")
-            for ssp in ssps
-        }
+        """Return the answers of the stream system, an offset of each partition."""
+        what = f"asked for its {which} offset"
+        return {ssp: check_offset(system, ssp, answers.get(ssp), what) for ssp in ssps}
 
     oldest = checked("oldest", system.oldest(ssps))
     upcoming = checked("upcoming", system.upcoming(ssps))
@@ -775,12 +814,17 @@ def resolve_request(
     plan = None
     if plans is not None and versions == RECORDED:
         plan = _find_plan(stream, request, plans)
-    start = plan.spans[ssp].start if plan is not None else resolve(request.startpoint)
     if request.until is None:
+        offset = resolve(request.startpoint)
         return ResolvedStartpoint(
-            id=request.id, offset=start, resolved_at=now, force=request.force, **shared
+            id=request.id, offset=offset, resolved_at=now, force=request.force, **shared
         )
-    end = plan.spans[ssp].end if plan is not None else resolve(request.until)
+    if plan is None:
+        start = resolve(request.startpoint)
+        end = resolve(request.until)
+    else:
+        start = plan.spans[ssp].start
+        end = plan.spans[ssp].end
     order = stream.system.compare(start, end)
     if order > 0:
         raise offset_error(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
@@ -69,14 +69,18 @@ class Preview:
         be applied, why.
         """
         if self.error is not None:
-            return f"goes on from its checkpoint: {self.error}" if self.falls_back else self.error
+            if self.falls_back:
+                return f"goes on from its checkpoint: {self.error}"
+            return self.error
         if self.request.until is not None:
             return "the position stays"
         if self.moved is None:
             return "begins here"
         if self.moved < 0:
             return f"goes back by {-self.moved:,}"
-        return f"passes over {self.moved:,}" if self.moved else "stays where it is"
+        if self.moved > 0:
+            return f"passes over {self.moved:,}"
+        return "stays where it is"
 
     @property
     def reads_again(self) -> bool:
@@ -109,8 +113,9 @@ class Preview:
 
     def to_json(self) -> dict[str, Any]:
         """Return the preview as JSON values."""
-        asked = self.request
-        until = self.request.until
+        until = None
+        if self.request.until is not None:
+            until = describe_startpoint(self.request.until)
         names = (
             "checkpoint",
             "start",
@@ -123,10 +128,10 @@ class Preview:
             "versions",
         )
         return {
-            "partition": str(asked.ssp),
+            "partition": str(self.request.ssp),
             "tasks": list(self.tasks),
-            "position": describe_startpoint(asked.startpoint),
-            "until": None if until is None else describe_startpoint(until),
+            "position": describe_startpoint(self.request.startpoint),
+            "until": until,
             **{name: getattr(self, name) for name in names},
         }
 
@@ -143,13 +148,15 @@ def preview_request(asked: AskedApplication, request: StartpointRequest) -> Prev
     try:
         versions = choose_versions(asked.app, request)
     except ConfigurationError as error:
-        given = (request.versions or CURRENT) if is_replay else None
+        given = None
+        if is_replay:
+            given = request.versions or CURRENT
         return Preview(request, (), error=str(error), versions=given)
     tasks = asked.readers.targets_of(request)
     shown = Preview(request, tasks, versions=versions if is_replay else None)
-    refused = _refuse(asked, shown)
-    if refused is not None:
-        return refused
+    rejected = _reject(asked, shown)
+    if rejected is not None:
+        return rejected
     is_rewind = not asked.readers.of_datasets.keys().isdisjoint(tasks)
     if not is_rewind:
         shown = with_fields(shown, checkpoint=_find_checkpoint(asked.state, request.ssp))
@@ -167,7 +174,7 @@ def preview_request(asked: AskedApplication, request: StartpointRequest) -> Prev
     return _preview_move(shown, stream, start.offset, asked.state)
 
 
-def _refuse(asked: AskedApplication, shown: Preview) -> Preview | None:
+def _reject(asked: AskedApplication, shown: Preview) -> Preview | None:
     """Return the preview with the error of a request that no task may apply; None if it is
     allowed.
     """
@@ -178,7 +185,8 @@ def _refuse(asked: AskedApplication, shown: Preview) -> Preview | None:
         return with_fields(shown, tasks=(str(task),), error=str(broadcast_task_error(request)))
     if not shown.tasks:
         return with_fields(shown, error=_describe_unread(request, readers.tasks))
-    if request.until is None or readers.of_datasets.keys().isdisjoint(shown.tasks):
+    is_of_dataset = not readers.of_datasets.keys().isdisjoint(shown.tasks)
+    if request.until is None or not is_of_dataset:
         return None
     refusal = (
         f"{request.ssp} is read by {', '.join(shown.tasks)}, and the table of a dataset can't"
@@ -191,9 +199,9 @@ def _refuse(asked: AskedApplication, shown: Preview) -> Preview | None:
 def _find_checkpoint(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
     """Return where reading would continue: requests are applied after the open batch."""
     batch = state.open
-    if batch is None or batch.replays or ssp not in batch.ranges:
-        return state.checkpoint.get(ssp)
-    return batch.ranges[ssp].end
+    if batch is not None and not batch.replays and ssp in batch.ranges:
+        return batch.ranges[ssp].end
+    return state.checkpoint.get(ssp)
 
 
 def _preview_move(
@@ -236,8 +244,10 @@ def describe_remote_tables(plan: ExecutionPlan | None, streams: Set[str]) -> dic
     """Return, by remote table that is written from these streams, what records that are read
     again do to it.
     """
+    if plan is None:
+        return {}
     effects: dict[str, dict[str, None]] = {}
-    for table in () if plan is None else plan.tables:
+    for table in plan.tables:
         if streams & set(table.again):
             effects.setdefault(table.table, {})[table.replay] = None
         elif streams & set(table.streams):
@@ -284,17 +294,23 @@ def mark_blocked_previews(
 
 
 def _mark_blocked(unreadable: Sequence[Unreadable], shown: Preview) -> Preview:
+    """Return the preview, with an error if an unreadable entry blocks the request."""
     for blocking in unreadable:
-        if _blocks(blocking, shown):
-            way = shown.request.ssp if blocking.ssp else f"--all --task {str(blocking.at)!r}"
-            clear = f"adjunct startpoint clear MODULE:APP {way} --reason …"
-            error = f"{blocking.summary()} Take that back first: {clear}."
-            return with_fields(shown, error=error, falls_back=False)
+        if not _blocks(blocking, shown):
+            continue
+        which = f"--all --task {str(blocking.at)!r}"
+        if blocking.ssp:
+            which = str(shown.request.ssp)
+        clear = f"adjunct startpoint clear MODULE:APP {which} --reason …"
+        error = f"{blocking.summary()} Take that back first: {clear}."
+        return with_fields(shown, error=error, falls_back=False)
     return shown
 
 
 def _blocks(unread: Unreadable, shown: Preview) -> bool:
-    if unread.kind == "request" and unread.key == request_key(shown.request.target):
+    """Whether an unreadable entry blocks a request, as `mark_blocked_previews` says."""
+    own_key = request_key(shown.request.ssp, shown.request.task)
+    if unread.kind == "request" and unread.key == own_key:
         return True
     if unread.at is None:
         return False
@@ -305,16 +321,17 @@ def _blocks(unread: Unreadable, shown: Preview) -> bool:
 
 def check_previews(previews: Sequence[Preview]) -> None:
     """Raise ConfigurationError for requests that can't be applied now."""
-    wrong = [shown for shown in previews if shown.is_refused]
-    if not wrong:
+    refused = [shown for shown in previews if shown.is_refused]
+    if not refused:
         return
+    first, *others = refused
     more = ""
-    if len(wrong) > 1:
-        more = f" The same goes for {len(wrong) - 1} more of the {len(previews)} partitions."
+    if others:
+        more = f" The same goes for {len(others)} more of the {len(previews)} partitions."
     raise ConfigurationError(
-        f"the startpoint can't be applied now, and nothing is written. {wrong[0].error}{more}",
+        f"the startpoint can't be applied now, and nothing is written. {first.error}{more}",
         "See what each would do: --dry-run, or preview(…) in Python.",
-        stream=wrong[0].request.ssp.qualified_stream,
+        stream=first.request.ssp.qualified_stream,
     )
 
 
@@ -334,11 +351,18 @@ def empty_replay_error(previews: Sequence[Preview]) -> ConfigurationError | None
     )
 
 
+class Replaced(NamedTuple):
+    """A startpoint that is not applied yet, and the request that would replace it."""
+
+    pending: PendingStartpoint
+    request: StartpointRequest
+
+
 def find_replaced(
     requests: Iterable[StartpointRequest],
     pending: Iterable[PendingStartpoint],
     named_only: Collection[str],
-) -> list[tuple[PendingStartpoint, StartpointRequest]]:
+) -> list[Replaced]:
     """Return each `pending` startpoint that a request would replace, with that request.
 
     A request for all tasks does not replace those of tasks in `named_only`, nor the reverse.
@@ -349,26 +373,41 @@ def find_replaced(
     replaced = []
     for request in requests:
         for held in by_ssp.get(request.ssp, ()):
-            tasks = {held.at or held.request.task, request.task}
-            is_for_all = None in tasks and tasks.isdisjoint(named_only)
-            if len(tasks) == 1 or is_for_all:
-                replaced.append((held, request))
+            if _is_replaced(held.at or held.request.task, request.task, named_only):
+                replaced.append(Replaced(held, request))
     return replaced
 
 
-def other_kind_error(
-    replaced: Sequence[tuple[PendingStartpoint, StartpointRequest]],
-) -> ConfigurationError | None:
+def _is_replaced(before: str | None, after: str | None, named_only: Collection[str]) -> bool:
+    """Whether a request for the task `after` replaces one of the same partition for the task
+    `before`; None are all tasks except those in `named_only`.
+    """
+    if before == after:
+        return True
+    if before is None:
+        return after not in named_only
+    if after is None:
+        return before not in named_only
+    return False
+
+
+def _describe_kind(request: StartpointRequest) -> str:
+    """Return the kind of a request, with its article."""
+    if request.until is not None:
+        return "a bounded replay"
+    return "a startpoint that moves the position"
+
+
+def other_kind_error(replaced: Sequence[Replaced]) -> ConfigurationError | None:
     """Return the error for a replay that would replace a startpoint that moves the position, or
     the reverse, if any.
     """
     for held, request in replaced:
-        kinds = ("a startpoint that moves the position", "a bounded replay")
-        other = kinds[held.request.until is not None]
-        what = kinds[request.until is not None]
-        if what != other:
+        before = _describe_kind(held.request)
+        after = _describe_kind(request)
+        if after != before:
             return ConfigurationError(
-                f"{what} would replace {other}: {held.summary()}.",
+                f"{after} would replace {before}: {held.summary()}.",
                 "Let a run apply that first, take it back (adjunct startpoint clear MODULE:APP"
                 f" {request.ssp} --reason …), or replace it with --replace (replace=True in"
                 " Python).",
@@ -381,18 +420,18 @@ def preview_rewinds(asked: AskedApplication, previews: Sequence[Preview]) -> lis
     """Return the previews; those for datasets are completed by what all requests for the dataset
     would do together.
     """
-    shown = list(previews)
+    completed = list(previews)
     for dataset in asked.app.datasets:
         task = dataset_task_name(dataset.name)
-        mine = {}
-        for number, one in enumerate(shown):
-            if task in one.tasks and one.error is None:
-                mine[number] = one
-        if mine:
-            together = _preview_rewind(asked, dataset, list(mine.values()))
-            for number, one in zip(mine, together, strict=True):
-                shown[number] = one
-    return shown
+        of_dataset = {}
+        for number, shown in enumerate(completed):
+            if task in shown.tasks and shown.error is None:
+                of_dataset[number] = shown
+        if of_dataset:
+            rewinds = _preview_rewind(asked, dataset, list(of_dataset.values()))
+            for number, rewind in zip(of_dataset, rewinds, strict=True):
+                completed[number] = rewind
+    return completed
 
 
 def _preview_rewind(
@@ -410,15 +449,19 @@ def _preview_rewind(
         )
     except PermanentError as error:
         return [with_fields(shown, error=str(error)) for shown in previews]
-    rewound = {partition.ssp: partition for partition in plan.partitions}
-    return [
-        _preview_partition(shown, rewound[shown.request.ssp], plan.refusal) for shown in previews
-    ]
+    rewinds = {partition.ssp: partition for partition in plan.partitions}
+    completed = []
+    for shown in previews:
+        completed.append(_preview_partition(shown, rewinds[shown.request.ssp], plan.refusal))
+    return completed
 
 
 def _preview_partition(
     shown: Preview, partition: PartitionRewind, refusal: Exception | None
 ) -> Preview:
+    """Return the preview of a request for a dataset, completed by what the rewind does to its
+    partition; `refusal` is why the whole rewind would not be made, if so.
+    """
     moved = None
     if partition.taken is not None:
         moved = partition.skipped - partition.again

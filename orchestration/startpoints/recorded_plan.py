@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from typing import NamedTuple
 
 from dagster_adjunct.orchestration.batch_log.intent import JoinedVersions, Partition
 from dagster_adjunct.resources.documents import StoredDocument
@@ -17,6 +18,14 @@ class RecordedPiece(StoredDocument):
 
     end: str
     batch: int
+
+
+class VersionRead(NamedTuple):
+    """A version of a dataset, and the numbers of the batches that read it, in order."""
+
+    dataset: str
+    version: str
+    batches: list[int]
 
 
 class RecordedPlan(StoredDocument):
@@ -36,31 +45,31 @@ class RecordedPlan(StoredDocument):
     pieces: dict[Partition, tuple[RecordedPiece, ...]]
     versions: dict[int, JoinedVersions]
 
-    def versions_read(self) -> Iterator[tuple[str, str, list[int]]]:
-        """Yield each dataset and version that the batches read, with the numbers of these
-        batches.
-        """
+    def versions_read(self) -> Iterator[VersionRead]:
+        """Yield the versions that the batches read."""
         batches_of: dict[tuple[str, str], list[int]] = {}
         for batch, joined in sorted(self.versions.items()):
             for dataset, versions in joined.list_all().items():
                 for version in versions:
                     batches_of.setdefault((dataset, version), []).append(batch)
         for (dataset, version), batches in sorted(batches_of.items()):
-            yield dataset, version, batches
+            yield VersionRead(dataset, version, batches)
 
     def describe(self) -> tuple[str, ...]:
         """Return a line on the batches, and one on the versions of each dataset."""
         batches = sorted(self.versions)
         if not batches:
             return ()
-        which = f"batch {batches[0]}"
-        if len(batches) > 1:
-            which = f"{len(batches)} batches, {batches[0]} to {batches[-1]}"
-        versions: dict[str, list[str]] = {}
-        for dataset, version, _ in self.versions_read():
-            versions.setdefault(dataset, []).append(version)
+        first = batches[0]
+        last = batches[-1]
+        which = f"batch {first}"
+        if last != first:
+            which = f"{len(batches)} batches, {first} to {last}"
         lines = [f"recorded: what {which} read, kept until the replay has ended"]
-        for dataset, read in versions.items():
-            more = f" and {len(read) - 3} more" if len(read) > 3 else ""
-            lines.append(f"recorded: dataset {dataset}: {', '.join(read[:3])}{more}")
+        versions_of: dict[str, list[str]] = {}
+        for read in self.versions_read():
+            versions_of.setdefault(read.dataset, []).append(read.version)
+        for dataset, versions in versions_of.items():
+            more = f" and {len(versions) - 3} more" if len(versions) > 3 else ""
+            lines.append(f"recorded: dataset {dataset}: {', '.join(versions[:3])}{more}")
         return tuple(lines)

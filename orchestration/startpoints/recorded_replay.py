@@ -25,6 +25,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache, cmp_to_key, partial
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -100,31 +101,43 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = Fals
     was stored before the discard, it is not, as long as its files exist: the discard has spared
     them because of the plan.
     """
-    manifest_of = cache(lambda dataset: DatasetLog(lake, dataset).read()[1])
-    for dataset, version, batches in plan.versions_read():
-        if is_transient(version):
+
+    @cache
+    def read_manifest(dataset: str) -> DatasetManifest | None:
+        """Return the current manifest of a dataset, read once; None if there is none."""
+        _, manifest = DatasetLog(lake, dataset).read()
+        return manifest
+
+    for read in plan.versions_read():
+        why = ""
+        if is_transient(read.version):
             why = "its table lived for one run"
-        elif (manifest := manifest_of(dataset)) is None:
-            why = "the dataset was deleted"
-        elif not _is_retained(lake, manifest, version, or_spared=or_spared):
-            why = "it was discarded"
         else:
+            manifest = read_manifest(read.dataset)
+            if manifest is None:
+                why = "the dataset was deleted"
+            elif not _is_retained(lake, manifest, read.version, or_spared=or_spared):
+                why = "it was discarded"
+        if not why:
             continue
-        met = f"batch {batches[0]}"
-        if len(batches) > 1:
-            met = f"batches {batches[0]} to {batches[-1]}"
+        first = read.batches[0]
+        last = read.batches[-1]
+        readers = f"batch {first}"
+        if last != first:
+            readers = f"batches {first} to {last}"
         raise VersionDiscardedError(
-            f"dataset {dataset!r}: version {version}, which {met} of application"
+            f"dataset {read.dataset!r}: version {read.version}, which {readers} of application"
             f" {plan.application!r} read, is gone: {why}.",
             "Replay with versions=as-of, if joins are as-of, or versions=current (--versions). To"
             " keep earlier versions longer, change the policy: discard=DiscardPolicy(keep=…,"
             " grace=…).",
-            dataset=dataset,
-            version=version,
+            dataset=read.dataset,
+            version=read.version,
         )
 
 
 def _is_retained(lake: Lake, manifest: DatasetManifest, version: str, *, or_spared: bool) -> bool:
+    """Whether a version can still be read, as `check_all_retained` says."""
     try:
         manifest.check_kept(version)
     except VersionDiscardedError:
@@ -138,8 +151,11 @@ def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
         sealed = read_batch_version(DatasetLog(lake, manifest.name), manifest, version)
     except (DatasetError, ObjectNotFoundError):
         return False
-    there = manifest.reachable() | set(manifest.doomed)
-    return all(generation.folder in there for generation in sealed.generations if generation.files)
+    existing = manifest.reachable() | set(manifest.doomed)
+    for generation in sealed.generations:
+        if generation.files and generation.folder not in existing:
+            return False
+    return True
 
 
 def load_plans(
@@ -148,19 +164,21 @@ def load_plans(
     """Return, by id, the plans that requests at tasks name; for a plan that can't be used any
     more, the error.
     """
-    named: set[str | None] = set()
-    for held in fan_out.tasks.values():
-        named |= {request.recorded for request in held.values()}
+    plan_ids: set[str] = set()
+    for requests in fan_out.tasks.values():
+        for request in requests.values():
+            if request.recorded is not None:
+                plan_ids.add(request.recorded)
     plans: dict[str, RecordedPlan | PermanentError] = {}
-    for plan_id in named - {None}:
+    for plan_id in plan_ids:
         try:
-            plan = read_plan(lake, application, str(plan_id))
+            plan = read_plan(lake, application, plan_id)
             check_all_retained(lake, plan, or_spared=True)
             plans[plan.id] = plan
         except ObjectNotFoundError:
             continue
         except PermanentError as error:
-            plans[str(plan_id)] = error
+            plans[plan_id] = error
     return plans
 
 
@@ -171,9 +189,9 @@ def find_held_versions(lake: Lake, application: str) -> dict[str, dict[str, str]
     held: dict[str, dict[str, str]] = {}
     for plan in _live_plans(lake, application, _list_plans(lake, application)):
         where = ", ".join(map(str, sorted(plan.spans)[:3]))
-        for dataset, version, _ in plan.versions_read():
+        for read in plan.versions_read():
             why = f"a recorded replay of application {application}, {where}"
-            held.setdefault(dataset, {})[version] = why
+            held.setdefault(read.dataset, {})[read.version] = why
     return held
 
 
@@ -189,6 +207,9 @@ def purge_plans(lake: Lake, application: str) -> int:
 def _live_plans(
     lake: Lake, application: str, stored: Mapping[str, ObjectInfo]
 ) -> list[RecordedPlan]:
+    """Return those of an application's stored plans that retain versions: a request or a replay
+    names them, or they were just stored.
+    """
     if not stored:
         return []
     now = read_store_clock(lake.store, f"{lake.application_prefix(application)}/clock")
@@ -208,8 +229,9 @@ def _live_plans(
             plan = read_plan(lake, application, plan_id)
         except ObjectNotFoundError:
             continue
-        is_asked = plan.id in waiting and now < plan.expires_at
-        if is_asked or plan.id in used or item.modified > now - _GRACE:
+        is_requested = plan.id in waiting and now < plan.expires_at
+        is_new = item.modified > now - _GRACE
+        if is_requested or plan.id in used or is_new:
             plans.append(plan)
     return plans
 
@@ -217,43 +239,70 @@ def _live_plans(
 def _list_plans(lake: Lake, application: str) -> dict[str, ObjectInfo]:
     """Return, by plan id, the objects that store the plans of an application."""
     folder = f"{lake.application_prefix(application)}/recorded/"
-    return {
-        item.key.removeprefix(folder).removesuffix(".json"): item
-        for item in lake.store.list(folder)
-    }
+    plans = {}
+    for item in lake.store.list(folder):
+        plan_id = item.key.removeprefix(folder).removesuffix(".json")
+        plans[plan_id] = item
+    return plans
 
 
 def _key(lake: Lake, application: str, plan: str) -> str:
+    """Return the key of the object that stores a plan."""
     return f"{lake.application_prefix(application)}/recorded/{plan}.json"
 
 
-Span = tuple[str, str]
+class Span(NamedTuple):
+    """The offsets of a partition from `start` up to, excluding, `end`."""
+
+    start: str
+    end: str
+
+
+class SpanRead(NamedTuple):
+    """Offsets of a partition, and the number of the batch that read them first."""
+
+    span: Span
+    batch: int
+
+
+class PieceEnd(NamedTuple):
+    """The end of a piece of offsets, and the number of the batch that read the piece first."""
+
+    end: str
+    batch: int
+
+
 # Compares two offsets of one partition (below 0, 0 or above 0), or counts the offsets between them.
 OffsetFunction = Callable[[SystemStreamPartition, str, str], int]
 
-_NEXT = (
+_NEXT_STEP = (
     "Request offsets that batches have read, or other versions (--versions): as-of, if joins are"
     " as-of, or current."
 )
 
 
+class PlannedReplay(NamedTuple):
+    """A plan to read offsets again, None if there are `problems`."""
+
+    problems: Problems
+    plan: RecordedPlan | None
+
+
 def plan_recorded(
     application: AskedApplication, spans: Mapping[SystemStreamPartition, Span]
-) -> tuple[Problems, RecordedPlan | None]:
-    """Return the problems by partition, and the plan to read these offsets again (None if there are
-    problems).
-
-    Nothing is stored or retained yet.
-    """
+) -> PlannedReplay:
+    """Return the plan to read these offsets again. Nothing is stored or retained yet."""
     lake = application.lake
     streams = {}
     for ssp in spans:
         streams[ssp.qualified_stream] = application.snapshot(ssp.qualified_stream)
     asked = AskedOffsets(
-        spans,
-        {name: stream.info.identity for name, stream in streams.items()},
-        lambda at, left, right: streams[at.qualified_stream].system.compare(left, right),
-        lambda at, left, right: streams[at.qualified_stream].system.distance(at, left, right),
+        spans=spans,
+        identities={name: stream.info.identity for name, stream in streams.items()},
+        compare=lambda ssp, left, right: streams[ssp.qualified_stream].system.compare(left, right),
+        distance=lambda ssp, start, end: streams[ssp.qualified_stream].system.distance(
+            ssp, start, end
+        ),
     )
     log = BatchLog(lake, application.app.name)
     history = collect_main_batches(log.history(None), asked)
@@ -262,13 +311,13 @@ def plan_recorded(
     if application.plan is not None:
         problems |= explain_cut(asked, reads, application.plan.tables_joined_after_sends())
     if problems:
-        return problems, None
-    recorded = _build_plan(application.app, asked, reads, application.at)
+        return PlannedReplay(problems, None)
+    plan = _build_plan(application.app, asked, reads, application.at)
     try:
-        check_all_retained(lake, recorded)
+        check_all_retained(lake, plan)
     except DatasetError as error:
-        return dict.fromkeys(spans, str(error)), None
-    return {}, recorded
+        return PlannedReplay(dict.fromkeys(spans, str(error)), None)
+    return PlannedReplay({}, plan)
 
 
 def _build_plan(
@@ -280,11 +329,13 @@ def _build_plan(
     pieces: dict[SystemStreamPartition, tuple[RecordedPiece, ...]] = {}
     spans: Ranges = {}
     for ssp, (start, end) in asked.spans.items():
-        read_pieces = [RecordedPiece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
-        if read_pieces:  # what follows the last piece are offsets without records
-            read_pieces[-1] = read_pieces[-1].model_copy(update={"end": end})
-        pieces[ssp] = tuple(read_pieces)
-        spans[ssp] = OffsetRange(start=start, end=end if read_pieces else start)
+        of_partition = [RecordedPiece(end=read.end, batch=read.batch) for read in reads.pieces[ssp]]
+        if of_partition:  # what follows the last piece are offsets without records
+            of_partition[-1] = of_partition[-1].model_copy(update={"end": end})
+            spans[ssp] = OffsetRange(start=start, end=end)
+        else:
+            spans[ssp] = OffsetRange(start=start, end=start)
+        pieces[ssp] = tuple(of_partition)
     names = {dataset.name for dataset in app.datasets}
     versions = {}
     for batch, joined in reads.versions.items():
@@ -344,7 +395,7 @@ class FirstReads:
     batches of which only a part is requested.
     """
 
-    pieces: Mapping[SystemStreamPartition, tuple[tuple[str, int], ...]]
+    pieces: Mapping[SystemStreamPartition, tuple[PieceEnd, ...]]
     versions: Mapping[int, JoinedVersions]
     unread: Mapping[SystemStreamPartition, tuple[Span, ...]]
     cut: tuple[int, ...]
@@ -361,11 +412,12 @@ def collect_main_batches(
     newest = None
     oldest = 0
     for commit, state in history:
-        newest = newest or state
+        if newest is None:
+            newest = state
         oldest = commit.number
-        done = state.last.intent if state.last is not None else None
-        if done is not None and not done.reads_again:
-            intents.setdefault(done.batch, _drop_former_streams(done, state, asked))
+        if state.last is not None and not state.last.intent.reads_again:
+            intent = state.last.intent
+            intents.setdefault(intent.batch, _drop_former_streams(intent, state, asked))
         if all(_has_read_none(state, asked, ssp) for ssp in asked.spans):
             return MainBatches(intents, newest, oldest)
     if oldest <= 1:
@@ -388,25 +440,28 @@ def find_first_reads(history: MainBatches, asked: AskedOffsets) -> FirstReads:
 
     Offsets that batches of deleted commits may have read before are unread.
     """
-    read: dict[SystemStreamPartition, list[tuple[Span, int]]] = {}
+    read: dict[SystemStreamPartition, list[SpanRead]] = {}
     ends = {}
     unread = {}
     numbers = set()
-    for ssp, (start, end) in asked.spans.items():
-        before = history.gone.get(ssp, (start, start))
-        unknown, left = _split_spans(asked.compare, ssp, [(start, end)], before)
+    for ssp, span in asked.spans.items():
+        gone = history.gone.get(ssp, Span(span.start, span.start))
+        unknown = _split_spans(asked.compare, ssp, [span], gone)
+        left = unknown.outside
         read[ssp] = []
         for number, intent in sorted(history.intents.items()):
-            span = intent.ranges.get(ssp)
-            if span is None:
+            batch_range = intent.ranges.get(ssp)
+            if batch_range is None:
                 continue
-            pieces, left = _split_spans(asked.compare, ssp, left, (span.start, span.end))
-            for piece in pieces:
-                read[ssp].append((piece, number))
+            batch_span = Span(batch_range.start, batch_range.end)
+            parts = _split_spans(asked.compare, ssp, left, batch_span)
+            left = parts.outside
+            for part in parts.inside:
+                read[ssp].append(SpanRead(part, number))
                 numbers.add(number)
         ends[ssp] = _list_ends(asked, ssp, read[ssp])
-        if unknown or left:
-            unread[ssp] = (*unknown, *left)
+        if unknown.inside or left:
+            unread[ssp] = (*unknown.inside, *left)
     versions = {}
     cut = []
     for number in sorted(numbers):
@@ -418,29 +473,30 @@ def find_first_reads(history: MainBatches, asked: AskedOffsets) -> FirstReads:
 
 
 def _list_ends(
-    asked: AskedOffsets, ssp: SystemStreamPartition, pieces: Iterable[tuple[Span, int]]
-) -> tuple[tuple[str, int], ...]:
+    asked: AskedOffsets, ssp: SystemStreamPartition, pieces: Iterable[SpanRead]
+) -> tuple[PieceEnd, ...]:
     """Return the ends of pieces with the numbers of their batches, in the order of offsets."""
-    by_start = cmp_to_key(partial(asked.compare, ssp))
-    in_order = sorted(pieces, key=lambda piece: by_start(piece[0][0]))
-    return tuple((span[1], number) for span, number in in_order)
+    by_offset = cmp_to_key(partial(asked.compare, ssp))
+    in_order = sorted(pieces, key=lambda piece: by_offset(piece.span.start))
+    return tuple(PieceEnd(piece.span.end, piece.batch) for piece in in_order)
 
 
 def explain_unread(asked: AskedOffsets, reads: FirstReads, history: MainBatches) -> Problems:
     """Return, by partition with such offsets, an error text on why no batch is known that has read
     them first.
     """
-    errors = {}
+    problems = {}
     for ssp, spans in reads.unread.items():
-        holes = [span for span in spans if asked.distance(ssp, *span)]
-        if holes:
-            start, end = holes[0]
-            problem = (
-                f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}:"
-                f" {_explain_hole(asked, history, ssp, start)}."
-            )
-            errors[ssp] = str(offset_error(ssp, problem, _NEXT, offset=start))
-    return errors
+        holes = [span for span in spans if asked.distance(ssp, span.start, span.end)]
+        if not holes:
+            continue
+        start, end = holes[0]
+        problem = (
+            f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}:"
+            f" {_explain_hole(asked, history, ssp, start)}."
+        )
+        problems[ssp] = str(offset_error(ssp, problem, _NEXT_STEP, offset=start))
+    return problems
 
 
 def _explain_hole(
@@ -448,14 +504,14 @@ def _explain_hole(
 ) -> str:
     """Return why no batch is known that has read the offsets from `start` on."""
     gone = history.gone.get(ssp)
-    if gone is not None and asked.compare(ssp, start, gone[1]) < 0:
+    if gone is not None and asked.compare(ssp, start, gone.end) < 0:
         return f"the batch log's history from before its commit {history.oldest} is gone"
     state = history.newest
     if state is None:
         return "no batch has read them yet"
-    opened = state.open
-    if opened is not None and ssp in opened.ranges and not opened.reads_again:
-        return f"the open batch {opened.batch}, or a later one, reads them first"
+    batch = state.open
+    if batch is not None and ssp in batch.ranges and not batch.reads_again:
+        return f"the open batch {batch.batch}, or a later one, reads them first"
     if asked.compare(ssp, state.checkpoint.get(ssp, start), start) <= 0:
         return "no batch has read them yet"
     return "no batch of the main position has read them"
@@ -472,8 +528,9 @@ def explain_cut(
     """
     if not joined_after_sends or not reads.cut:
         return {}
+    first, *_ = reads.cut
     problem = (
-        f"only a part of batch {reads.cut[0]} is requested, and its joins read in"
+        f"only a part of batch {first} is requested, and its joins read in"
         f" {min(joined_after_sends)!r} what the whole batch had sent there before."
     )
     step = (
@@ -508,55 +565,65 @@ def _read_up_to(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamP
 
     These are the offsets before the furthest position that the state knows.
     """
-    start = asked.spans[ssp][0]
+    start, _ = asked.spans[ssp]
     if not _is_same_stream(state, asked, ssp.qualified_stream):
-        return start, start
-    return start, _reached(state, asked, ssp)
+        return Span(start, start)
+    return Span(start, _reached(state, asked, ssp))
 
 
 def _reached(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> str:
     """Return the end of all that batches up to this state may have read of the partition."""
-    checkpoint = state.checkpoint.get(ssp, asked.spans[ssp][0])
+    checkpoint = state.checkpoint.get(ssp, asked.spans[ssp].start)
     furthest = state.offsets.furthest.get(ssp, checkpoint)
-    return furthest if asked.compare(ssp, furthest, checkpoint) > 0 else checkpoint
+    if asked.compare(ssp, furthest, checkpoint) > 0:
+        return furthest
+    return checkpoint
+
+
+class _SplitSpans(NamedTuple):
+    """The parts of spans inside and outside another span, without empty ones."""
+
+    inside: list[Span]
+    outside: list[Span]
 
 
 def _split_spans(
-    compare: OffsetFunction, ssp: SystemStreamPartition, spans: Iterable[Span], read: Span
-) -> tuple[list[Span], list[Span]]:
-    """Return the parts of these spans inside the span `read`, and the parts outside it, without
-    empty ones.
-    """
+    compare: OffsetFunction, ssp: SystemStreamPartition, spans: Iterable[Span], by: Span
+) -> _SplitSpans:
+    """Return the parts of these spans inside and outside the span `by`."""
     by_offset = cmp_to_key(partial(compare, ssp))
-    within = []
-    left = []
-    for start, end in spans:
-        first = max(start, read[0], key=by_offset)
-        last = min(end, read[1], key=by_offset)
-        parts = [(start, end)]
+    split = _SplitSpans([], [])
+    for span in spans:
+        first = max(span.start, by.start, key=by_offset)
+        last = min(span.end, by.end, key=by_offset)
+        outside = [span]
         if compare(ssp, first, last) < 0:
-            within.append((first, last))
-            parts = [(start, first), (last, end)]
-        left += [part for part in parts if compare(ssp, *part) < 0]
-    return within, left
+            split.inside.append(Span(first, last))
+            outside = [Span(span.start, first), Span(last, span.end)]
+        for part in outside:
+            if compare(ssp, part.start, part.end) < 0:
+                split.outside.append(part)
+    return split
 
 
 def _is_cut(
     intent: Intent,
-    read: Mapping[SystemStreamPartition, list[tuple[Span, int]]],
+    read: Mapping[SystemStreamPartition, list[SpanRead]],
     number: int,
     asked: AskedOffsets,
 ) -> bool:
-    """Return whether the batch `number` read other offsets than the ones in `read` that it read
-    first.
+    """Return whether only a part of what the batch `number` read is in `read`, the requested
+    offsets with the batches that read them first.
     """
     for ssp, whole in intent.ranges.items():
         if asked.compare(ssp, whole.start, whole.end) == 0:
             continue
-        mine = [span for span, batch in read.get(ssp, ()) if batch == number]
-        if len(mine) != 1:
+        read_first = [span for span, batch in read.get(ssp, ()) if batch == number]
+        if len(read_first) != 1:
             return True
-        (start, end) = mine[0]
-        if asked.compare(ssp, start, whole.start) or asked.compare(ssp, end, whole.end):
+        (span,) = read_first
+        is_whole_start = asked.compare(ssp, span.start, whole.start) == 0
+        is_whole_end = asked.compare(ssp, span.end, whole.end) == 0
+        if not is_whole_start or not is_whole_end:
             return True
     return False

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID
@@ -83,7 +83,9 @@ class ReadingTasks:
         """
         if request.task is None:
             return tuple(self.owners.get(request.ssp, ()))
-        return (request.task,) if request.ssp in self.tasks.get(request.task, ()) else ()
+        if request.ssp in self.tasks.get(request.task, ()):
+            return (request.task,)
+        return ()
 
 
 def find_reading_tasks(
@@ -131,12 +133,14 @@ def list_rewindable_datasets(
     """
     listed = []
     for dataset in app.datasets:
-        if _is_rewindable(dataset) and (only is None or dataset.name in only):
+        is_selected = only is None or dataset.name in only
+        if is_selected and _is_rewindable(dataset):
             listed.append(dataset)
     return listed
 
 
 def _is_rewindable(dataset: AdjunctDataset) -> bool:
+    """Whether startpoints can rewind a dataset: a stored unbounded one."""
     return dataset.follows_changes and dataset.stream is not None and dataset.persistent
 
 
@@ -218,18 +222,19 @@ def describe_versions(app: Application, requests: Sequence[StartpointRequest]) -
     Empty if the versions are not chosen and no join is as-of. Recorded versions are described by
     their plan instead.
     """
-    by_time = find_as_of_joins(app)
-    asked = set()
+    as_of_joins = find_as_of_joins(app)
+    default = AS_OF if as_of_joins else None
+    chosen = set()
     for request in requests:
         if request.until is not None:
-            asked.add(request.versions or (AS_OF if by_time else None))
+            chosen.add(request.versions or default)
     lines = []
-    if AS_OF in asked:
+    if AS_OF in chosen:
         lines.append(
-            f"versions as-of: {', '.join(by_time)}: what was valid at each record's time; else what"
-            " is served"
+            f"versions as-of: {', '.join(as_of_joins)}: what was valid at each record's time; else"
+            " what is served"
         )
-    if CURRENT in asked:
+    if CURRENT in chosen:
         lines.append("versions current: every join uses what is served when the replay runs")
     return tuple(lines)
 
@@ -255,7 +260,7 @@ def broadcast_task_error(request: StartpointRequest) -> errors.ConfigurationErro
 
 POSITIONS = ("oldest", "upcoming", "timestamp", "offset")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_SPAN = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MS = timedelta(milliseconds=1)
 # A smaller number is probably a time in seconds: this is 1973 in ms, and the year 5138 in seconds.
@@ -279,7 +284,9 @@ def parse_position(kind: str, value: str | None = None) -> Startpoint:
                 "Leave the value out.",
                 argument="position",
             )
-        return StartpointOldest() if kind == "oldest" else StartpointUpcoming()
+        if kind == "oldest":
+            return StartpointOldest()
+        return StartpointUpcoming()
     if not text:
         example = "Write the offset as its system does."
         if kind == "timestamp":
@@ -319,6 +326,7 @@ def expand_partitions(
 
 
 def _parse_timestamp(text: str) -> int:
+    """Return a time in milliseconds since 1970; raises ConfigurationError for what is no time."""
     if _DIGITS.fullmatch(text):
         if int(text) < _LEAST_MS:
             shown = f"{_EPOCH + int(text) * MS:%Y-%m-%d %H:%M} UTC"
@@ -365,12 +373,17 @@ def _timestamp_error(text: str, problem: str, next_step: str) -> errors.Configur
 
 
 def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
+    """Return the partitions that `spans` ("0-3,7") lists, of a stream with `count` of them; `text`
+    is all that the user wrote.
+    """
     numbers: list[int] = []
     for span in spans.split(","):
         bounds = _SPAN.fullmatch(span)
         listed = range(0)
         if bounds:
-            listed = range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)
+            first = bounds["first"]
+            last = bounds["last"] or first
+            listed = range(int(first), int(last) + 1)
         if not listed:
             raise errors.ConfigurationError(
                 f"{text!r} can't be read: {span!r} is neither a partition nor a range.",
@@ -390,22 +403,25 @@ def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
 
 
 def _check_stream_read(app: Application, stream: str) -> None:
+    """Raise ConfigurationError if the application does not read a stream, or only for a dataset
+    that can't be rewound; InvalidNameError for an invalid name.
+    """
     split_stream_name(stream)
-    known = {*app.inputs, *app.restated}
-    fed = {}
+    readable = {*app.inputs, *app.restated}
+    dataset_of = {}
     for dataset in app.datasets:
         if _is_rewindable(dataset):
-            known.add(str(dataset.stream))
+            readable.add(str(dataset.stream))
         if dataset.stream is not None:
-            fed[dataset.stream] = dataset
-    if stream in known:
+            dataset_of[dataset.stream] = dataset
+    if stream in readable:
         return
-    if stream not in fed:
-        names = ", ".join(sorted(known)) or "no stream"
+    if stream not in dataset_of:
+        names = ", ".join(sorted(readable)) or "no stream"
         problem = f"application {app.name!r} does not read {stream}; it reads: {names}."
         raise errors.ConfigurationError(problem, "Check the name.", application=app.name)
-    name = fed[stream].name
-    if not fed[stream].follows_changes:
+    name = dataset_of[stream].name
+    if not dataset_of[stream].follows_changes:
         raise errors.ConfigurationError(
             f"{stream} is the input of dataset {name!r}, which is bounded: it rolls back to a"
             " version, not to an offset.",
@@ -426,8 +442,12 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 _TASK_LENGTH = 500
 _TEXT_LENGTH = 1_000
 
-# What a request is for: a partition, and one task or (None) every task that reads the partition.
-Target = tuple[SystemStreamPartition, str | None]
+
+class Target(NamedTuple):
+    """What a request is for: a partition, and one task or (None) every task that reads it."""
+
+    ssp: SystemStreamPartition
+    task: str | None
 
 
 @validated_methods
@@ -481,7 +501,7 @@ class StartpointRequest:
         check_id("startpoint request", self.id)
         if self.task is not None:
             check_task(self.task)
-        for name, value in (("by", self.by), ("reason", self.reason)):
+        for name, value in {"by": self.by, "reason": self.reason}.items():
             if not value.strip() or not _is_storable(value, _TEXT_LENGTH):
                 found = f"{what}{name}={value!r:.100}"
                 expected = f"a text of 1 to {_TEXT_LENGTH} characters"
@@ -490,7 +510,8 @@ class StartpointRequest:
 
     @property
     def target(self) -> Target:
-        return self.ssp, self.task
+        """What the request is for."""
+        return Target(self.ssp, self.task)
 
     def is_expired(self, now_ms: int, expiry_ms: int) -> bool:
         """Return whether it is too old to be handed out: its startpoint was created `expiry_ms`
@@ -500,12 +521,16 @@ class StartpointRequest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stored form, as JSON values."""
+        until = None
+        if self.until is not None:
+            until = self.until.to_json()
+        own_fields = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
-            **{field.name: getattr(self, field.name) for field in fields(self)},
+            **own_fields,
             "version": VERSION,
             "ssp": str(self.ssp),
             "startpoint": self.startpoint.to_json(),
-            "until": None if self.until is None else self.until.to_json(),
+            "until": until,
         }
 
     @staticmethod
@@ -547,10 +572,14 @@ def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointR
     """
     if (left.task is None) == (right.task is None):
         return max(right, left, key=lambda request: request.sequence)
-    return max(
-        (left, right),
-        key=lambda request: (request.startpoint.creation_timestamp_ms, request.task is not None),
-    )
+    for_task = left
+    for_all = right
+    if left.task is None:
+        for_task = right
+        for_all = left
+    if for_all.startpoint.creation_timestamp_ms > for_task.startpoint.creation_timestamp_ms:
+        return for_all
+    return for_task
 
 
 def to_startpoint(request: StartpointRequest) -> Startpoint:
@@ -572,6 +601,7 @@ def check_task(task: str) -> str:
 
 
 def _is_storable(text: str, length: int) -> bool:
+    """Whether a text can be stored, and has 1 to `length` characters."""
     return 0 < len(text) <= length and is_storable_text(text)
 
 

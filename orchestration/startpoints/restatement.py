@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from dagster_adjunct.assets.reading.change_streams import commit_offset, parse_commit
 from dagster_adjunct.assets.reading.changed_keys import SINCE, UNTIL, ChangedKeys, VersionIds
@@ -43,6 +43,7 @@ class DueRestatement:
 
     @property
     def records(self) -> int:
+        """How many records are read again."""
         return sum(places.num_rows for places in self.places.values())
 
 
@@ -58,8 +59,11 @@ def find_restatement(
     """
     found: dict[str, list[pa.Table]] = {}
     keys = 0
-    for restated in asked.plan.restatements if asked.plan is not None else ():
-        ranges = {ssp: at for ssp, at in changes.items() if ssp.stream == restated.dataset}
+    restatements: Sequence[PlannedRestatement] = ()
+    if asked.plan is not None:
+        restatements = asked.plan.restatements
+    for restated in restatements:
+        ranges = {ssp: span for ssp, span in changes.items() if ssp.stream == restated.dataset}
         if not ranges:
             continue
         startpoints = [positions.startpoints[ssp] for ssp in ranges if ssp in positions.startpoints]
@@ -72,6 +76,7 @@ def find_restatement(
 
 
 def _options(app: Application, restated: PlannedRestatement) -> Restate:
+    """Return the user's options of the join whose results are restated."""
     match = app.operator(restated.join).spec.match
     assert match is not None, "it is a join"
     assert match.restate is not None, "it restates"
@@ -112,16 +117,18 @@ class _Search:
 
     @property
     def options(self) -> Restate:
+        """The user's options of the join."""
         return _options(self.asked.app, self.restated)
 
     def _find_changed(self) -> pa.Table:
+        """Return the changed keys; in a join by time, with the intervals in which they changed."""
         asked = self.asked
         name = self.restated.dataset
         since = [parse_commit(start.offset, str(start.ssp)) for start in self.startpoints]
         read = []
         if not self._passes_over:
-            for one in self.asked.state.offsets.joined.get(name, ()):
-                read.append(VersionIds(one.version, one.over_time))
+            for versions in self.asked.state.offsets.joined.get(name, ()):
+                read.append(VersionIds(versions.version, versions.over_time))
         history = ServedHistory.read(asked.lake, name)
         store = asked.lake.store
         keys = ChangedKeys(store, history, read, self.served, min(since, default=None))
@@ -145,14 +152,14 @@ class _Search:
         """Whether a startpoint leaves out changes that are not restated yet."""
         for start in self.startpoints:
             before = self.asked.state.checkpoint.get(start.ssp)
-            if (
-                before is None
-                or self.asked.systems[start.ssp.system].compare(before, start.offset) < 0
-            ):
+            if before is None:
+                return True
+            if self.asked.systems[start.ssp.system].compare(before, start.offset) < 0:
                 return True
         return False
 
     def _find_keys(self) -> pa.Table:
+        """Return the changed keys, each once, in the order of the dataset's key."""
         match = self.asked.app.operator(self.restated.join).spec.match
         assert match is not None
         key = [entry for _, entry in match.on]
@@ -169,27 +176,32 @@ class _Search:
         records = 0
         searched = 0
         found = []
-        for one in self.restated.inputs:
-            ranges = self._age_of(one.stream)
+        for source in self.restated.inputs:
+            ranges = self._select_young(source.stream)
             searched += self._count_offsets(ranges)
             if not ranges or not self.number:
                 continue
-            places = self._read_before(one.stream, self._find(one, ranges))
+            places = self._without_skipped(source.stream, self._find(source, ranges))
             records += places.num_rows
-            found.append((one.stream, places))
+            found.append((source.stream, places))
         self._check("records", records, self.options.most_records)
-        share = int(searched * self.options.most_share)
-        self._check("records", records, max(share, 1), f" ({self.options.most_share:.0%} of them)")
+        most = max(int(searched * self.options.most_share), 1)
+        self._check("records", records, most, f" ({self.options.most_share:.0%} of them)")
         yield from found
 
     def _count_offsets(self, ranges: Ranges) -> int:
+        """Return how many offsets these ranges have."""
         count = 0
         for ssp, span in ranges.items():
             count += self.asked.systems[ssp.system].distance(ssp, span.start, span.end)
         return count
 
     def _check(self, what: str, number: int, most: int, share: str = "") -> None:
-        if number <= most or any(start.force for start in self.startpoints):
+        """Raise RestatementError for more keys or records (`what`) than are allowed, unless a
+        startpoint has `force`; `share` describes the limit.
+        """
+        is_forced = any(start.force for start in self.startpoints)
+        if number <= most or is_forced:
             return
         since = min(parse_commit(span.start, str(ssp)) for ssp, span in self.ranges.items())
         on_purpose = f"--offset {commit_offset(since)} --force"
@@ -208,6 +220,7 @@ class _Search:
     def _error(
         self, problem: str, next_step: str, changed_keys: int | None = None
     ) -> errors.RestatementError:
+        """Return the error for a restatement that is not made."""
         restated = self.restated
         return errors.RestatementError(
             f"{restated.join}: dataset {restated.dataset!r} has changed, and {problem}",
@@ -218,8 +231,10 @@ class _Search:
             changed_keys=changed_keys,
         )
 
-    def _age_of(self, stream: str) -> Ranges:
-        """Return the offsets that are young enough, and before the position of the main input."""
+    def _select_young(self, stream: str) -> Ranges:
+        """Return the offsets of records that were written at most `age` ago, before the position of
+        the main input.
+        """
         snapshot = self.streams[stream]
         since = subtract_span(self.asked.at, self.options.age)
         moment = int(since.timestamp() * 1000)
@@ -235,60 +250,64 @@ class _Search:
                 ranges[ssp] = OffsetRange(start, end)
         return ranges
 
-    def _find(self, one: RestatedInput, ranges: Ranges) -> pa.Table:
+    def _find(self, source: RestatedInput, ranges: Ranges) -> pa.Table:
         """Return the places of the records in these ranges that have changed keys, at a time in
         which they have changed.
         """
-        system = self.streams[one.stream].system
-        keys = self.keys.rename_columns(one.keys)
-        if one.time is None:
+        system = self.streams[source.stream].system
+        keys = self.keys.rename_columns(source.keys)
+        if source.time is None:
             return system.find_records(ranges, keys).select([PARTITION, OFFSET])
-        times = [] if one.time in one.keys else [one.time]
-        records = system.find_records(ranges, keys, [*one.keys, *times])
-        return self._within_intervals(one, records).select([PARTITION, OFFSET])
+        columns = list(dict.fromkeys((*source.keys, source.time)))
+        records = system.find_records(ranges, keys, columns)
+        return self._within_intervals(source, records).select([PARTITION, OFFSET])
 
-    def _within_intervals(self, one: RestatedInput, records: pa.Table) -> pa.Table:
+    def _within_intervals(self, source: RestatedInput, records: pa.Table) -> pa.Table:
         """Return those of the records whose time is in an interval in which their key changed."""
-        named = self.changed.rename_columns([*one.keys, SINCE, UNTIL])
-        numbered = self.keys.rename_columns(one.keys)
-        numbers = numbered.append_column("__key", pa.array(range(numbered.num_rows), pa.int64()))
-        of_records = _number_keys(records.select(one.keys), numbers)
-        of_changes = _number_keys(named.select(one.keys), numbers)
-        time = records.column(one.time).cast(arrow_type("timestamp")).cast(pa.int64())
+        changes = self.changed.rename_columns([*source.keys, SINCE, UNTIL])
+        intervals_of: dict[tuple[Any, ...], list[_Interval]] = {}
+        starts = changes[SINCE].to_pylist()
+        ends = changes[UNTIL].to_pylist()
+        keys = _iter_keys(changes, source.keys)
+        for key, since, until in zip(keys, starts, ends, strict=True):
+            intervals_of.setdefault(key, []).append(_Interval(since, until))
+        time = records.column(source.time).cast(arrow_type("timestamp")).cast(pa.int64())
         moments = time.to_numpy()
-        known = pc.is_valid(time).to_numpy()
+        is_known = pc.is_valid(time).to_numpy()
         kept = np.zeros(records.num_rows, np.bool_)
-        by_key: dict[int, list[tuple[int | None, int | None]]] = {}
-        for number, since, until in zip(
-            of_changes, named[SINCE].to_pylist(), named[UNTIL].to_pylist(), strict=True
-        ):
-            by_key.setdefault(number, []).append((since, until))
-        for row, number in enumerate(of_records):
-            if known[row]:
+        for row, key in enumerate(_iter_keys(records, source.keys)):
+            if is_known[row]:
                 moment = moments[row]
-                kept[row] = any(
-                    (since is None or since <= moment) and (until is None or moment < until)
-                    for since, until in by_key[number]
-                )
+                kept[row] = any(interval.has(moment) for interval in intervals_of[key])
         return records.filter(pa.array(kept))
 
-    def _read_before(self, stream: str, places: pa.Table) -> pa.Table:
+    def _without_skipped(self, stream: str, places: pa.Table) -> pa.Table:
         """Return the places without those that the main input has skipped."""
         for ssp, spans in self.asked.state.offsets.skipped.items():
             if ssp.qualified_stream != stream:
                 continue
-            is_here = pc.equal(places.column(PARTITION), ssp.partition)
             for start, end in spans:
+                is_here = pc.equal(places.column(PARTITION), ssp.partition)
                 offsets = places.column(OFFSET)
                 is_within = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
                 places = places.filter(pc.invert(pc.and_(is_here, is_within)))
-                is_here = pc.equal(places.column(PARTITION), ssp.partition)
         return places
 
 
-def _number_keys(keys: pa.Table, numbers: pa.Table) -> list[int]:
-    """Return the number of each of these keys."""
-    known = {}
-    for *key, number in zip(*(column.to_pylist() for column in numbers.columns), strict=True):
-        known[tuple(key)] = number
-    return [known[key] for key in zip(*(c.to_pylist() for c in keys.columns), strict=True)]
+class _Interval(NamedTuple):
+    """A span of time in which a key has changed, in microseconds; None where it has no end."""
+
+    since: int | None
+    until: int | None
+
+    def has(self, moment: int) -> bool:
+        """Return whether a moment is in the interval."""
+        if self.since is not None and moment < self.since:
+            return False
+        return self.until is None or moment < self.until
+
+
+def _iter_keys(records: pa.Table, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the key of each record: its values in these columns."""
+    values = [records.column(name).to_pylist() for name in columns]
+    yield from zip(*values, strict=True)

@@ -9,6 +9,7 @@ from dagster_adjunct.assets.reading.changed_keys import VersionIds
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.batch_log.batch_log import ResolvedStartpoint
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT
+from dagster_adjunct.orchestration.planner.planned import PlannedRestatement
 from dagster_adjunct.orchestration.startpoints.due_restatements import list_versions_over_time
 from dagster_adjunct.orchestration.startpoints.positions import (
     AskedApplication,
@@ -41,6 +42,7 @@ def describe_restatements(asked: AskedApplication, previews: Sequence[Preview]) 
 def _describe(
     asked: AskedApplication, stream: str, dataset: AdjunctDataset, previews: Sequence[Preview]
 ) -> Iterator[str]:
+    """Yield what `describe_restatements` does, for the changes of one dataset."""
     changes = asked.snapshot(stream)
     positions = InputPositions()
     for shown in previews:
@@ -51,11 +53,14 @@ def _describe(
             positions.changed[ssp] = OffsetRange(start.offset, changes.upcoming[ssp])
     effects: dict[str, None] = {}
     inputs = {}
-    for restated in () if asked.plan is None else asked.plan.restatements:
+    restatements: Sequence[PlannedRestatement] = ()
+    if asked.plan is not None:
+        restatements = asked.plan.restatements
+    for restated in restatements:
         if restated.changes == stream:
             effects |= dict.fromkeys(restated.effects)
-            for one in restated.inputs:
-                inputs[one.stream] = asked.snapshot(one.stream)
+            for source in restated.inputs:
+                inputs[source.stream] = asked.snapshot(source.stream)
     served = {dataset.name: _find_served(asked, dataset)}
     try:
         due = find_restatement(asked, inputs, positions, positions.changed, served)
@@ -72,15 +77,20 @@ def _describe(
 def _describe_read(asked: AskedApplication, stream: str, places: pa.Table) -> str:
     """Return how many records of a stream are read, of how many files."""
     records = f"{places.num_rows:,} records of {stream}"
-    name = split_stream_name(stream)[1]
+    _, name = split_stream_name(stream)
     files = asked.snapshot(stream).system.count_files(name, places)
-    return records if files is None else f"{records} in {files:,} files"
+    if files is None:
+        return records
+    return f"{records} in {files:,} files"
 
 
 def _find_served(asked: AskedApplication, dataset: AdjunctDataset) -> VersionIds:
+    """Return the version of a dataset that is served now, None without one, and all that are
+    joined by time.
+    """
     stored = StoredVersions(asked.lake, dataset)
     manifest = stored.manifest()
     reader = stored.reader_of(manifest)
     over_time = list_versions_over_time(asked.app, {dataset.name: manifest})
-    served = None if reader is None else reader.version
-    return VersionIds(served, over_time.get(dataset.name, ()))
+    version = None if reader is None else reader.version
+    return VersionIds(version, over_time.get(dataset.name, ()))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
 
 from pydantic import SkipValidation
 
@@ -28,6 +28,7 @@ from dagster_adjunct.orchestration.planner.planner import plan_application, syst
 from dagster_adjunct.orchestration.startpoints.positions import AskedApplication
 from dagster_adjunct.orchestration.startpoints.preview import (
     Preview,
+    Replaced,
     check_previews,
     describe_output_tables,
     describe_remote_tables,
@@ -41,7 +42,11 @@ from dagster_adjunct.orchestration.startpoints.preview import (
     preview_rewinds,
 )
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
-from dagster_adjunct.orchestration.startpoints.recorded_replay import plan_recorded, write_plan
+from dagster_adjunct.orchestration.startpoints.recorded_replay import (
+    Span,
+    plan_recorded,
+    write_plan,
+)
 from dagster_adjunct.orchestration.startpoints.request import (
     MS,
     OnUnresolved,
@@ -83,6 +88,7 @@ def collect_startpoints(
     state = application_state(lake, app.name)
 
     def aged_row(request: StartpointRequest) -> dict[str, Any]:
+        """Return the row of a request that no task was handed, with its age."""
         age_ms = to_epoch_ms(now) - request.startpoint.creation_timestamp_ms
         left_ms = app.startpoints_expire_after // MS - age_ms
         ages = {"age": _format_span(age_ms), "expires_in": _format_span(left_ms)}
@@ -102,19 +108,26 @@ def collect_startpoints(
     for ssp, start in sorted(state.offsets.applied.items()):
         facts = start.model_dump(mode="json", exclude={"id"})
         rows["applied"].append({"partition": str(ssp), **facts})
-    for one in stored.unreadable:
-        partition = one.partition or one.key
-        row = {"partition": partition, "task": one.task, "handed_to": one.at, "error": one.error}
+    for entry in stored.unreadable:
+        row = {
+            "partition": entry.partition or entry.key,
+            "task": entry.task,
+            "handed_to": entry.at,
+            "error": entry.error,
+        }
         rows["unreadable"].append(row)
     return rows
 
 
 def _request_row(request: StartpointRequest) -> dict[str, Any]:
-    until = request.until
+    """Return the row of a request, without where it waits."""
+    until = None
+    if request.until is not None:
+        until = describe_startpoint(request.until)
     return {
         "partition": str(request.ssp),
         "position": describe_startpoint(request.startpoint),
-        "until": describe_startpoint(until) if until is not None else None,
+        "until": until,
         "by": request.by,
         "reason": request.reason,
         "on_unresolved": request.on_unresolved,
@@ -124,6 +137,9 @@ def _request_row(request: StartpointRequest) -> dict[str, Any]:
 
 
 def _replay_row(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:
+    """Return the row of a replay, with how many offsets are left, if the application still has its
+    stream system.
+    """
     ssp = replay.ssp
     left = None
     per_cent = None
@@ -140,7 +156,9 @@ def _format_span(ms: int) -> str:
     """Return a time span as text, in whole seconds, at least 0. Stored times may be too far
     apart for a timedelta.
     """
-    return str(timedelta(seconds=min(max(ms // 1000, 0), timedelta.max // timedelta(seconds=1))))
+    longest = timedelta.max // timedelta(seconds=1)
+    seconds = min(max(ms // 1000, 0), longest)
+    return str(timedelta(seconds=seconds))
 
 
 _MAX_REMOVALS = 5
@@ -194,23 +212,29 @@ class _Selection:
     task: str | None
 
     def has_partition(self, ssp: SystemStreamPartition | None) -> bool:
+        """Whether startpoints at a partition are selected, for the selected task."""
         return self.ssps is None or ssp in self.ssps
 
     def includes(self, held: PendingStartpoint) -> bool:
+        """Whether a startpoint is selected."""
         if not self.has_partition(held.request.ssp):
             return False
         if self.task is None:
             return True
-        # A broadcast input is handed to all tasks, so its startpoint can't be taken back from one.
-        named = held.at is None or is_broadcast(self.app, held.request.ssp)
-        return self.task == (held.request.task if named else held.at)
+        if held.at is None or is_broadcast(self.app, held.request.ssp):
+            # A broadcast input is handed to all tasks, so its startpoint can't be taken back from
+            # one.
+            return self.task == held.request.task
+        return self.task == held.at
 
     def includes_unread(self, entry: Unreadable) -> bool:
+        """Whether an entry that can't be read is selected."""
         if self.task is not None and self.task not in (entry.task, entry.at):
             return False
         if self.has_partition(entry.ssp):
             return True
-        return entry.ssp is None and self.task is not None and entry.at == self.task
+        was_handed_out = self.task is not None and entry.at == self.task
+        return entry.ssp is None and was_handed_out
 
 
 def take_back_startpoints(
@@ -231,31 +255,33 @@ def take_back_startpoints(
     """
     startpoints = open_startpoints(lake, app)
     log = BatchLog(lake, app.name)
-    selection = _Selection(app, None if ssps is None else dict.fromkeys(ssps), task)
+    selected_ssps = None if ssps is None else dict.fromkeys(ssps)
+    selection = _Selection(app, selected_ssps, task)
     state = log.read().state
     stored = startpoints.read()
-    waiting = [*map(PendingStartpoint, stored.waiting)]
-    asked = [held.request for held in waiting if selection.includes(held)]
-    taken = startpoints.take_back(asked, by=by)
-    selected = filter(selection.includes_unread, stored.unreadable)
-    unread = startpoints.delete_unreadable(selected, by=by)
+    waiting = [PendingStartpoint(request) for request in stored.waiting]
+    selected = [held.request for held in waiting if selection.includes(held)]
+    taken = startpoints.take_back(selected, by=by)
+    selected_unread = [entry for entry in stored.unreadable if selection.includes_unread(entry)]
+    unread = startpoints.delete_unreadable(selected_unread, by=by)
     handed = _remove_handed(startpoints, state, selection)
-    commit, state = log.take_back(_list_ids_in_batches(handed), by=by, reason=reason)
-    stopped, going = _stop_replays(log, state, selection, by, reason)
+    logged = log.take_back(_list_ids_in_batches(handed), by=by, reason=reason)
+    replays = _select_replays(logged.state, selection)
+    stopped = log.cancel_replays([replay.id for replay in replays.idle], by=by, reason=reason)
     left: list[PendingStartpoint] = []
     if task is not None:
-        left = [*waiting, *iter_unapplied(startpoints.get_fan_outs(), state)]
+        left = [*waiting, *iter_unapplied(startpoints.get_fan_outs(), logged.state)]
     attempt = _Attempt(
-        waiting=[*map(PendingStartpoint, taken)],
+        waiting=[PendingStartpoint(request) for request in taken],
         handed=handed,
-        first=commit is None,
+        first=logged.commit is None,
         may_run=may_be_running(lake, app.name),
         unread=unread,
         stopped=stopped,
-        going=going,
+        going=replays.being_read,
         left=left,
     )
-    return _describe_attempt(selection, attempt, state)
+    return _describe_attempt(selection, attempt, logged.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +290,9 @@ class _Attempt:
 
     `waiting` were taken back before a task had them, `handed` were removed from tasks. A run that
     `may_run` may have read these: it applies them all the same to datasets, and to all tasks if it
-    is the application's `first`. `stopped` are replays, `going` those that the open batch reads.
-    `left` are other startpoints there.
+    is the application's `first`. `unread` are the unreadable entries that were taken back.
+    `stopped` are replays, `going` those that the open batch reads. `left` are other startpoints
+    there.
     """
 
     waiting: Sequence[PendingStartpoint]
@@ -318,7 +345,9 @@ def _why_applied(
     """
     may_be_read = may_run and held.at is not None
     if held.is_of_dataset:
-        return "removed, but a run that has read it may rewind the dataset" if may_be_read else ""
+        if may_be_read:
+            return "removed, but a run that has read it may rewind the dataset"
+        return ""
     if state.has_begun(held.request.ssp, held.request.id):
         return _BEGUN
     if first and may_be_read:
@@ -336,21 +365,22 @@ def _remove_handed(
     """
     handed: list[PendingStartpoint] = []
     for _ in range(_MAX_REMOVALS):
-        idle: dict[str, Offsets] = {}
+        not_begun: dict[str, Offsets] = {}
         for held in iter_unapplied(startpoints.get_fan_outs(), state):
             if held in handed or not selection.includes(held):
                 continue
             handed.append(held)
             request = held.request
             if held.is_of_dataset or not state.has_begun(request.ssp, request.id):
-                idle.setdefault(str(held.at), {})[request.ssp] = request.id
-        if not idle:
+                not_begun.setdefault(str(held.at), {})[request.ssp] = request.id
+        if not not_begun:
             break
-        startpoints.remove_fan_outs(idle)
+        startpoints.remove_fan_outs(not_begun)
     return handed
 
 
 def _describe_going(app: Application, replay: Replay) -> str:
+    """Return why a replay was not stopped: the open batch reads it."""
     return (
         f"{replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}): the open "
         "batch is reading it; try again after the batch, or abandon it (adjunct checkpoint abandon "
@@ -379,27 +409,36 @@ def _find_left(
     return left
 
 
-def _stop_replays(
-    log: BatchLog, state: ApplicationState, selection: _Selection, by: str, reason: str
-) -> tuple[list[Replay], list[Replay]]:
-    """Stop the selected replays, except those that the open batch reads; return both.
+class _SelectedReplays(NamedTuple):
+    """Replays to stop: `idle` ones, and those that the open batch is reading."""
 
-    Replays belong to all tasks: with a task in the selection none is stopped.
+    idle: list[Replay]
+    being_read: list[Replay]
+
+
+def _select_replays(state: ApplicationState, selection: _Selection) -> _SelectedReplays:
+    """Return the selected replays.
+
+    Replays belong to all tasks: with a task in the selection there are none.
     """
-    idle = []
-    going = []
-    reading = () if state.open is None else state.open.replays.values()
+    selected = _SelectedReplays([], [])
+    if selection.task is not None:
+        return selected
+    read_now: Collection[str] = ()
+    if state.open is not None:
+        read_now = state.open.replays.values()
     for replay in state.offsets.replays.values():
-        if selection.task is not None or not selection.has_partition(replay.ssp):
+        if not selection.has_partition(replay.ssp):
             continue
-        if replay.id in reading:
-            going.append(replay)
+        if replay.id in read_now:
+            selected.being_read.append(replay)
         else:
-            idle.append(replay.id)
-    return log.cancel_replays(idle, by=by, reason=reason), going
+            selected.idle.append(replay)
+    return selected
 
 
 def _describe_nothing(ssp: SystemStreamPartition, state: ApplicationState) -> str:
+    """Return that no startpoint could be taken back at a partition, and what was applied last."""
     last = state.offsets.applied.get(ssp)
     if last is None:
         return f"{ssp}: there is no request"
@@ -581,17 +620,20 @@ class Startpoints:
 
     @requested_once
     def _systems(self) -> Mapping[str, StreamSystem]:
+        """The stream systems of the application, opened once."""
         return systems_for(self.app, lake=self.lake)
 
     def _build(
         self, partitions: Partitions, position: Startpoint, by: str, reason: str, how: StartOptions
     ) -> Sequence[StartpointRequest]:
+        """Return the requests for a user's arguments."""
         return build_requests(self._expanded(partitions), position, by=by, reason=reason, **how)
 
     def _expanded(self, partitions: Partitions) -> tuple[SystemStreamPartition, ...]:
+        """Return the partitions that a user names; raises ConfigurationError for none."""
         if isinstance(partitions, str | SystemStreamPartition):
             partitions = [partitions]
-        named = [*map(str, partitions)]
+        named = [str(partition) for partition in partitions]
         if not named:
             step = "Name one, as in lake.flights.3, or a stream: lake.flights."
             raise ConfigurationError("no partition is named.", step, argument="partitions")
@@ -612,10 +654,11 @@ def build_requests(
     check_startpoint(position, "position", "position")
     if until is not None:
         check_startpoint(until, "until", "until")
-    return [
-        StartpointRequest(ssp=ssp, startpoint=position.reissue(), until=until, **wanted)
-        for ssp in ssps
-    ]
+    requests = []
+    for ssp in ssps:
+        request = StartpointRequest(ssp=ssp, startpoint=position.reissue(), until=until, **wanted)
+        requests.append(request)
+    return requests
 
 
 def request_startpoints(
@@ -646,27 +689,29 @@ def request_startpoints(
     asked = AskedApplication(lake, systems, app, plan, state, stored.at)
     previews = preview_rewinds(asked, [preview_request(asked, request) for request in requests])
     previews = mark_blocked_previews(stored.unreadable, previews)
-    previews, recorded = _plan_recorded_versions(asked, previews)
-    there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
-    replaced = find_replaced(requests, there, asked.readers.named_only)
+    planned = _plan_recorded_versions(asked, previews)
+    previews = planned.previews
+    waiting = [PendingStartpoint(request) for request in stored.waiting]
+    pending = [*waiting, *iter_unapplied(stored.handed, state)]
+    replaced = find_replaced(requests, pending, asked.readers.named_only)
     old = tuple(dict.fromkeys(held for held, _ in replaced))
-    other_kind = None if replace else other_kind_error(replaced)
-    refusals = list(filter(None, [empty_replay_error(previews), other_kind]))
+    refusals = _find_refusals(previews, [] if replace else replaced)
     notes = [f"would be rejected: {refusal}" for refusal in refusals]
     if not dry_run:
         check_previews(previews)
         raise_first(refusals)
-        startpoints.write_startpoints(_retain_recorded(lake, requests, recorded))
+        startpoints.write_startpoints(_retain_recorded(lake, requests, planned.recorded))
         if old:
-            by = requests[0].by
+            first, *_ = requests
             ids = _list_ids_in_batches(old)
-            state = BatchLog(lake, app.name).take_back(ids, by=by, reason=requests[0].reason).state
+            log = BatchLog(lake, app.name)
+            state = log.take_back(ids, by=first.by, reason=first.reason).state
     stays = _find_applied(lake, app, state, old)
     for held, why in stays.items():
         notes.append(f"applied before: {held.summary()}: {why}")
     notes += describe_versions(app, requests)
-    if recorded is not None:
-        notes += recorded.describe()
+    if planned.recorded is not None:
+        notes += planned.recorded.describe()
     if dry_run:
         notes += describe_restatements(asked, previews)
     again = find_streams_read_again(previews)
@@ -674,6 +719,19 @@ def request_startpoints(
     tables = describe_remote_tables(plan, again) | describe_output_tables(plan, again)
     taken_over = tuple(held for held in old if held not in stays)
     return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, tuple(notes))
+
+
+def _find_refusals(
+    previews: Sequence[Preview], replaced: Sequence[Replaced]
+) -> list[ConfigurationError]:
+    """Return why requests are rejected although a run could apply each of them; `replaced` are the
+    startpoints that they must not replace by ones of another kind.
+    """
+    refusals = []
+    for error in (empty_replay_error(previews), other_kind_error(replaced)):
+        if error is not None:
+            refusals.append(error)
+    return refusals
 
 
 def _check_ends(app: Application, requests: Sequence[StartpointRequest]) -> None:
@@ -696,12 +754,15 @@ def _retain_recorded(
     """Write the plan of recorded versions, which retains them from here on, and return the
     requests with its id.
     """
-    planned = list(requests)
-    if recorded is not None:
-        write_plan(lake, recorded)
-        for place, one in enumerate(requests):
-            if one.versions == RECORDED:
-                planned[place] = with_fields(one, recorded=recorded.id)
+    if recorded is None:
+        return list(requests)
+    write_plan(lake, recorded)
+    planned = []
+    for request in requests:
+        if request.versions == RECORDED:
+            planned.append(with_fields(request, recorded=recorded.id))
+        else:
+            planned.append(request)
     return planned
 
 
@@ -709,13 +770,16 @@ def _find_applied(
     lake: Lake, app: Application, state: ApplicationState, old: Sequence[PendingStartpoint]
 ) -> dict[PendingStartpoint, str]:
     """Return why startpoints that requests would replace are applied all the same."""
-    applied = {}
-    if old:
-        first = state == ApplicationState()
-        may_run = may_be_running(lake, app.name)
-        for held in old:
-            applied[held] = _why_applied(held, state, first=first, may_run=may_run)
-    return {held: why for held, why in applied.items() if why}
+    applied: dict[PendingStartpoint, str] = {}
+    if not old:
+        return applied
+    first = state == ApplicationState()
+    may_run = may_be_running(lake, app.name)
+    for held in old:
+        why = _why_applied(held, state, first=first, may_run=may_run)
+        if why:
+            applied[held] = why
+    return applied
 
 
 def _list_ids_in_batches(
@@ -725,28 +789,38 @@ def _list_ids_in_batches(
     return [(held.request.ssp, held.request.id) for held in pending if not held.is_of_dataset]
 
 
-def _plan_recorded_versions(
-    asked: AskedApplication, previews: list[Preview]
-) -> tuple[list[Preview], RecordedPlan | None]:
-    """Return the previews, and the plan for all requests with recorded versions (None for no such
-    requests).
-
-    They share a plan, so that the records of one batch are read together again. Nothing is written
-    or retained yet. If no batch has read the records of a request, or versions are gone, its
-    preview has an `error`. There is no plan if one of all the requests can't be applied.
+class _PlannedVersions(NamedTuple):
+    """The previews of requests, and the plan for all those with recorded versions; None without
+    such requests, or if one of all the requests can't be applied.
     """
-    places = {}
+
+    previews: list[Preview]
+    recorded: RecordedPlan | None
+
+
+def _plan_recorded_versions(asked: AskedApplication, previews: list[Preview]) -> _PlannedVersions:
+    """Return one plan for all requests with recorded versions, so that the records of one batch
+    are read together again.
+
+    Nothing is written or retained yet. If no batch has read the records of a request, or versions
+    are gone, its preview has an `error`.
+    """
     spans = {}
-    for place, shown in enumerate(previews):
+    for shown in previews:
         if shown.is_refused:
-            return previews, None
+            return _PlannedVersions(previews, None)
         request = shown.request
-        if request.versions == RECORDED and request.until is not None and shown.error is None:
-            places[request.ssp] = place
-            spans[request.ssp] = (str(shown.start), str(shown.end))
+        is_recorded_replay = request.versions == RECORDED and request.until is not None
+        if is_recorded_replay and shown.error is None:
+            spans[request.ssp] = Span(str(shown.start), str(shown.end))
     if not spans:
-        return previews, None
-    problems, recorded = plan_recorded(asked, spans)
-    for ssp, problem in problems.items():
-        previews[places[ssp]] = with_fields(previews[places[ssp]], error=problem)
-    return previews, recorded
+        return _PlannedVersions(previews, None)
+    planned = plan_recorded(asked, spans)
+    completed = []
+    for shown in previews:
+        problem = planned.problems.get(shown.request.ssp)
+        if problem is not None and shown.request.versions == RECORDED:
+            completed.append(with_fields(shown, error=problem))
+        else:
+            completed.append(shown)
+    return _PlannedVersions(completed, planned.plan)

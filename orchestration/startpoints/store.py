@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
@@ -61,21 +61,24 @@ from dagster_adjunct.resources.validation import validated_methods
 Changes = dict[str, Any]
 
 
-def read_requests(
-    application: str, entries: Iterable[tuple[str, Any]]
-) -> tuple[list[StartpointRequest], list[Unreadable]]:
-    """Return the requests in these stored entries (key, value), and the entries that can't be
-    read.
-    """
+class ReadRequests(NamedTuple):
+    """Stored requests, and the entries that can't be read."""
+
+    requests: list[StartpointRequest]
+    unreadable: list[Unreadable]
+
+
+def read_requests(application: str, entries: Iterable[tuple[str, Any]]) -> ReadRequests:
+    """Return the requests in these stored entries (key, value)."""
     requests: list[StartpointRequest] = []
     unreadable: list[Unreadable] = []
     for key, value in entries:
         try:
             requests.append(read_request(application, key, value))
         except MalformedDocumentError as error:
-            ssp, task = _texts(key, 2)
+            ssp, task = _first_texts(key, 2)
             unreadable.append(Unreadable("request", key, value, str(error), ssp, task))
-    return requests, unreadable
+    return ReadRequests(requests, unreadable)
 
 
 def read_request(application: str, key: str, value: object) -> StartpointRequest:
@@ -84,8 +87,9 @@ def read_request(application: str, key: str, value: object) -> StartpointRequest
     """
     where = f"startpoint request {key} of application {application!r}"
     request = StartpointRequest.from_json(value, where)
-    if request_key(request.target) != key:
-        raise malformed_error(where, f"it is for {request_key(request.target)}")
+    own_key = request_key(request.ssp, request.task)
+    if own_key != key:
+        raise malformed_error(where, f"it is for {own_key}")
     return request
 
 
@@ -107,9 +111,7 @@ def read_fan_outs(application: str, entries: Iterable[tuple[str, Any]]) -> FanOu
                 case _:
                     raise malformed_error(where, "its key is unknown")
         except MalformedDocumentError as error:
-            unreadable.append(
-                Unreadable("fan-out", key, value, str(error), *_parse_fan_out_key(key))
-            )
+            unreadable.append(_unreadable_fan_out(key, value, str(error)))
     return FanOutState(tasks, settled, tuple(unreadable))
 
 
@@ -133,36 +135,45 @@ def read_task(application: str, key: str, value: object) -> TaskFanOut:
         try:
             request = StartpointRequest.from_json(item, where)
         except MalformedDocumentError as error:
-            named = item if isinstance(item, Mapping) else {}
-            ssp = _text(named.get("ssp"))
-            task = _text(named.get("task"))
-            unread.append(Unreadable("fan-out", key, item, str(error), ssp, task, _parts(key)[1]))
+            fields = item if isinstance(item, Mapping) else {}
+            ssp = _text_or_none(fields.get("ssp"))
+            task = _text_or_none(fields.get("task"))
+            at = _parts(key)[1]
+            unread.append(Unreadable("fan-out", key, item, str(error), ssp, task, at))
         else:
             pending[request.ssp] = request
     handed = {}
     for ssp, number in value["handed"].items():
-        handed[_read_target(where, ssp)[0]] = _read_sequence(where, number)
+        target = _read_target(where, ssp, None)
+        handed[target.ssp] = _read_sequence(where, number)
     return TaskFanOut(pending, handed, tuple(unread))
 
 
 def _where(application: str, key: str) -> str:
+    """Return how errors name a fan-out entry."""
     return f"fan-out {key} of application {application!r}"
 
 
-def _read_target(where: str, ssp: str, task: str | None = None) -> Target:
+def _read_target(where: str, ssp: str, task: str | None) -> Target:
+    """Return a target from its stored form; raises MalformedDocumentError."""
     try:
-        return SystemStreamPartition.parse(ssp), None if task is None else check_task(task)
+        partition = SystemStreamPartition.parse(ssp)
+        if task is not None:
+            check_task(task)
     except ConfigurationError as error:
         raise malformed_error(where, error.problem) from error
+    return Target(partition, task)
 
 
 def _read_sequence(where: str, value: object) -> int:
+    """Return the sequence of a request from its stored form; raises MalformedDocumentError."""
     if _is_sequence(value):
         return value
     raise malformed_error(where, f"{value!r:.80} is not a sequence: expected an integer")
 
 
 def _is_sequence(value: object) -> TypeGuard[int]:
+    """Whether a stored value is the sequence of a request."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -189,21 +200,25 @@ def task_to_json(held: TaskFanOut) -> dict[str, Any] | None:
     if held == TaskFanOut():
         return None
     pending: list[Any] = [request.to_json() for _, request in sorted(held.pending.items())]
-    pending += [part.value for part in held.unread]
+    pending += [entry.value for entry in held.unread]
     handed = {str(ssp): number for ssp, number in sorted(held.handed.items())}
     return {"pending": pending, "handed": handed}
 
 
-def request_key(target: tuple[SystemStreamPartition | str, str | None]) -> str:
-    ssp, task = target
-    return _key(str(ssp), None if task is None else check_task(task))
+def request_key(ssp: SystemStreamPartition | str, task: str | None) -> str:
+    """Return the key of the request for a partition, or a text that names none, and a task."""
+    if task is not None:
+        check_task(task)
+    return _key(str(ssp), task)
 
 
 def settled_key(target: Target) -> str:
-    return _key("settled", str(target[0]), target[1])
+    """Return the key of the settled sequence of a target."""
+    return _key("settled", str(target.ssp), target.task)
 
 
 def task_key(task: str) -> str:
+    """Return the key of what a task was handed."""
     return _key("task", check_task(task))
 
 
@@ -215,22 +230,30 @@ def concerns_stream(stream: str, key: str, value: object) -> bool:
     """
     if _parts(key)[:1] == ["settled"]:
         return False
-    waiting = value.get("pending", value) if isinstance(value, Mapping) else value
-    return f"{stream}." in f"{key} {waiting}"
+    unapplied = value
+    if isinstance(value, Mapping):
+        unapplied = value.get("pending", value)
+    return f"{stream}." in f"{key} {unapplied}"
 
 
 def parse_sequence(stored: object) -> int | None:
     """Return the sequence of a request in stored form, which may be unreadable otherwise; None
     if it has none.
     """
-    sequence = stored.get("sequence") if isinstance(stored, Mapping) else None
-    return sequence if _is_sequence(sequence) else None
+    if not isinstance(stored, Mapping):
+        return None
+    sequence = stored.get("sequence")
+    if not _is_sequence(sequence):
+        return None
+    return sequence
 
 
 def is_same_request(left: object, right: Mapping[str, Any]) -> bool:
     """Return whether two requests in stored form differ at most in their ids and sequences."""
-    given = {"sequence": 0, "id": ""}
-    return isinstance(left, Mapping) and {**left, **given} == {**right, **given}
+    if not isinstance(left, Mapping):
+        return False
+    ignored = {"sequence": 0, "id": ""}
+    return {**left, **ignored} == {**right, **ignored}
 
 
 def _key(*parts: str | None) -> str:
@@ -246,23 +269,34 @@ def _parts(key: str) -> list[Any]:
         parts = json.loads(key)
     except ValueError:
         return []
-    return parts if isinstance(parts, list) else []
+    if not isinstance(parts, list):
+        return []
+    return parts
 
 
-def _parse_fan_out_key(key: str) -> tuple[str | None, str | None, str | None]:
-    """Return what the key of an unreadable fan-out entry says: a request's partition and task (of a
-    settled sequence), or the task that was handed something. Unknown parts are None."""
-    kind, first, second = _texts(key, 3)
-    return (None, None, first) if kind == "task" else (first, second, None)
+def _unreadable_fan_out(key: str, value: object, error: str) -> Unreadable:
+    """Return an entry of the fan-outs that can't be read, with what its key says: the task that was
+    handed something, or the partition and task of a settled sequence.
+    """
+    kind, first, second = _first_texts(key, 3)
+    if kind == "task":
+        return Unreadable("fan-out", key, value, error, at=first)
+    return Unreadable("fan-out", key, value, error, partition=first, task=second)
 
 
-def _texts(key: str, number: int) -> list[str | None]:
+def _first_texts(key: str, number: int) -> list[str | None]:
     """Return the first parts of a key, None for those that are missing or no texts."""
-    return [*map(_text, _parts(key)), None, None, None][:number]
+    texts: list[str | None] = [None] * number
+    for place, part in enumerate(_parts(key)[:number]):
+        texts[place] = _text_or_none(part)
+    return texts
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+def _text_or_none(value: object) -> str | None:
+    """Return a stored value that is a text; None for any other."""
+    if isinstance(value, str):
+        return value
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,11 +429,14 @@ class StartpointManager:
         also if it would replace a request that can't be read.
         """
         self.check_on()
-        wanted = {request_key(request.target): request for request in map(_check_request, requests)}
+        wanted = {}
+        for request in map(_check_request, requests):
+            wanted[request_key(request.ssp, request.task)] = request
         if not wanted:
             return
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, None]:
+            """Write what differs from what is stored."""
             changes = {}
             self._checked(snapshot)
             for key, request in wanted.items():
@@ -414,6 +451,7 @@ class StartpointManager:
         self._requests.transact(decide, by=", ".join(writers[:3]))
 
     def _check_readable(self, key: str, there: object) -> None:
+        """Raise ConfigurationError if the request that is stored under a key can't be read."""
         if there is None:
             return
         try:
@@ -444,19 +482,18 @@ class StartpointManager:
         now = to_epoch_ms(at)
         # Requests first: a fan-out in between moves requests to tasks, so each is read in at least
         # one of the two.
-        asked = self._checked(self._requests.read())
+        stored = self._checked(self._requests.read())
         handed = self._fan_outs.read()
-        requests, unread = read_requests(self.application, asked.items())
+        read = read_requests(self.application, stored.items())
         state = read_fan_outs(self.application, handed.items())
-        requests.sort(key=lambda request: (request.sequence, request.ssp, request.task or ""))
         waiting = []
         expired = []
-        for request in requests:
+        for request in sorted(read.requests, key=_written_order):
             if request.is_expired(now, self._expiry_ms):
                 expired.append(request)
             else:
                 waiting.append(request)
-        unreadable = [*unread, *state.all_unreadable()]
+        unreadable = [*read.unreadable, *state.all_unreadable()]
         return StoredStartpoints(waiting, expired, state.list_pending(), unreadable, at)
 
     def fingerprint(self) -> str | None:
@@ -478,10 +515,12 @@ class StartpointManager:
         If an unreadable request names no valid partition, pass the text that it has there, as
         returned by `read`. Requests that were handed to tasks stay: see `remove_fan_out_for_task`.
         """
-        known = parse_partition(str(ssp))
-        key = request_key((ssp, task))
-        there = self._checked(self._requests.read()).get(key)
-        return there is not None and self._delete_request(key, there, known, task, by="delete")
+        partition = parse_partition(str(ssp))
+        key = request_key(ssp, task)
+        stored = self._checked(self._requests.read()).get(key)
+        if stored is None:
+            return False
+        return self._delete_request(key, stored, partition, task, by="delete")
 
     def delete_unreadable(self, unreadable: Iterable[Unreadable], *, by: str) -> list[Unreadable]:
         """Take back unreadable entries that have not changed since they were read; return those
@@ -517,12 +556,15 @@ class StartpointManager:
         """
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, set[Target]]:
+            """Settle the sequences that no task was handed; return their targets."""
             state = read_fan_outs(self.application, snapshot.items())
             handed = set(state.settled.items())
             for held in state.tasks.values():
-                handed |= {(request.target, request.sequence) for request in held.pending.values()}
-            ours = dict(wanted.items() - handed)
-            return {settled_key(target): number for target, number in ours.items()}, set(ours)
+                for request in held.pending.values():
+                    handed.add((request.target, request.sequence))
+            not_handed = dict(wanted.items() - handed)
+            changes = {settled_key(target): sequence for target, sequence in not_handed.items()}
+            return changes, set(not_handed)
 
         if not wanted:
             return set()
@@ -536,10 +578,11 @@ class StartpointManager:
         """
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, None]:
+            """Delete the requests that still have their sequences."""
             changes: Changes = {}
-            for target, number in wanted.items():
-                key = request_key(target)
-                if parse_sequence(snapshot.get(key)) == number:
+            for target, sequence in wanted.items():
+                key = request_key(target.ssp, target.task)
+                if parse_sequence(snapshot.get(key)) == sequence:
                     changes[key] = None
             return changes, None
 
@@ -562,12 +605,14 @@ class StartpointManager:
         deleted.
         """
         sequence = parse_sequence(value)
-        if ssp is not None and sequence is not None and request_key((ssp, task)) == key:
-            return bool(self._take_back({(ssp, task): sequence}, by=by))
+        if ssp is not None and sequence is not None and request_key(ssp, task) == key:
+            return bool(self._take_back({Target(ssp, task): sequence}, by=by))
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, bool]:
-            there = snapshot.get(key) == value
-            return {key: None} if there else {}, there
+            """Delete the entry if it has not changed; return whether it has not."""
+            if snapshot.get(key) == value:
+                return {key: None}, True
+            return {}, False
 
         return self._requests.transact(decide, by=by)
 
@@ -579,6 +624,7 @@ class StartpointManager:
         """
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, bool]:
+            """Remove the entry, or the request from its entry; return whether it was there."""
             entry = snapshot.get(unread.key)
             if entry is not None and entry == unread.value:
                 return {unread.key: None}, True
@@ -586,8 +632,9 @@ class StartpointManager:
                 held = read_task(self.application, unread.key, entry)
             except MalformedDocumentError:
                 return {}, False
-            kept = tuple(part for part in held.unread if part.value != unread.value)
-            return {unread.key: task_to_json(replace(held, unread=kept))}, kept != held.unread
+            kept = tuple(other for other in held.unread if other.value != unread.value)
+            was_there = kept != held.unread
+            return {unread.key: task_to_json(replace(held, unread=kept))}, was_there
 
         return self._fan_outs.transact(decide, by=by)
 
@@ -627,35 +674,39 @@ class StartpointManager:
             raise ConfigurationError(problem, step, argument="tasks", application=self.application)
         reading = {check_task(task): frozenset(ssps) for task, ssps in tasks.items()}
         readers = ReadingTasks(reading, {}, frozenset(named_only))
-        Outcome = tuple[int | None, FanOut, list[StartpointRequest]]
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, Outcome]:
-            # Read when first needed, and again if the transaction is repeated after a conflict.
-            offsets = cache(lambda: application_state(self.lake, self.application).offsets)
-            has_taken = taken or (
-                lambda task, request: offsets().has_taken(request.ssp, request.id)
-            )
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, _FanOutOutcome]:
+            """Decide by what is stored now; return the outcome."""
+            # Its own commits are read when first needed, and again if the transaction is repeated
+            # after a conflict.
+            has_taken = taken or self._taken_by_batches()
             before = read_fan_outs(self.application, snapshot.items())
             # Requests are read after the fan-outs: one that is still stored had not been handed out
             # and deleted before the fan-outs were read, and the commit fails if these have changed
             # since.
-            asked = self._checked(self._requests.read())
+            stored = self._checked(self._requests.read())
             now = to_epoch_ms(self.lake.now())
-            requests, unreadable = read_requests(self.application, asked.items())
-            after, report, finished = decide_fan_out(
-                before, requests, readers, now, self._expiry_ms, has_taken, complete
+            read = read_requests(self.application, stored.items())
+            decision = decide_fan_out(
+                before, read.requests, readers, now, self._expiry_ms, has_taken, complete
             )
-            report = replace(report, unreadable=(*unreadable, *before.all_unreadable()))
-            changes = diff_states(before, after)
-            return changes, (None if changes else snapshot.version, report, finished)
+            unreadable = (*read.unreadable, *before.all_unreadable())
+            report = replace(decision.report, unreadable=unreadable)
+            changes = diff_states(before, decision.after)
+            return changes, _FanOutOutcome(snapshot.version, bool(changes), report, decision.done)
 
-        unchanged, report, finished = self._fan_outs.transact(decide, by="fan-out")
+        outcome = self._fan_outs.transact(decide, by="fan-out")
         # Without changes there is no commit, which would have detected another fan-out between the
         # two reads.
-        while unchanged is not None and self._fan_outs.read().version != unchanged:
-            unchanged, report, finished = self._fan_outs.transact(decide, by="fan-out")
-        self._delete({request.target: request.sequence for request in finished}, by="fan-out")
-        return report
+        while not outcome.commits and self._fan_outs.read().version != outcome.version:
+            outcome = self._fan_outs.transact(decide, by="fan-out")
+        self._delete({request.target: request.sequence for request in outcome.done}, by="fan-out")
+        return outcome.report
+
+    def _taken_by_batches(self) -> Taken:
+        """Return a function that looks in the application's commits, which it reads once."""
+        offsets = cache(lambda: application_state(self.lake, self.application).offsets)
+        return lambda task, request: offsets().has_taken(request.ssp, request.id)
 
     def get_fan_outs(self) -> dict[str, Requests]:
         """Return, by task and partition, the requests that are still to be applied, from one read
@@ -681,12 +732,13 @@ class StartpointManager:
         """
         chosen = None if ssps == "all" else frozenset(ssps)
 
-        def goes(request: StartpointRequest) -> bool:
+        def is_removed(request: StartpointRequest) -> bool:
+            """Whether the request is one of those to remove."""
             if chosen is not None and request.ssp not in chosen:
                 return False
             return ids is None or _has_id(ids, request)
 
-        self._remove({task: goes})
+        self._remove({task: is_removed})
 
     def remove_fan_outs(self, applied: Mapping[str, Offsets]) -> None:
         """Remove the requests with these ids, given by task and partition, from what the tasks
@@ -722,15 +774,16 @@ class StartpointManager:
             return
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, None]:
+            """Write what each task still has to apply."""
             changes: Changes = {}
-            for task, goes in chosen.items():
+            for task, is_removed in chosen.items():
                 key = task_key(task)
                 with suppress(MalformedDocumentError):  # unreadable entries stay
                     held = read_task(self.application, key, snapshot.get(key))
-                    left = dict(held.pending)
-                    for request in held.pending.values():
-                        if goes(request):
-                            del left[request.ssp]
+                    left = {}
+                    for ssp, request in held.pending.items():
+                        if not is_removed(request):
+                            left[ssp] = request
                     changes[key] = task_to_json(replace(held, pending=left))
             return changes, None
 
@@ -748,6 +801,22 @@ class StartpointManager:
         return snapshot
 
 
+class _FanOutOutcome(NamedTuple):
+    """What a fan-out has decided by this `version` of the fan-outs: whether it `commits` a change,
+    its report, and the requests that are `done` and can be deleted.
+    """
+
+    version: int
+    commits: bool
+    report: FanOut
+    done: list[StartpointRequest]
+
+
+def _written_order(request: StartpointRequest) -> tuple[int, SystemStreamPartition, str]:
+    """Return the sort key by which requests are in the order in which they were written."""
+    return (request.sequence, request.ssp, request.task or "")
+
+
 def _has_id(ids: Offsets, request: StartpointRequest) -> bool:
     """Return whether the id at the request's partition is that of the request or of its
     startpoint.
@@ -756,6 +825,7 @@ def _has_id(ids: Offsets, request: StartpointRequest) -> bool:
 
 
 def _check_request(request: object) -> StartpointRequest:
+    """Return a request to write; raises ConfigurationError for any other object."""
     if type(request) is StartpointRequest:  # a subclass can't be read back
         return request
     raise ConfigurationError(

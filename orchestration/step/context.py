@@ -34,9 +34,9 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     Counters,
     LoggedState,
     Replay,
-    TimeState,
     add_counters,
 )
+from dagster_adjunct.orchestration.batch_log.event_times import TimeState
 from dagster_adjunct.orchestration.batch_log.intent import (
     Epochs,
     Intent,

@@ -33,7 +33,7 @@ from dagster_adjunct.orchestration.operators.lookup_join import check_stored_col
 from dagster_adjunct.orchestration.operators.lookups import TableLookup
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import declared_changes
-from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
+from dagster_adjunct.orchestration.operators.table_sinks import TableSink, check_sink_columns
 from dagster_adjunct.orchestration.operators.updates import LocalSend, TableSend
 from dagster_adjunct.orchestration.planner.columns import check_fed_datasets, iterate_dataset_sql
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan

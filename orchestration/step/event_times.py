@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
+from dagster_adjunct.orchestration.batch_log.event_times import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges, of_stream
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS

@@ -24,11 +24,8 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.assets.versions.version import datetime_from_micros
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import (
-    ApplicationState,
-    PartitionTimes,
-    TimeState,
-)
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+from dagster_adjunct.orchestration.batch_log.event_times import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Offsets, of_stream
 from dagster_adjunct.orchestration.operators.event_times import EventTime
 from dagster_adjunct.orchestration.operators.operator import watermark_inputs

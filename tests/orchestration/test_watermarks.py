@@ -14,11 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import (
-    ApplicationState,
-    PartitionTimes,
-    TimeState,
-)
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+from dagster_adjunct.orchestration.batch_log.event_times import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.batch_log.intent import Intent
 from dagster_adjunct.orchestration.operators.operator import required_retention, watermark_inputs
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts

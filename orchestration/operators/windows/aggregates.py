@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import function_label
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -73,31 +73,30 @@ class ExactSum:
     kind: str
 
     @property
-    def _decimal(self) -> tuple[int, int]:
-        """The digits of a decimal, in all and after the point; (0, 0) for an integer."""
-        return decimal_digits(self.kind) or (0, 0)
-
-    @property
     def scale(self) -> int:
         """The number of digits after the point."""
-        return self._decimal[1]
+        digits = decimal_digits(self.kind)
+        if digits is None:
+            return 0
+        return digits.scale
 
     @property
     def is_wide(self) -> bool:
         """Whether the sum is stored as two numbers, `high` and `low`."""
-        return self._decimal[0] > _NARROW
+        digits = decimal_digits(self.kind)
+        return digits is not None and digits.precision > _NARROW
 
     @property
     def wider(self) -> str | None:
         """The widest type whose sums are stored in the same way as those of `kind`; None if it
         is not wider.
         """
-        digits = self._decimal[0]
-        if not digits:
+        digits = decimal_digits(self.kind)
+        if digits is None:
             return "decimal(20,0)"
-        if digits >= _NARROW:
+        if digits.precision >= _NARROW:
             return None
-        return f"decimal({_NARROW},{self.scale})"
+        return f"decimal({_NARROW},{digits.scale})"
 
     def partials(self, column: str) -> tuple[Partial, ...]:
         """Return the partial values of the sum of this column of the records."""
@@ -108,22 +107,23 @@ class ExactSum:
             split = _power(_LOW - scale)
             # Splitting a number takes ten times as long as adding it, so only large numbers are
             # split. Spark's abs and unary minus round to 34 digits, and are not used here.
-            is_small = f"{value} between 0 - {_power(_SMALL - scale)} and {_power(_SMALL - scale)}"
+            limit = _power(_SMALL - scale)
+            is_small = f"{value} between 0 - {limit} and {limit}"
             low = f"sum(case when {is_small} then {value} else {value} % {split} end)"
             high = (
                 f"sum(case when not {is_small} then cast({value} div {split} as decimal(18,0)) end)"
             )
             high = f"coalesce({high}, 0) + {low} div {split}"
             low = f"cast({low} % {split} / {_power(-scale)} as {WIDEST})"
-            return _added(self._low, low, 0), _added(self._high, high, 0)
-        made = f"sum({value})"
+            return (_decimal_partial(self._low, low, 0), _decimal_partial(self._high, high, 0))
+        total = f"sum({value})"
         if self.kind == "bigint":
             # A batch's sums of the upper and lower 32 bits fit in bigints; adding decimals would
             # take twice as long.
-            made = (
+            total = (
                 f"cast(sum({value} >> 32) as {WIDEST}) * 4294967296L + sum({value} & 4294967295L)"
             )
-        return (_added(self._low, made, scale),)
+        return (_decimal_partial(self._low, total, scale),)
 
     def total(self) -> str:
         """Return Spark SQL for the sum: a number; if it is wide a text, maybe with too many
@@ -131,48 +131,62 @@ class ExactSum:
         """
         if not self.is_wide:
             return quote_name(self._low)
-        sign, high, low = self._digits()
-        return self._unless_null(
-            f"concat({sign}, {high}, lpad({low}, {_LOW}, '0'), 'E-{self.scale}')"
-        )
+        parts = self._wide_parts()
+        low = f"lpad({parts.low}, {_LOW}, '0')"
+        return self._unless_null(f"concat({parts.sign}, {parts.high}, {low}, 'E-{self.scale}')")
 
     def mean(self, number: str, scale: int) -> str:
         """Return Spark SQL for a wide sum divided by `number`, as text.
 
         It has `scale` + 1 digits after the point, cut off and not rounded.
         """
-        sign, high, low = self._digits()
+        parts = self._wide_parts()
         more = scale - self.scale + 1
         number = f"cast({number} as decimal(19,0))"
-        rest = f"(({high} % {number}) * {_power(_LOW)} + {low})"
+        # Long division: of `high`, then of its remainder with `low`, then of further digits.
+        first = f"{parts.high} div {number}"
+        rest = f"(({parts.high} % {number}) * {_power(_LOW)} + {parts.low})"
         middle = f"cast(({rest} - {rest} % {number}) / {number} as {WIDEST})"
         last = f"((({rest} % {number}) * {_power(more)}) div {number})"
         digits = f"lpad({middle}, {_LOW}, '0'), lpad({last}, {more}, '0'), 'E-{self.scale + more}'"
-        return self._unless_null(f"concat({sign}, {high} div {number}, {digits})")
+        return self._unless_null(f"concat({parts.sign}, {first}, {digits})")
 
     @property
     def _low(self) -> str:
+        """The name of the column of `low`, or of a sum that is not wide."""
         return f"{self.name}$sum"
 
     @property
     def _high(self) -> str:
+        """The name of the column of `high`."""
         return f"{self.name}$high"
 
-    def _digits(self) -> tuple[str, str, str]:
-        """Return Spark SQL for the sign of a wide sum, and for `high` and `low` of its absolute
-        value.
-
-        `low` then has at most 20 digits.
-        """
+    def _wide_parts(self) -> _WideParts:
+        """Return Spark SQL for the parts of a wide sum."""
         high = f"coalesce({quote_name(self._high)}, 0)"
         low = quote_name(self._low)
-        negative = f"({_carry(high, low)} < 0)"
-        high = f"(case when {negative} then 0 - {high} else {high} end)"
-        low = f"(case when {negative} then 0 - {low} else {low} end)"
-        return f"if({negative}, '-', '')", _carry(high, low), f"pmod({low}, {_power(_LOW)})"
+        is_negative = f"({_carry(high, low)} < 0)"
+        high = f"(case when {is_negative} then 0 - {high} else {high} end)"
+        low = f"(case when {is_negative} then 0 - {low} else {low} end)"
+        return _WideParts(
+            sign=f"if({is_negative}, '-', '')",
+            high=_carry(high, low),
+            low=f"pmod({low}, {_power(_LOW)})",
+        )
 
     def _unless_null(self, text: str) -> str:
+        """Return Spark SQL for this text, or null if there is no sum."""
         return f"case when {quote_name(self._low)} is not null then {text} end"
+
+
+class _WideParts(NamedTuple):
+    """Spark SQL for the sign of a wide sum, and for `high` and `low` of its absolute value; `low`
+    then has at most 20 digits.
+    """
+
+    sign: str
+    high: str
+    low: str
 
 
 def exact_column(name: str) -> str:
@@ -281,7 +295,7 @@ class Sum(Aggregation):
         return sum_type(kind)
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        return _sum(name, self.column, kind)
+        return _sum_partials(name, self.column, kind)
 
     def unit(self, kind: str) -> str:
         return _unit(kind)
@@ -298,6 +312,10 @@ class Sum(Aggregation):
 
 
 class _Extreme(Aggregation):
+    """The least or greatest value of a column: `function` aggregates it, `of_two` computes it from
+    two values.
+    """
+
     __slots__ = ()
     column: str
     function: ClassVar[str]
@@ -357,10 +375,12 @@ class Mean(Aggregation):
         digits = decimal_digits(kind)
         if digits is None:
             return "double"
-        return f"decimal({min(digits[0] + 4, 38)},{_scale_of_mean(*digits)})"
+        precision = min(digits.precision + 4, 38)
+        return f"decimal({precision},{_scale_of_mean(*digits)})"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        return count_partial(f"{name}$count", self.column), *_sum(name, self.column, kind)
+        number = count_partial(f"{name}$count", self.column)
+        return (number, *_sum_partials(name, self.column, kind))
 
     def unit(self, kind: str) -> str:
         return _unit(kind)
@@ -374,7 +394,7 @@ class Mean(Aggregation):
             return f"try_cast({quote_name(exact_column(name))} as {returns})"
         if digits is None:
             mean = f"cast({total} as double) / {number}"
-        elif digits[1] > _DIVIDED_APART:
+        elif digits.scale > _DIVIDED_APART:
             mean = f"cast(cast({total} as {sum_type(kind)}) / {number} as {returns})"
         else:
             mean = _quotient(f"cast({total} as {sum_type(kind)})", number, *digits, returns)
@@ -409,21 +429,29 @@ class Distinct(Aggregation):
         return "bigint"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        text = _as_text(self.column, kind)
         if self.approximate:
-            stored = quote_name(f"{name}$sketch")
-            value = f"concat('=', {text})"  # sketches ignore empty texts
-            if kind in INTEGERS:
-                value = f"cast({quote_name(self.column)} as bigint)"
-            either = _either("hll_union({0}, {1})")
-            made = f"hll_sketch_agg({value}, 12)"
-            merged = f"hll_union_agg({stored})"
-            return (Partial(f"{name}$sketch", "binary", made, merged, either, ordered=True),)
+            return (self._sketch(name, kind),)
+        text = _as_text(self.column, kind)
         stored = quote_name(f"{name}$values")
         made = f"to_json(array_sort(collect_set({text})))"
         merged = f"to_json(array_sort(array_distinct(flatten(collect_list({_values(stored)})))))"
-        either = f"to_json(array_sort(array_union({_values('{0}')}, {_values('{1}')})))"
-        return (Partial(f"{name}$values", "string", made, merged, either),)
+        added = f"to_json(array_sort(array_union({_values('{0}')}, {_values('{1}')})))"
+        return (Partial(f"{name}$values", "string", made, merged, added),)
+
+    def _sketch(self, name: str, kind: str) -> Partial:
+        """Return the partial value that approximates the number."""
+        stored = quote_name(f"{name}$sketch")
+        value = f"concat('=', {_as_text(self.column, kind)})"  # sketches ignore empty texts
+        if kind in INTEGERS:
+            value = f"cast({quote_name(self.column)} as bigint)"
+        return Partial(
+            f"{name}$sketch",
+            "binary",
+            made=f"hll_sketch_agg({value}, 12)",
+            merged=f"hll_union_agg({stored})",
+            added=_either("hll_union({0}, {1})"),
+            ordered=True,
+        )
 
     def unit(self, kind: str) -> str:
         if kind in FLOATS:
@@ -482,6 +510,7 @@ class Aggregate(Aggregation):
 
 
 def _is_number(kind: str) -> bool:
+    """Whether values of this type are numbers."""
     return kind in NUMBERS or decimal_digits(kind) is not None
 
 
@@ -491,9 +520,11 @@ def _unit(kind: str, *, whole: bool = False) -> str:
     Decimals without digits after the point have a unit only with `whole`.
     """
     digits = decimal_digits(kind)
-    if digits is None or not (digits[1] or whole):
+    if digits is None:
         return ""
-    return f"in units of 1E-{digits[1]}"
+    if not digits.scale and not whole:
+        return ""
+    return f"in units of 1E-{digits.scale}"
 
 
 def _scale_of_mean(precision: int, scale: int) -> int:
@@ -515,8 +546,8 @@ def _quotient(total: str, number: str, precision: int, scale: int, returns: str)
     """
     rest = f"({total} % {number})"
     whole = f"cast({total} - {rest} as decimal({precision + 10 - scale},0)) / {number}"
-    digits = 19 if scale + 4 <= 18 else 13  # that a number of records may have
-    fraction = f"cast({rest} as decimal({digits + scale},{scale})) / {number}"
+    digits_of_number = 19 if scale + 4 <= 18 else 13
+    fraction = f"cast({rest} as decimal({digits_of_number + scale},{scale})) / {number}"
     return f"cast(cast({whole} as {returns}) + cast({fraction} as {returns}) as {returns})"
 
 
@@ -534,7 +565,8 @@ def count_partial(name: str, column: str | None) -> Partial:
     return Partial(name, "bigint", f"count({counted})", f"sum({quote_name(name)})", added)
 
 
-def _sum(name: str, column: str, kind: str) -> tuple[Partial, ...]:
+def _sum_partials(name: str, column: str, kind: str) -> tuple[Partial, ...]:
+    """Return the partial values of the sum of a column of this type, called `name`."""
     if kind not in FLOATS:
         return ExactSum(name, kind).partials(column)
     stored = f"{name}$sum"
@@ -560,7 +592,8 @@ def _power(exponent: int) -> str:
     return f"cast('1E{exponent}' as {kind})"
 
 
-def _added(name: str, made: str, scale: int) -> Partial:
+def _decimal_partial(name: str, made: str, scale: int) -> Partial:
+    """Return the partial value `name`, the sum `made` as a decimal of 38 digits."""
     kind = f"decimal(38,{scale})"
     narrow = f"decimal(37,{scale})"  # adding two decimals of 38 digits, Spark rounds one off
     both = f"cast(cast({{0}} as {narrow}) + cast({{1}} as {narrow}) as {kind})"
@@ -569,6 +602,7 @@ def _added(name: str, made: str, scale: int) -> Partial:
 
 
 def _values(text: str) -> str:
+    """Return Spark SQL for the array that this JSON text has; an empty one for null."""
     return f"coalesce(from_json({text}, '{_SET}'), cast(array() as {_SET}))"
 
 

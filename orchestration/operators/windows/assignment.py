@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from itertools import chain
 from operator import and_
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from dagster_adjunct.orchestration.operators.columns import (
     AT,
@@ -104,8 +103,10 @@ class Windows:
         """The partial values in a window's row: the number of records and those of all
         aggregates.
         """
-        values = (made.partials(name, self.type_of(made)) for name, made in self.aggregates)
-        return (count_partial(RECORDS, None), *chain.from_iterable(values))
+        values = [count_partial(RECORDS, None)]
+        for name, made in self.aggregates:
+            values += made.partials(name, self.type_of(made))
+        return tuple(values)
 
     @property
     def functions(self) -> tuple[tuple[str, Aggregate], ...]:
@@ -138,7 +139,8 @@ class Windows:
         """
         if not made.columns:
             return ""
-        return self.types[made.columns[0]]
+        first, *_ = made.columns
+        return self.types[first]
 
 
 def epoch_micros(moment: datetime | None) -> int | None:
@@ -186,18 +188,27 @@ def equal_columns(left: str, right: str, names: Iterable[str]) -> Column:
     return reduce(and_, pairs)
 
 
-def join_old_and_new(
-    left: DataFrame, right: DataFrame, on: Sequence[str]
-) -> tuple[DataFrame, list[Column]]:
-    """Return the full outer join of two frames, aliased as "old" and "new", and its key columns:
-    `on` of either frame.
+class OldAndNew(NamedTuple):
+    """The full outer join of two frames, aliased as "old" and "new", and its key columns, which
+    have the value of either frame.
+    """
+
+    joined: DataFrame
+    keys: list[Column]
+
+
+def join_old_and_new(old: DataFrame, new: DataFrame, on: Sequence[str]) -> OldAndNew:
+    """Return the full outer join of two frames on these columns.
 
     Unlike after a union, Spark still knows the partitioning of the frames.
     """
     condition = equal_columns("old", "new", on)
-    both = left.alias("old").join(right.hint("merge").alias("new"), condition, "full")
-    keys = [F.coalesce(column_of("old", name), column_of("new", name)).alias(name) for name in on]
-    return both, keys
+    joined = old.alias("old").join(new.hint("merge").alias("new"), condition, "full")
+    keys = []
+    for name in on:
+        key = F.coalesce(column_of("old", name), column_of("new", name))
+        keys.append(key.alias(name))
+    return OldAndNew(joined, keys)
 
 
 def select_changed_windows(rows: DataFrame, windows: Windows, after: datetime | None) -> DataFrame:
@@ -232,6 +243,8 @@ _LIMIT = "__limit"
 _FIRST = "__first_start"
 _LAST = "__last_start"
 _START = "__start"
+"""Hidden columns of records, in microseconds: the watermark that they are behind, and the starts of
+their first and last window, and of one of them."""
 
 
 def classify_window_records(
@@ -258,10 +271,10 @@ def classify_window_records(
         frame = frame.withColumn(TIME, F.when(F.col(_FIRST) >= MIN_MICROS, F.col(TIME)))
         late = window_end(F.col(_LAST), windows.kind) + lateness <= F.col(_LIMIT)
         partly = ~late & (window_end(F.col(_FIRST), windows.kind) + lateness <= F.col(_LIMIT))
-    why = exclusion_column(frame, windows.by, F.col(TIME).isNull(), late)
-    return frame.withColumns(
-        {EXCLUSION: why, PARTLY_LATE: why.isNull() & F.coalesce(partly, F.lit(False))}
-    )
+    exclusion = exclusion_column(frame, windows.by, F.col(TIME).isNull(), late)
+    counts = exclusion.isNull()
+    is_partly_late = counts & F.coalesce(partly, F.lit(False))
+    return frame.withColumns({EXCLUSION: exclusion, PARTLY_LATE: is_partly_late})
 
 
 def assign_windows(records: DataFrame, windows: Windows) -> DataFrame:
@@ -272,12 +285,12 @@ def assign_windows(records: DataFrame, windows: Windows) -> DataFrame:
     if isinstance(windows.kind, Tumbling):
         return records.withColumn(BEGIN, F.timestamp_micros(_LAST))
     every = to_micros(windows.kind.every)
-    limit = F.coalesce(
-        F.col(_LIMIT) - to_micros(windows.kind.size) - to_micros(windows.lateness),
-        F.col(_FIRST) - 1,
-    )
-    starts = F.filter(F.sequence(_FIRST, _LAST, F.lit(every)), lambda start: start > limit)
-    assigned = records.withColumn(_START, F.explode(starts))
+    last_closed = F.col(_LIMIT) - to_micros(windows.kind.size) - to_micros(windows.lateness)
+    # Without a watermark none is closed.
+    last_closed = F.coalesce(last_closed, F.col(_FIRST) - 1)
+    starts = F.sequence(_FIRST, _LAST, F.lit(every))
+    open_starts = F.filter(starts, lambda start: start > last_closed)
+    assigned = records.withColumn(_START, F.explode(open_starts))
     return assigned.withColumn(BEGIN, F.timestamp_micros(_START))
 
 
@@ -307,15 +320,17 @@ def update_fixed_windows(
     """
     assert not isinstance(windows.kind, Session)
     key = (*windows.by, START)
-    new = aggregate_rows(assign_windows(records, windows), (*windows.by, BEGIN), windows, (RECORD,))
-    both, keys = join_old_and_new(stored, new.withColumnRenamed(BEGIN, START), key)
+    assigned = assign_windows(records, windows)
+    new = aggregate_rows(assigned, (*windows.by, BEGIN), windows, (RECORD,))
+    both = join_old_and_new(stored, new.withColumnRenamed(BEGIN, START), key)
     added = []
     for partial in windows.partials:
         name = quote_name(partial.name)
         value = F.expr(partial.added.format(f"old.{name}", f"new.{name}"))
         added.append(value.cast(partial.type).alias(partial.name))
     touched = column_of("new", RECORDS).isNotNull().alias(TOUCHED)
-    rows = both.select(*keys, *added, touched, column_of("old", EXPIRES).alias(EXPIRES))
+    expires = column_of("old", EXPIRES).alias(EXPIRES)
+    rows = both.joined.select(*both.keys, *added, touched, expires)
     end = F.timestamp_micros(window_end(F.unix_micros(START), windows.kind))
     return select_changed_windows(rows.withColumn(END, end), windows, watermarks.after)
 
@@ -347,10 +362,10 @@ def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
     assert isinstance(windows.kind, Session)
     gap = to_micros(windows.kind.gap)
     order = (TIME, RECORD)
-    before = F.lag(TIME).over(Window.partitionBy(*windows.keys).orderBy(*map(named_column, order)))
-    numbered = _number_sessions(
-        records, before.isNull() | (F.col(TIME) - before >= gap), windows, order
-    )
+    in_order = Window.partitionBy(*windows.keys).orderBy(*map(named_column, order))
+    before = F.lag(TIME).over(in_order)
+    begins = before.isNull() | (F.col(TIME) - before >= gap)
+    numbered = _number_sessions(records, begins, windows, order)
     times = (
         F.timestamp_micros(F.min(TIME)).alias(START),
         F.timestamp_micros(F.max(TIME) + gap).alias(END),
@@ -370,19 +385,21 @@ def union_sessions(
     """
     from pyspark.sql import Window
 
-    asked = column_of("new", windows.by[0]).isNotNull()
+    first_key, *_ = windows.by
+    is_needed = column_of("new", first_key).isNotNull()
     reached = epoch_micros(watermarks.after)
     if reached is not None:
         first = F.min(named_column(EXPIRES)).over(Window.partitionBy(*windows.keys))
         stored = stored.withColumn(_CLOSES, F.unix_micros(first) <= reached)
-        asked = asked | column_of("old", _CLOSES)
+        is_needed = is_needed | column_of("old", _CLOSES)
     keys = runs.select(*windows.keys).distinct().hint("merge").alias("new")
     same_key = equal_columns("old", "new", windows.by)
-    known = stored.alias("old").join(keys, same_key, "left").filter(asked)
+    needed = stored.alias("old").join(keys, same_key, "left").filter(is_needed)
     names = windows.schema.names
     own = [column_of("old", name) for name in names]
-    before = known.select(*own, F.lit(True).alias(_STORED))
-    return before.union(runs.select(*map(named_column, names), F.lit(False).alias(_STORED)))
+    before = needed.select(*own, F.lit(True).alias(_STORED))
+    new = runs.select(*map(named_column, names), F.lit(False).alias(_STORED))
+    return before.union(new)
 
 
 def merge_sessions(rows: DataFrame, windows: Windows, watermarks: Watermarks) -> DataFrame:
@@ -395,11 +412,10 @@ def merge_sessions(rows: DataFrame, windows: Windows, watermarks: Watermarks) ->
     from pyspark.sql import Window
 
     order = (START, _STORED)
-    before = (
-        Window.partitionBy(*windows.keys).orderBy(*order).rowsBetween(Window.unboundedPreceding, -1)
-    )
-    reach = F.max(END).over(before)
-    numbered = _number_sessions(rows, reach.isNull() | (F.col(START) >= reach), windows, order)
+    in_order = Window.partitionBy(*windows.keys).orderBy(*order)
+    last_end = F.max(END).over(in_order.rowsBetween(Window.unboundedPreceding, -1))
+    begins = last_end.isNull() | (F.col(START) >= last_end)
+    numbered = _number_sessions(rows, begins, windows, order)
     stored = F.when(F.col(_STORED), F.struct(F.col(START), named_column(EXPIRES)))
     touched = F.bool_or(~F.col(_STORED)).alias(TOUCHED)
     times = (
@@ -434,8 +450,10 @@ def _number_sessions(
 
 def stored_record_schema(windows: Windows) -> Schema:
     """Return the columns of the records that are stored for users' functions."""
-    taken = (name for _, made in windows.functions for name in made.columns or windows.own)
-    columns = {name: windows.types[name] for name in (*windows.by, *taken)}
+    names = list(windows.by)
+    for _, function in windows.functions:
+        names += function.columns or windows.own
+    columns = {name: windows.types[name] for name in names}
     return Schema.of(columns | STATE_COLUMNS)
 
 
@@ -446,15 +464,16 @@ def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
     with this record only, and becomes later as the session grows (`assign_sessions`).
     """
     if isinstance(windows.kind, Session):
-        last = F.col(TIME) + to_micros(windows.kind.gap + windows.lateness)
+        expires = F.col(TIME) + to_micros(windows.kind.gap + windows.lateness)
     else:
-        last = window_end(F.col("__last_start"), windows.kind) + to_micros(windows.lateness)
-    own = {
+        expires = window_end(F.col(_LAST), windows.kind) + to_micros(windows.lateness)
+    times = {
         AT: F.timestamp_micros(TIME),
-        STORED_BEHIND: F.timestamp_micros("__limit"),
-        EXPIRES: F.timestamp_micros(last),
+        STORED_BEHIND: F.timestamp_micros(_LIMIT),
+        EXPIRES: F.timestamp_micros(expires),
     }
-    return records.withColumns(own).select(*map(named_column, stored_record_schema(windows).names))
+    names = stored_record_schema(windows).names
+    return records.withColumns(times).select(*map(named_column, names))
 
 
 def merge_records(stored: DataFrame, new: DataFrame, windows: Windows) -> DataFrame:
@@ -462,14 +481,14 @@ def merge_records(stored: DataFrame, new: DataFrame, windows: Windows) -> DataFr
     the same RECORD.
     """
     key = (*windows.by, RECORD)
-    both, keys = join_old_and_new(stored, new, key)
+    both = join_old_and_new(stored, new, key)
     is_new = column_of("new", RECORD).isNotNull()
     values = []
     for name in stored_record_schema(windows).names:
         if name not in key:
             value = F.when(is_new, column_of("new", name)).otherwise(column_of("old", name))
             values.append(value.alias(name))
-    return both.select(*keys, *values)
+    return both.joined.select(*both.keys, *values)
 
 
 def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
@@ -495,7 +514,7 @@ def select_window_records(records: DataFrame, rows: DataFrame, windows: Windows)
     """
     times = {
         TIME: F.unix_micros(named_column(AT)),
-        "__limit": F.unix_micros(named_column(STORED_BEHIND)),
+        _LIMIT: F.unix_micros(named_column(STORED_BEHIND)),
     }
     assigned = assign_windows(add_window_starts(records.withColumns(times), windows), windows)
     asked = rows.select(*windows.keys, F.col(START).alias(BEGIN)).alias("asked")
@@ -525,7 +544,8 @@ class WindowFunctionCall:
         given = records.sort_by(RECORD).select(list(self.given))
         found = first_unreadable(given)
         if found is not None:
-            place = f"a record for {self.aggregates[0][1].describe()}"
+            (_, first), *_ = self.aggregates
+            place = f"a record for {first.describe()}"
             hidden = bool(self.sensitive)
             raise found.error(self.operator, place, hidden=hidden, operator=self.operator)
         arrays = [self._value(name, made, given) for name, made in self.aggregates]
@@ -540,6 +560,7 @@ class WindowFunctionCall:
         return taken.rename_columns([self.paths.get(name, name) for name in names])
 
     def _value(self, name: str, made: Aggregate, records: pa.Table) -> pa.Array:
+        """Return what the function of the result column `name` returns for a window's records."""
         called = made.describe()
         try:
             value = made.compute(self._select(made, records))
@@ -554,7 +575,10 @@ class WindowFunctionCall:
             return to_typed_array([value], made.returns)
         except (OverflowError, ValueError) as error:
             misfit = "does not fit into" if isinstance(value, int | float) else "is no"
-            reason = "" if self.sensitive else f": {str(error).splitlines()[0]}"
+            reason = ""
+            if not self.sensitive:
+                first_line, *_ = str(error).splitlines()
+                reason = f": {first_line}"
             problem = (
                 f"{self.operator}: {called} returned {type(value).__name__} for {name!r}, which"
                 f" {misfit} {made.returns}{reason}."
@@ -579,7 +603,8 @@ def call_window_functions(
     schema = Schema.of(columns | {name: function.returns for name, function in functions})
     given = tuple(name for name in stored_record_schema(windows).names if name not in STATE_COLUMNS)
     call = WindowFunctionCall(operator, functions, key, given, schema, sensitive, windows.paths)
-    shipped = pickle_function(operator, functions[0][1].function, call)
+    (_, first), *_ = functions
+    shipped = pickle_function(operator, first.function, call)
 
     def task(records: pa.Table) -> pa.Table:
         return next(encode_task_errors(map(shipped.here(), [records])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration
 from dagster_adjunct.orchestration.operators.windows.zone_clock import (
@@ -65,24 +65,28 @@ class Tumbling:
     def __post_init__(self) -> None:
         given = [name for name in ("size", *_COUNTS) if getattr(self, name) is not None]
         if len(given) != 1:
+            units = ", ".join(f"{unit}=" for unit in _COUNTS)
             problem = (
                 f"Tumbling has {' and '.join(given) or 'no size'}: expected a size, or one of"
-                f" {', '.join(f'{unit}=' for unit in _COUNTS)} of a zone."
+                f" {units} of a zone."
             )
             step = (
                 "Write Tumbling(timedelta(minutes=5)), or Tumbling(days=1,"
                 ' zone="America/New_York").'
             )
-            raise ConfigurationError(problem, step, argument=given[-1] if given else "size")
+            argument = given[-1] if given else "size"
+            raise ConfigurationError(problem, step, argument=argument)
         if self.size is not None:
             check_duration(self.size, "Tumbling has size", argument="size", most=MAX_DURATION)
-        if (self.size is None) != (self.zone is not None):
-            without = "it names no zone"
-            if self.zone is not None:
-                without = "a size does not follow the clock of a zone"
+        follows_clock = self.size is None
+        has_zone = self.zone is not None
+        if follows_clock != has_zone:
+            reason = "it names no zone"
+            if has_zone:
+                reason = "a size does not follow the clock of a zone"
+            (length,) = given
             problem = (
-                f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}:"
-                f" {without}."
+                f"Tumbling has {length}={getattr(self, length)!r} and zone={self.zone!r}: {reason}."
             )
             step = (
                 'Write hours=, days=, weeks= or months= with a zone, such as zone="UTC"; or a'
@@ -90,17 +94,18 @@ class Tumbling:
             )
             raise ConfigurationError(problem, step, argument="zone")
         if self.zone is not None:
-            unit, count = self._calendar
-            counts, expected = _COUNTS[unit]
-            if count not in counts:
-                raise argument_error(f"Tumbling has {unit}={count!r}", expected, argument=unit)
+            calendar = self._calendar_length
+            numbers, expected = _COUNTS[calendar.unit]
+            if calendar.number not in numbers:
+                found = f"Tumbling has {calendar.unit}={calendar.number!r}"
+                raise argument_error(found, expected, argument=calendar.unit)
             check_zone("Tumbling has zone", self.zone, argument="zone")
 
     @property
-    def _calendar(self) -> tuple[str, int]:
-        """The unit of the calendar, and how many of it a window has, for windows of a zone."""
-        (given,) = [unit for unit in _COUNTS if getattr(self, unit) is not None]
-        return given, getattr(self, given)
+    def _calendar_length(self) -> _CalendarLength:
+        """The length of windows of a zone."""
+        (unit,) = [unit for unit in _COUNTS if getattr(self, unit) is not None]
+        return _CalendarLength(unit, getattr(self, unit))
 
     @property
     def clock(self) -> ZoneClock | None:
@@ -120,10 +125,18 @@ class Tumbling:
         """Return a description for plans."""
         if self.zone is None:
             return f"tumbling {self.size}"
-        unit, count = self._calendar
-        if count == 1:
+        length = self._calendar_length
+        unit = length.unit
+        if length.number == 1:
             unit = unit.removesuffix("s")
-        return f"tumbling {count} {unit} of {self.zone}"
+        return f"tumbling {length.number} {unit} of {self.zone}"
+
+
+class _CalendarLength(NamedTuple):
+    """The length of a window by the calendar: a unit ("days"), and how many of it."""
+
+    unit: str
+    number: int
 
 
 @validated
@@ -206,24 +219,21 @@ def window_start(time: Column, kind: Tumbling) -> Column:
 
     begins = clock.begins
     spans = differing_spans(SparkSession.active(), clock.zone)
-    label = begins.floor(clock.show(time))
-    # The label is the clock's time, rounded down. A clock that is put back shows times twice, and
-    # one that is put forward skips some, so the label may be that of the window before or after.
-    begin = clock.find(label)
-    following = clock.find(begins.shift(label, 1))
-    start = (
-        F.when(time < begin, clock.find(begins.shift(label, -1)))
-        .when(time >= following, following)
-        .otherwise(begin)
-    )
-    start = _refuse_spans(start, time, kind, spans)
+    shown_begin = begins.floor(clock.show(time))
+    # A clock that is put back shows times twice, and one that is put forward skips some, so what it
+    # showed, rounded down, may be the begin of the window before or after.
+    begin = clock.find(shown_begin)
+    following = clock.find(begins.shift(shown_begin, 1))
+    previous = clock.find(begins.shift(shown_begin, -1))
+    start = F.when(time < begin, previous).when(time >= following, following).otherwise(begin)
+    start = _reject_spans(start, time, kind, spans)
     if not clock.repeats_begins:
         return start
-    again = time - (clock.show(time) - label)
-    return F.when(clock.show(again) == label, again).otherwise(start)
+    repeated = time - (clock.show(time) - shown_begin)
+    return F.when(clock.show(repeated) == shown_begin, repeated).otherwise(start)
 
 
-def _refuse_spans(
+def _reject_spans(
     start: Column, time: Column, kind: Tumbling, spans: Sequence[tuple[int, int]]
 ) -> Column:
     """Return the start of a record's window, which raises if the window may be in one of these
@@ -241,10 +251,10 @@ def _refuse_spans(
             "Filter records of that time before the window, or count them by windows of a fixed"
             " size."
         )
-        refused = raise_error_column(ZoneRulesError, problem, step, zone=kind.zone or "")
+        failure = raise_error_column(ZoneRulesError, problem, step, zone=kind.zone or "")
         reach = to_micros(max_duration_after(kind))
-        is_refused = time.between(first - reach, last + reach)
-        start = F.when(is_refused, refused.cast("bigint")).otherwise(start)
+        may_be_within = time.between(first - reach, last + reach)
+        start = F.when(may_be_within, failure.cast("bigint")).otherwise(start)
     return start
 
 
@@ -255,9 +265,11 @@ def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
         assert kind.size is not None
         return start + to_micros(kind.size)
     begins = clock.begins
-    end = clock.find(begins.shift(begins.floor(clock.show(start)), 1))
+    begin = begins.floor(clock.show(start))
+    end = clock.find(begins.shift(begin, 1))
     if not clock.repeats_begins:
         return end
     later = begins.shift(start, 1)
-    again = begins.floor(clock.show(later)) == clock.show(later)
-    return F.when(again & ((later < end) | (end <= start)), later).otherwise(end)
+    is_begin = begins.floor(clock.show(later)) == clock.show(later)
+    is_nearer = (later < end) | (end <= start)
+    return F.when(is_begin & is_nearer, later).otherwise(end)

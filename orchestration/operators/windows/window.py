@@ -139,7 +139,8 @@ def _check_range(
     returns = str(made.result_type(kind))
     value = F.expr(made.result(name, kind))
     exact = named_column(exact_column(name))
-    total = _shown(windows, made.columns[0], exact, sensitive)
+    source, *_ = made.columns
+    total = _shown(windows, source, exact, sensitive)
     words: list[object] = [f"{operator}: {made.describe()} as {name} is ", total]
     words += [f", which is no {returns}: in the window from ", F.col(START).cast("string")]
     words += [" to ", F.col(END).cast("string"), " UTC of "]
@@ -148,10 +149,10 @@ def _check_range(
         words += [f"{separator}{key} = ", _shown(windows, key, named_column(key), sensitive)]
         separator = ", "
     problem = F.concat(*map(F.lit, words), F.lit("."))
-    step = _next_step(made, kind)
-    refused = raise_error_column(OperatorFailedError, problem, step, operator=operator)
+    step = _suggest_wider_type(made, kind)
+    failure = raise_error_column(OperatorFailedError, problem, step, operator=operator)
     too_large = F.col(CLOSING) & value.isNull() & exact.isNotNull()
-    return F.when(too_large, refused.cast(returns)).otherwise(value)
+    return F.when(too_large, failure.cast(returns)).otherwise(value)
 
 
 def _shown(windows: Windows, source: str, value: Column, sensitive: Collection[str]) -> Column:
@@ -161,14 +162,14 @@ def _shown(windows: Windows, source: str, value: Column, sensitive: Collection[s
     return F.substring(value.cast("string"), 1, MAX_VALUE_CHARS)
 
 
-def _next_step(made: Aggregation, kind: str) -> str:
+def _suggest_wider_type(made: Aggregation, kind: str) -> str:
     """Return the next step for a sum or mean that its type can't hold: a wider type, or another
     application.
 
     After a change to a wider type, the stored sum is continued only if that type's sums are stored
     in the same way.
     """
-    column = made.columns[0]
+    column, *_ = made.columns
     flat = flat_name(column)
     stored = ExactSum("", kind)
     if stored.wider is not None:
@@ -193,9 +194,9 @@ def select_open_windows(rows: DataFrame, windows: Windows) -> DataFrame:
     """Return what is written to the state table: changed rows of open windows, and tombstones of
     absorbed sessions.
     """
-    values = map(named_column, windows.schema.names[len(windows.by) :])
+    values = [named_column(name) for name in windows.schema.names if name not in windows.by]
     still_open = rows.filter(TOUCHED).filter(f"not {CLOSING}")
-    return _add_retractions(still_open, windows, list(values), (START, EXPIRES))
+    return _add_retractions(still_open, windows, values, (START, EXPIRES))
 
 
 def _add_retractions(
@@ -215,16 +216,18 @@ def _add_retractions(
     own = [named_column(field.name) for field in fields]
     here = F.struct(*own, F.lit(False).alias(TOMBSTONE))
 
-    def tombstone(old: Column) -> Column:
+    def tombstone(absorbed: Column) -> Column:
+        """Return the tombstone of an absorbed session."""
         parts = []
         for field in fields:
             part = F.lit(None).cast(field.dataType)
             if field.name in known:
-                part = old.getField(field.name)
+                part = absorbed.getField(field.name)
             parts.append(part.alias(field.name))
         return F.struct(*parts, F.lit(True).alias(TOMBSTONE))
 
-    return made.select(*key, F.inline(F.concat(F.array(here), F.transform(ABSORBED, tombstone))))
+    tombstones = F.transform(ABSORBED, tombstone)
+    return made.select(*key, F.inline(F.concat(F.array(here), tombstones)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +267,12 @@ class Window(PassThroughSpec):
         return (self.name,)
 
     def ordered_by(self, arriving: Sequence[Columns]) -> Sequence[str]:
-        by = [value_name(name, arriving[0].known) for name in self.by]
-        # An update of an earlier window may come after the results of a later one.
-        return [*by, START] if self.emits_updates else by
+        (columns,) = arriving
+        by = [value_name(name, columns.known) for name in self.by]
+        if self.emits_updates:
+            # An update of an earlier window may come after the results of a later one.
+            return [*by, START]
+        return by
 
     @property
     def zones(self) -> Sequence[str]:
@@ -300,10 +306,13 @@ class Window(PassThroughSpec):
         # sessions.
         if not self._has_functions:
             return 1
-        return 3 if isinstance(self.windows, Session) else 2
+        if isinstance(self.windows, Session):
+            return 3
+        return 2
 
     @property
     def _has_functions(self) -> bool:
+        """Whether users' functions are among the aggregates."""
         return any(isinstance(made, Aggregate) for _, made in self.aggregates)
 
     def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
@@ -314,27 +323,29 @@ class Window(PassThroughSpec):
         operator = context.operator
         columns.require(operator, self.by, "Correct by=.")
         columns.require_simple(operator, self.by, "in by=")
-        made = []
+        result_columns = []
         for name in self.by:
-            made.append((value_name(name, columns.known), columns.find(name) or ColumnFacts()))
-        made += [(START, ColumnFacts("timestamp")), (END, ColumnFacts("timestamp"))]
+            key_column = columns.find(name) or ColumnFacts()
+            result_columns.append((value_name(name, columns.known), key_column))
+        for name in (START, END):
+            result_columns.append((name, ColumnFacts("timestamp")))
         for name, aggregate in self.aggregates:
             columns.require(operator, aggregate.columns, f"Correct the aggregate {name!r}.")
             taken = [value_name(column, columns.known) for column in aggregate.columns]
             check_new_names(operator, taken, f"Rename one before, or leave it out of {name!r}.")
-            made.append((name, _derive_result(aggregate, columns)))
+            result_columns.append((name, _derive_result(aggregate, columns)))
         if self.emits_updates:
-            made.append((FINAL, ColumnFacts("boolean")))
+            result_columns.append((FINAL, ColumnFacts("boolean")))
         step = "Rename the column before, or the aggregate."
-        check_new_names(operator, [name for name, _ in made], step)
+        check_new_names(operator, [name for name, _ in result_columns], step)
         if columns.types is not None:
             self._check_types(operator, columns)
-        return Columns(dict(made), typed=columns.types is not None)
+        return Columns(dict(result_columns), typed=columns.types is not None)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        columns = context.columns[0].known
-        by = tuple(value_name(name, columns) for name in flow.partitioned_by)
+        (columns,) = context.columns
+        by = tuple(value_name(name, columns.known) for name in flow.partitioned_by)
         return replace(flow, partitioned_by=by)
 
     def _check_types(self, operator: str, columns: Columns) -> None:
@@ -358,25 +369,30 @@ class Window(PassThroughSpec):
                 _check_aggregated(operator, name, made, column, columns.type_of(column))
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
+        """Store what the batch changes in windows; return the results that it has to emit."""
         (frame,) = frames
         self.check_columns(operator, [batch.records.columns(frame)], batch.planned.app)
         sensitive = batch.planned.sensitive(operator, frame.columns)
         paths = self._find_paths(frame.columns)
         frame = frame.withColumns({name: value_column(frame.columns, name) for name in paths})
         types = types_from_spark(frame.schema)
-        types = {name: kind for name, kind in types.items() if is_own(name)}
         windows = Windows(
-            self.windows, self.by, self.aggregates, self.allowed_lateness, types, paths
+            kind=self.windows,
+            by=self.by,
+            aggregates=self.aggregates,
+            lateness=self.allowed_lateness,
+            types={name: kind for name, kind in types.items() if is_own(name)},
+            paths=paths,
         )
         partitions = batch.planned.partitions_at(operator)
         counted = self._count(operator, frame, windows, batch)
         key = (*self.by, START)
         spec = StateSpec(
-            windows.schema,
-            key,
-            self.partition_by,
-            partitions,
-            EXPIRES,
+            schema=windows.schema,
+            key=key,
+            partition_by=self.partition_by,
+            partitions=partitions,
+            expires=EXPIRES,
             kept_for=self.summary() + windows.units,
             zone_rules="".join(map(describe_rules, self.zones)),
         )
@@ -391,23 +407,32 @@ class Window(PassThroughSpec):
         results = make_results(rows, windows, self.results, operator, sensitive)
         # The event time of a window's result is the last microsecond of the window.
         last = F.timestamp_micros(F.unix_micros(F.coalesce(END, START)) - 1)
-        ordinal = to_json_object([named_column(name) for name in key])
-        by = self.partition_by
-        made = make_records(
-            results, batch.planned, by=by, partitions=partitions, ordinal=ordinal, event_time=last
+        records = make_records(
+            results,
+            batch.planned,
+            by=self.partition_by,
+            partitions=partitions,
+            ordinal=to_json_object([named_column(name) for name in key]),
+            event_time=last,
         )
-        return made.withColumnsRenamed(dict(paths))
+        return records.withColumnsRenamed(paths)
 
     def _find_paths(self, names: Collection[str]) -> dict[str, str]:
-        """Return the paths that it names, each with the name of a column for the value; `names` are
-        those of the columns.
+        """Return the paths in `by` and the aggregates, each with the name of a column for the
+        value; `names` are those of the records' columns.
         """
-        named = list(self.by)
+        columns_and_paths = list(self.by)
         for _, aggregate in self.aggregates:
-            named += aggregate.columns
-        return {name: value_name(name, names) for name in named if value_name(name, names) != name}
+            columns_and_paths += aggregate.columns
+        paths = {}
+        for named in columns_and_paths:
+            column = value_name(named, names)
+            if column != named:
+                paths[named] = column
+        return paths
 
     def _repartition(self, frame: DataFrame, partitions: int) -> DataFrame:
+        """Return the records or rows partitioned by `partition_by`."""
         return frame.repartition(partitions, *map(named_column, self.partition_by))
 
     def _update_rows(
@@ -446,14 +471,14 @@ class Window(PassThroughSpec):
         has_diverted_consumer = batch.planned.has_diverted_consumer(operator)
         if has_diverted_consumer or windows.functions:
             classified = batch.records.materialize(operator, classified)
-        why = F.col(EXCLUSION)
+        exclusion = F.col(EXCLUSION)
         if has_diverted_consumer:
-            late = classified.filter(why.isin(*LEFT_OUT))
-            late = late.drop(*map(named_column, windows.paths))
-            late = to_late_records(late, why, self.watermark_delay)
+            left_out = classified.filter(exclusion.isin(*LEFT_OUT))
+            left_out = left_out.drop(*map(named_column, windows.paths))
+            late = to_late_records(left_out, exclusion, self.watermark_delay)
             batch.records.divert(operator, late)
         record = stored_position_key(classified, batch.planned)
-        return classified.filter(why.isNull()).withColumn(RECORD, record)
+        return classified.filter(exclusion.isNull()).withColumn(RECORD, record)
 
     def _call_functions(
         self,
@@ -471,34 +496,45 @@ class Window(PassThroughSpec):
         schema = stored_record_schema(windows)
         partitions = batch.planned.partitions_at(operator)
         is_session = isinstance(self.windows, Session)
-        final = self.results == "final"
-        key = (*self.by, RECORD)
+        only_closing = self.results == "final"
         spec = StateSpec(
-            schema, key, self.partition_by, partitions, EXPIRES, not is_session, self.summary()
+            schema=schema,
+            key=(*self.by, RECORD),
+            partition_by=self.partition_by,
+            partitions=partitions,
+            expires=EXPIRES,
+            append_only=not is_session,
+            kept_for=self.summary(),
         )
         state = batch.state.table(f"{self.name}-records", spec, of=self.name)
         new = prepare_records(counted, windows)
-        asked = rows.filter(CLOSING) if final else rows
+        emitted = rows
+        if only_closing:
+            emitted = rows.filter(CLOSING)
         if is_session:
             every = self._repartition(merge_records(state.frame(), new, windows), partitions)
             assigned = _keep_single_partition(assign_sessions(every, rows, windows), partitions)
             grown = assigned.filter(TOUCHED).filter(f"not {CLOSING}")
             state.write(grown.select(*map(named_column, schema.names)), partitioned=True)
-            if final:
+            if only_closing:
                 assigned = assigned.filter(CLOSING)
         else:
             state.write(new, partitioned=True)
-            assigned = select_window_records(state.with_written(), asked, windows)
+            assigned = select_window_records(state.with_written(), emitted, windows)
         sensitive = batch.planned.sensitive(operator, windows.own)
         values = call_window_functions(operator, assigned, windows, sensitive)
         values = self._repartition(values, partitions).hint("merge")
-        return _keep_single_partition(asked.join(values, [*self.by, START], "left"), partitions)
+        with_values = emitted.join(values, [*self.by, START], "left")
+        return _keep_single_partition(with_values, partitions)
 
 
 def _derive_result(aggregate: Aggregation, columns: Columns) -> ColumnFacts:
-    of = [columns.find(column) or ColumnFacts() for column in aggregate.columns]
-    kind = of[0].type if of else None
-    return ColumnFacts(aggregate.result_type(kind), merge_sources(of))
+    """Return the column with the results of an aggregate of records with these columns."""
+    aggregated = [columns.find(column) or ColumnFacts() for column in aggregate.columns]
+    kind = None
+    if aggregated:
+        kind = aggregated[0].type
+    return ColumnFacts(aggregate.result_type(kind), merge_sources(aggregated))
 
 
 def _check_aggregated(
@@ -507,9 +543,10 @@ def _check_aggregated(
     """Raise PlanningError if the aggregate `name` can't be made of a column of this type."""
     if kind is None:
         return
-    wanted = "string" if made.accepts(kind) else "double"
-    if wanted == "string" and is_storable(kind):
+    is_accepted = made.accepts(kind)
+    if is_accepted and is_storable(kind):
         return
+    wanted = "string" if is_accepted else "double"
     problem = f"{operator}: {name!r} is {made.describe()}, and column {column!r} is {kind}."
     cast = f'{flat_name(column)}="cast({column} as {wanted})"'
     step = f"Cast it before, for example .with_columns({cast})."
@@ -561,5 +598,12 @@ def build_window(
     validate_column_names(f"{what}: aggregates=", list(aggregates))
     for made in aggregates.values():
         validate_column_names(f"{what}: {made.describe()}", made.columns)
-    values = tuple(aggregates.items())
-    return Window(name, kind, key, partition_columns, values, results, allowed_lateness)
+    return Window(
+        name=name,
+        windows=kind,
+        by=key,
+        partition_by=partition_columns,
+        aggregates=tuple(aggregates.items()),
+        results=results,
+        allowed_lateness=allowed_lateness,
+    )

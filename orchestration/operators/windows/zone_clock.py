@@ -37,6 +37,7 @@ class Multiples:
 
     @property
     def longest(self) -> timedelta:
+        """The length of the longest window."""
         return timedelta(microseconds=self.length)
 
     def floor(self, shown: Column) -> Column:
@@ -60,7 +61,9 @@ class Months:
 
     @property
     def longest(self) -> timedelta:
-        return timedelta(days={1: 31, 3: 92, 6: 184, 12: 366}[self.count])
+        """The length of the longest window."""
+        most_days = {1: 31, 3: 92, 6: 184, 12: 366}
+        return timedelta(days=most_days[self.count])
 
     def floor(self, shown: Column) -> Column:
         """Return the begin of the window that a time is in, as the clock shows both."""
@@ -76,7 +79,8 @@ class Months:
         """Return the first begin after a time, as the clock shows both."""
         time = _EPOCH + timedelta(microseconds=shown)
         months = 12 * time.year + time.month - 1
-        year, month = divmod(months + self.count - months % self.count, 12)
+        first_of_next = months + self.count - months % self.count
+        year, month = divmod(first_of_next, 12)
         return to_microseconds(datetime(year, month + 1, 1, tzinfo=UTC))
 
 
@@ -84,12 +88,14 @@ Begins: TypeAlias = Multiples | Months
 
 
 def _to_date(shown: Column) -> Column:
+    """Return the date of a time that the clock shows."""
     # Spark's own casts of timestamps depend on the time zone of the session.
     days = F.call_function("div", shown - F.pmod(shown, F.lit(DAY)), F.lit(DAY))
     return F.date_from_unix_date(days.cast("int"))
 
 
 def _to_micros(date: Column) -> Column:
+    """Return the midnight at which a date begins, as the clock shows it."""
     return F.unix_date(date).cast("bigint") * DAY
 
 
@@ -129,9 +135,9 @@ def skipped_begins(clock: ZoneClock) -> tuple[tuple[int, int], ...]:
     that day.
     """
     found = []
-    for moment, before, after in clock_changes(clock.zone):
-        begin = clock.begins.following(moment + before)
-        while begin < moment + after:
-            found.append((begin, moment))
+    for change in clock_changes(clock.zone):
+        begin = clock.begins.following(change.moment + change.before)
+        while begin < change.moment + change.after:
+            found.append((begin, change.moment))
             begin = clock.begins.following(begin)
     return tuple(found)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from dagster_adjunct.resources.errors import ConfigurationError, ZoneRulesError
@@ -64,6 +64,7 @@ def python_database(zone: str) -> Database:
 
 
 def _version_of_folder(folder: Path) -> str:
+    """Return the version of the database in a folder, "" if it is unknown."""
     for name, form in (("tzdata.zi", r"# version (\S+)"), ("+VERSION", r"(\S+)")):
         try:
             with (folder / name).open(encoding="utf-8") as file:
@@ -75,17 +76,24 @@ def _version_of_folder(folder: Path) -> str:
     return ""
 
 
-@cache
-def clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
-    """Return (UTC time, offset before, offset after) of each change of the zone's clock from 1850
-    to 2100.
-
-    All in microseconds, by Python's rules.
+class ClockChange(NamedTuple):
+    """A change of a zone's clock: its UTC time, and the offsets from UTC before and after it, all
+    in microseconds.
     """
+
+    moment: int
+    before: int
+    after: int
+
+
+@cache
+def clock_changes(zone: str) -> tuple[ClockChange, ...]:
+    """Return the changes of the zone's clock from 1850 to 2100, by Python's rules."""
     clocks = ZoneInfo(zone)
     step = timedelta(days=3)  # no zone has changed its clock twice within three days
 
     def offset(moment: datetime) -> timedelta:
+        """Return the offset of the zone's clock from UTC."""
         return clocks.utcoffset(moment.astimezone(clocks)) or timedelta(0)
 
     changes = []
@@ -103,7 +111,7 @@ def clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
                 else:
                     high = middle
             moment = to_microseconds(high.replace(microsecond=0))
-            changes.append((moment, before // _MICROSECOND, after // _MICROSECOND))
+            changes.append(ClockChange(moment, before // _MICROSECOND, after // _MICROSECOND))
         time = time + step
         before = after
     return tuple(changes)
@@ -113,11 +121,13 @@ def describe_rules(zone: str) -> str:
     """Return the version of Python's rules of a zone, and a digest of the rules: "2025b
     5f2c8a1e".
     """
-    digest = sha256(repr((_first_offset(zone), clock_changes(zone))).encode()).hexdigest()
+    changes = tuple(map(tuple, clock_changes(zone)))  # stored digests are of plain tuples
+    digest = sha256(repr((_first_offset(zone), changes)).encode()).hexdigest()
     return f"{python_database(zone).version or 'unknown'} {digest[:16]}"
 
 
 _differences: dict[tuple[str, str], tuple[tuple[int, int], ...]] = {}
+"""The results of `differing_spans`, by session and zone."""
 
 
 def differing_spans(session: SparkSession, zone: str) -> tuple[tuple[int, int], ...]:
@@ -128,10 +138,11 @@ def differing_spans(session: SparkSession, zone: str) -> tuple[tuple[int, int], 
     ZoneRulesError if a span is within SPAN of now, and ConfigurationError for a zone that Java does
     not know.
     """
-    asked = identify_session(session), zone
-    if asked not in _differences:
-        _differences[asked] = _find_differences(zone, *_offsets_by_spark(session, zone))
-    spans = _differences[asked]
+    session_and_zone = (identify_session(session), zone)
+    if session_and_zone not in _differences:
+        java = _offsets_by_spark(session, zone)
+        _differences[session_and_zone] = _find_differences(zone, java)
+    spans = _differences[session_and_zone]
     _check_near_spans(zone, spans, lambda: java_database(session))
     return spans
 
@@ -149,7 +160,7 @@ def check_zones_in_jvm(zones: Iterable[str]) -> None:
         for zone in zones:
             if not time.ZoneId.getAvailableZoneIds().contains(zone):
                 raise unknown_to_java_error(zone)
-            spans = _find_differences(zone, *_offsets_by_jvm(time, zone))
+            spans = _find_differences(zone, _offsets_by_jvm(time, zone))
             rules = time.zone.ZoneRulesProvider.getVersions("UTC").lastKey()
             java = f"Java {jvm.java.lang.System.getProperty('java.version')}"
             _check_near_spans(zone, spans, partial(Database, rules, java))
@@ -161,7 +172,8 @@ def java_database(session: SparkSession) -> Database:
     java = "java_method('java.lang.System', 'getProperty', 'java.version') as java"
     (row,) = session.range(1).selectExpr(versions, java).collect()
     found = re.match(r"\{(\w+)=", row.versions or "")
-    return Database(found[1] if found else "", f"Java {row.java}")
+    version = found[1] if found else ""
+    return Database(version, f"Java {row.java}")
 
 
 def unknown_to_java_error(zone: str) -> ConfigurationError:
@@ -200,13 +212,13 @@ def _check_near_spans(
 
 def _next_step(java: Database, python: Database) -> str:
     """Return how to get the newer rules for both, and how to get Java's for Python."""
-    release = _package_version(java.version)
     if java.version < python.version:
         newest = f"Update Java to a release with the rules of {python.version}."
     elif "/" in python.place:
         newest = "Update the system's package tzdata."
     else:
         newest = "Update the package: pip install --upgrade tzdata."
+    release = _package_version(java.version)
     if release is None:
         return newest
     return (
@@ -217,38 +229,49 @@ def _next_step(java: Database, python: Database) -> str:
 
 def _package_version(rules: str) -> str | None:
     """Return the version of the package tzdata with these rules: "2025.2" for "2025b"."""
-    found = re.fullmatch(r"(\d{4})([a-z])", rules)
+    found = re.fullmatch(r"(?P<year>\d{4})(?P<letter>[a-z])", rules)
     if found is None:
         return None
-    return f"{found[1]}.{ord(found[2]) - ord('a') + 1}"
+    number = ord(found["letter"]) - ord("a") + 1
+    return f"{found['year']}.{number}"
 
 
-def _find_differences(zone: str, moments: Any, offsets: Any) -> tuple[tuple[int, int], ...]:
-    """Return the spans of time in which Java's offsets, given for these moments, are not Python's.
+class _JavaOffsets(NamedTuple):
+    """Moments, and the offset from UTC that Java's rules give a zone at each: arrays, in
+    microseconds.
+    """
+
+    moments: Any
+    offsets: Any
+
+
+def _find_differences(zone: str, java: _JavaOffsets) -> tuple[tuple[int, int], ...]:
+    """Return the spans of time in which Java's offsets are not Python's.
 
     Moments are at most a day apart, so a span begins a day before its first wrong moment, and ends
     a day after its last one.
     """
     changes = clock_changes(zone)
-    known = np.array([_first_offset(zone), *(after for _, _, after in changes)])
-    times = np.array([moment for moment, _, _ in changes], "int64")
-    ours = known[np.searchsorted(times, moments, side="right")]
-    wrong = np.unique(moments[offsets != ours])
+    offsets = np.array([_first_offset(zone), *(change.after for change in changes)])
+    times = np.array([change.moment for change in changes], "int64")
+    ours = offsets[np.searchsorted(times, java.moments, side="right")]
+    wrong = np.unique(java.moments[java.offsets != ours])
     if not len(wrong):
         return ()
     ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)
     firsts = wrong[[0, *(ends + 1)]]
     lasts = wrong[[*ends, -1]]
-    return tuple(
-        (int(first) - _DAY, int(last) + _DAY) for first, last in zip(firsts, lasts, strict=True)
-    )
+    spans = []
+    for first, last in zip(firsts, lasts, strict=True):
+        spans.append((int(first) - _DAY, int(last) + _DAY))
+    return tuple(spans)
 
 
 def _first_offset(zone: str) -> int:
     """Return the offset of the zone in 1850."""
     changes = clock_changes(zone)
     if changes:
-        return changes[0][1]
+        return changes[0].before
     offset = ZoneInfo(zone).utcoffset(_FIRST.replace(tzinfo=None)) or timedelta(0)
     return offset // _MICROSECOND
 
@@ -256,15 +279,13 @@ def _first_offset(zone: str) -> int:
 def _moments_around_changes(zone: str) -> list[int]:
     """Return each time at which the clock changes by Python's rules, and the second before."""
     times: list[int] = []
-    for moment, _, _ in clock_changes(zone):
-        times += (moment - _SECOND, moment)
+    for change in clock_changes(zone):
+        times += (change.moment - _SECOND, change.moment)
     return times
 
 
-def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
-    """Return moments and the offset of each by the rules of Spark's executors: every day, and
-    around changes.
-    """
+def _offsets_by_spark(session: SparkSession, zone: str) -> _JavaOffsets:
+    """Return the offsets by the rules of Spark's executors, for every day and around changes."""
     from pyspark.errors import PySparkException
 
     first = to_microseconds(_FIRST)
@@ -274,9 +295,8 @@ def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
     change = F.element_at(F.array(*map(F.lit, around)), (number - days + 1).cast("int"))
     moment = F.when(number < days, F.lit(first) + number * _DAY).otherwise(change)
     shown = F.unix_micros(F.from_utc_timestamp(F.timestamp_micros("moment"), zone))
-    tasks = _TASKS
-    if (session.conf.get("spark.master", "") or "").startswith("local"):
-        tasks = 1
+    master = session.conf.get("spark.master", "") or ""
+    tasks = 1 if master.startswith("local") else _TASKS
     numbers = session.range(0, tasks * (days + len(around)), 1, tasks)
     try:
         moments = numbers.select(moment.alias("moment"))
@@ -285,12 +305,13 @@ def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
         if error.getCondition() != "INVALID_TIMEZONE" and "INVALID_TIMEZONE" not in str(error):
             raise
         raise unknown_to_java_error(zone) from error
-    return found.column(0).to_numpy(), found.column(1).to_numpy()
+    java_moments, java_offsets = found.columns
+    return _JavaOffsets(java_moments.to_numpy(), java_offsets.to_numpy())
 
 
-def _offsets_by_jvm(time: Any, zone: str) -> tuple[Any, Any]:
-    """Return moments within SPAN of now and the offset of each by the rules of this JVM; `time`
-    is java.time.
+def _offsets_by_jvm(time: Any, zone: str) -> _JavaOffsets:
+    """Return the offsets by the rules of this JVM, for moments within SPAN of now; `time` is
+    java.time.
     """
     now = to_microseconds(utc_now())
     reach = SPAN // _MICROSECOND
@@ -307,4 +328,4 @@ def _offsets_by_jvm(time: Any, zone: str) -> tuple[Any, Any]:
     days = np.arange(now - reach, now + reach, _DAY)
     moments = np.concatenate((days, np.array([*around, *times], "int64")))
     at = np.searchsorted(np.array(times, "int64"), moments, side="right")
-    return moments, np.array(offsets)[at] * _SECOND
+    return _JavaOffsets(moments, np.array(offsets)[at] * _SECOND)

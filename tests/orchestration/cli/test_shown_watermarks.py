@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.orchestration.batch_log.batch_log import (
-    ApplicationState,
-    BatchLog,
-    PartitionTimes,
-    TimeState,
-)
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.batch_log.event_times import PartitionTimes, TimeState
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams

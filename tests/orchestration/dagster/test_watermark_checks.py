@@ -10,11 +10,8 @@ from pathlib import Path
 from dagster import AssetKey
 
 from dagster_adjunct import Application, build_definitions
-from dagster_adjunct.orchestration.batch_log.batch_log import (
-    ApplicationState,
-    PartitionTimes,
-    TimeState,
-)
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+from dagster_adjunct.orchestration.batch_log.event_times import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.step.progress import StateSize, StepReport, measure_input_times
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, FinishedRun, running_lab, steps_run_by

@@ -18,6 +18,7 @@ from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersion
 from dagster_adjunct.orchestration.startpoints.recorded_replay import (
     AskedOffsets,
     FirstReads,
+    Span,
     collect_main_batches,
     explain_unread,
     find_first_reads,
@@ -122,7 +123,7 @@ def asked_by(chance: random.Random) -> AskedOffsets:
     spans = {}
     for ssp in chance.sample(PARTITIONS, chance.randint(1, 3)):
         begin = chance.randint(0, 12)
-        spans[ssp] = (str(begin), str(begin + chance.randint(0, 12)))
+        spans[ssp] = Span(str(begin), str(begin + chance.randint(0, 12)))
     return AskedOffsets(spans, {"fake.s": "one"}, compare, distance)
 
 
@@ -204,7 +205,7 @@ def test_the_reason_is_that_the_log_has_forgotten_who_read_an_offset_first() -> 
             furthest={PARTITIONS[0]: "9"},
         ),
     )
-    asked = AskedOffsets({PARTITIONS[0]: ("2", "5")}, {"fake.s": "one"}, compare, distance)
+    asked = AskedOffsets({PARTITIONS[0]: Span("2", "5")}, {"fake.s": "one"}, compare, distance)
     batches = collect_main_batches(commits([state]), asked)
     problems = explain_unread(asked, find_first_reads(batches, asked), batches)
     assert "the batch log's history from before its commit 9 is gone" in problems[PARTITIONS[0]]
@@ -226,7 +227,7 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
             looked.append(state.batch)
             yield state
 
-    asked = AskedOffsets({PARTITIONS[0]: ("45", "47")}, {"fake.s": None}, compare, distance)
+    asked = AskedOffsets({PARTITIONS[0]: Span("45", "47")}, {"fake.s": None}, compare, distance)
     reads = reads_of(newest_first(), asked)
     assert reads.pieces == {PARTITIONS[0]: (("46", 46), ("47", 47))}
     assert looked == [49, 48, 47, 46, 45]
@@ -242,5 +243,5 @@ def test_offsets_of_the_stream_before_are_not_those_of_the_one_that_was_recreate
         last=closed,
         offsets=OffsetState(streams={"fake.s": "before"}),
     )
-    asked = AskedOffsets({PARTITIONS[0]: ("0", "5")}, {"fake.s": "now"}, compare, distance)
+    asked = AskedOffsets({PARTITIONS[0]: Span("0", "5")}, {"fake.s": "now"}, compare, distance)
     assert reads_of([state], asked).unread == {PARTITIONS[0]: (("0", "5"),)}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.table_updates import (
+from dagster_adjunct.orchestration.operators.table_sinks import (
     TableSink,
-    _sink_problems,
     check_sink_columns,
+    find_sink_problems,
 )
 from dagster_adjunct.orchestration.operators.updates import ChangedColumns, TableSend, Update
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -61,7 +61,7 @@ def problem(store: Any = None, **update: Any) -> PlanningError | None:
 def check_sink(operator: str, sink: TableSink) -> None:
     from dagster_adjunct.orchestration.operators.lookup_join import raise_first_problem
 
-    raise_first_problem(operator, sink.table, _sink_problems(sink))
+    raise_first_problem(operator, sink.table, find_sink_problems(sink))
     check_sink_columns(operator, sink, SENT)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
+from dagster_adjunct.orchestration.operators.table_sinks import TableSink, check_sink_columns
 from dagster_adjunct.orchestration.operators.updates import TableSend, Update
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
