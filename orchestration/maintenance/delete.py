@@ -77,7 +77,7 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
     blocking: list[str] = []
     affected: list[str] = []
     if commit is not None and not is_deletion_commit(commit):
-        producers = streams.state(name)[1].producers
+        producers = streams.state(name).state.producers
         for holder in list_retained_attempts(lake, name):
             blocking.append(f"{holder} holds its files")
         for reader in list_readers(lake, name):

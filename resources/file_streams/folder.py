@@ -60,11 +60,8 @@ from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
-from dagster_adjunct.resources.streams.system import (
-    build_declaration,
-    check_same_declaration,
-    register_system,
-)
+from dagster_adjunct.resources.streams.declaration import build_declaration, check_same_declaration
+from dagster_adjunct.resources.streams.system import register_system
 from dagster_adjunct.resources.threads import map_in_threads
 from dagster_adjunct.resources.times import to_microseconds, utc_now
 from dagster_adjunct.resources.validation import validated

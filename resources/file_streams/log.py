@@ -40,7 +40,7 @@ from dagster_adjunct.resources.objects.commit_log import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
-from dagster_adjunct.resources.streams.system import StreamDeclaration
+from dagster_adjunct.resources.streams.declaration import StreamDeclaration
 from dagster_adjunct.resources.times import to_microseconds
 from dagster_adjunct.resources.validation import validated
 

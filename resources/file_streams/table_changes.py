@@ -37,11 +37,10 @@ from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.streams.declaration import build_declaration, check_same_declaration
 from dagster_adjunct.resources.streams.system import (
     StreamInfo,
     SystemStreamPartition,
-    build_declaration,
-    check_same_declaration,
     register_system,
 )
 from dagster_adjunct.resources.table_snapshots.delta import DeltaVersions

@@ -27,7 +27,7 @@ from dagster_adjunct.resources.file_streams.table_columns import (
 from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
-from dagster_adjunct.resources.streams.system import check_same_declaration
+from dagster_adjunct.resources.streams.declaration import check_same_declaration
 from dagster_adjunct.resources.threads import map_in_threads
 
 OnDelete = Literal["fail", "ignore"]
