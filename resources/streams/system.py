@@ -821,10 +821,12 @@ def check_places(stream: str, places: pa.Table, records: pa.Table) -> pa.Table:
     """
     if records.num_rows == places.num_rows:
         return records
-    there = {*zip(*(records.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)}
+    partitions = records.column(PARTITION).to_pylist()
+    found = set(zip(partitions, records.column(OFFSET).to_pylist(), strict=True))
     for place in places.to_pylist():
-        partition, offset = place[PARTITION], place[OFFSET]
-        if (partition, offset) not in there:
+        partition = place[PARTITION]
+        offset = place[OFFSET]
+        if (partition, offset) not in found:
             break
     problem = f"{stream}.{partition} has no record at offset {offset}."
     step = "Name offsets of records, each once, as find_records returns them."
