@@ -51,7 +51,7 @@ from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, StoredNames
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 _NO_BOOTSTRAP = Bootstrap(
     state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC)
@@ -446,12 +446,7 @@ def next_ranges(advance: Advance) -> NextRanges:
     lag = sum(lags.values())
     chunk = advance.spec.following.chunk
     while True:
-        spans = {}
-        for ssp, unread in lags.items():
-            if unread:
-                share = -(-unread * min(chunk, lag) // lag)  # rounded up
-                spans[ssp] = (starts[ssp], system.advance(ssp, starts[ssp], share))
-        ranges: Ranges = spans
+        ranges = _divide_chunk(system, starts, lags, chunk)
         if are_whole and ranges:
             context = advance.context
             ranges = limit_to_complete_transactions(
@@ -461,6 +456,19 @@ def next_ranges(advance: Advance) -> NextRanges:
         if ranges or are_last:
             return NextRanges(ranges, are_last)
         chunk *= 4
+
+
+def _divide_chunk(
+    system: StreamSystem, starts: Offsets, lags: Mapping[SystemStreamPartition, int], chunk: int
+) -> Ranges:
+    """Return the ranges of a chunk of offsets, divided in proportion to the unread ones."""
+    lag = sum(lags.values())
+    ranges = {}
+    for ssp, unread in lags.items():
+        if unread:
+            share = -(-unread * min(chunk, lag) // lag)  # rounded up
+            ranges[ssp] = (starts[ssp], system.advance(ssp, starts[ssp], share))
+    return ranges
 
 
 def reaches_target(advance: Advance, ranges: Ranges) -> bool:

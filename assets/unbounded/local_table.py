@@ -231,14 +231,11 @@ def undo_batch(
         else:
             return None
         last = manifest.written
-        if last is not None and last.batch > batch:
+        if last is not None and _is_past(last, batch):
             return manifest.served_id
-        if last is not None and last.batch == batch:
-            if last.undone:
-                return manifest.served_id
-            if last.before != manifest.served_id:
-                before = _find_version_before(log, manifest, last, declared, attempt)
-                manifest = _serve_again(manifest, before.after(**made, counters={}))
+        if last is not None and last.batch == batch and last.before != manifest.served_id:
+            before = _find_version_before(log, manifest, last, declared, attempt)
+            manifest = _serve_again(manifest, before.after(**made, counters={}))
         reason = f"batch {batch} of application {application} was abandoned"
         undone = manifest.after(
             written=Written(application=application, batch=batch, undone=True),
@@ -248,6 +245,11 @@ def undo_batch(
         return undone.served_id
 
     return retry_conflicts(lambda: undo)
+
+
+def _is_past(last: Written, batch: int) -> bool:
+    """Return whether a later batch was the last to write the table, or this one was undone."""
+    return last.batch > batch or (last.batch == batch and last.undone)
 
 
 def change_owner(

@@ -504,16 +504,10 @@ def _plan_maintenance(
         if waiting == state.index.dropped:
             return _Plan(None)
         return _Plan(state.with_index(dropped=waiting))
-    # By the id of each segment that leaves the index: the one that takes its place, if any.
-    replaced_by: dict[int, Segment | None] = {segment.id: None for segment in segments[:expired]}
-    for number, merge in enumerate(used, state.index.next_segment):
-        replaced_by |= {segment.id: None for segment in merge.run}
-        replaced_by[merge.run[0].id] = merge.into.model_copy(update={"id": number})
+    replaced_by = _list_replacements(segments[:expired], used, state.index.next_segment)
     after = manifest.rebuild_index(state, _replace_segments(leaves, replaced_by), pages)
-    removed = []
-    for segment in segments:
-        if segment.id in replaced_by and segment.files:
-            removed.append(segment.folder(pages.prefix))
+    gone = [segment for segment in segments if segment.id in replaced_by and segment.files]
+    removed = [segment.folder(pages.prefix) for segment in gone]
     pages_before = manifest.list_page_keys(state, pages)
     removed += sorted(pages_before - manifest.list_page_keys(after, pages))
     dropped = [DroppedKey(key, now_ms) for key in removed]
@@ -521,6 +515,19 @@ def _plan_maintenance(
         next_segment=state.index.next_segment + len(used), dropped=(*waiting, *dropped)
     )
     return _Plan(after, tuple(segments[:expired]), tuple(used))
+
+
+def _list_replacements(
+    expired: Iterable[Segment], merges: Iterable[_Merge], next_segment: int
+) -> dict[int, Segment | None]:
+    """Return what takes the place of each segment that leaves the index, by its id; None for
+    nothing.
+    """
+    replaced_by: dict[int, Segment | None] = {segment.id: None for segment in expired}
+    for number, merge in enumerate(merges, next_segment):
+        replaced_by |= {segment.id: None for segment in merge.run}
+        replaced_by[merge.run[0].id] = merge.into.model_copy(update={"id": number})
+    return replaced_by
 
 
 def _drop_indexes(plan: _Plan, state: StreamState, pages: StreamFiles, now_ms: int) -> _Plan:
