@@ -6,6 +6,9 @@ from dagster_adjunct.orchestration.operators.event_times import ARRIVAL as ARRIV
 from dagster_adjunct.resources.bucketing.hashing import records_checksum as records_checksum
 from dagster_adjunct.resources.schemas.column_changes import ColumnChanges as ColumnChanges
 from dagster_adjunct.resources.schemas.paths import value_of as value_of
+from dagster_adjunct.resources.streams.append_checks import (
+    stale_sequence_error as stale_sequence_error,
+)
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy as CompactionPolicy
 from dagster_adjunct.resources.streams.lake.manifest import Retention as Retention
 from dagster_adjunct.resources.streams.lake.streams import open_system as open_system
@@ -25,4 +28,3 @@ from dagster_adjunct.resources.streams.system import StreamSystem as StreamSyste
 from dagster_adjunct.resources.streams.system import StreamWriter as StreamWriter
 from dagster_adjunct.resources.streams.system import check_range as check_range
 from dagster_adjunct.resources.streams.system import register_system as register_system
-from dagster_adjunct.resources.streams.system import stale_sequence_error as stale_sequence_error

@@ -27,9 +27,9 @@ from dagster_adjunct.resources.files.tree import ListedFile, LocalTree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.paths import split_path
+from dagster_adjunct.resources.streams.declaration import StreamDeclaration
 from dagster_adjunct.resources.streams.lake.append import FILE_PRODUCER
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import StreamDeclaration
 
 PART = 500_000
 _FORMATS: dict[str, FileFormat] = {

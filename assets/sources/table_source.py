@@ -29,7 +29,7 @@ from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import read_in_tasks
 from dagster_adjunct.resources.streams.system import META
-from dagster_adjunct.resources.table_snapshots.iceberg import IcebergSnapshots
+from dagster_adjunct.resources.table_snapshots.iceberg import IcebergSnapshots, TaggedStates
 from dagster_adjunct.resources.table_snapshots.table import (
     StateScan,
     TableHistory,
@@ -91,7 +91,7 @@ class TableStateVersions(VersionSource):
         self._partition = partition
         self._table: VersionedTable = source.open()
         self._history: TableHistory | None = None
-        self._tags: tuple[str, dict[str, TableState]] | None = None
+        self._tags: TaggedStates | None = None
         self._given: set[str] = set()
         self._scans: dict[str, StateScan] = {}
 
@@ -213,7 +213,8 @@ class TableStateVersions(VersionSource):
         assert isinstance(self._table, IcebergSnapshots)
         if self._tags is None:
             self._tags = self._table.tags(pattern)
-        identity, tags = self._tags
+        identity = self._tags.identity
+        tags = self._tags.states
         last = _last_facts(manifest)
         notes: tuple[str, ...] = ()
         if last is not None and last.contents != identity:
@@ -260,7 +261,8 @@ class TableStateVersions(VersionSource):
     def _requested_tag(self, manifest: BoundedManifest, name: str) -> Delivery | Awaiting:
         """Return the version of the tag that is requested, unless it was delivered as it is now."""
         assert self._tags is not None
-        identity, tags = self._tags
+        identity = self._tags.identity
+        tags = self._tags.states
         if name not in tags:
             missing = f"the tag {name} of the {self._table.describe()}"
             return Awaiting(name, (missing,), files=missing)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from uuid import uuid4
 
 from dagster_adjunct.assets.declaration.change_formats import ORDER, PROBLEM
@@ -147,15 +147,16 @@ def load_snapshot(
             ) as rows,
             renew_attempt(context.lake, spec.name, attempt.id, context.by),
         ):
-            placed, samples = _with_positions(source, rows)
-            placed = placed.withColumn(TOMBSTONE, F.lit(False))
+            positioned = _with_positions(source, rows)
+            placed = positioned.rows.withColumn(TOMBSTONE, F.lit(False))
             if source.stores_partitions:  # a change of any partition is newer than the snapshot
                 placed = placed.withColumn(PARTITION, F.lit(None).cast("int"))
             if source.merges_columns:
                 placed = placed.withColumn(SET_AT, F.lit(None).cast("string"))
             layout = commit.table_layout(source, names)
             rules = list_row_rules(spec, source.schema)
-            placed, read_findings = check_snapshot_rows(placed, spec, rules)
+            checked = check_snapshot_rows(placed, spec, rules)
+            placed = checked.rows
             if spec.over_time:
                 placed = placed.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
             generation, counters = write_generation(
@@ -179,11 +180,18 @@ def load_snapshot(
             "Remove the duplicates from the snapshot, or declare a key that is unique.",
             dataset=spec.name,
         )
-    return _LoadedSnapshot(generation, start, samples, read_findings())
+    return _LoadedSnapshot(generation, start, positioned.samples, checked.read_findings())
 
 
-def _with_positions(source: OpenedChanges, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
-    """Return the snapshot's rows with `__position`, and the first values of the ordering columns.
+class _PositionedRows(NamedTuple):
+    """Rows with `__position`, and the first values of the ordering columns, None without any."""
+
+    rows: DataFrame
+    samples: Samples | None
+
+
+def _with_positions(source: OpenedChanges, rows: DataFrame) -> _PositionedRows:
+    """Return the snapshot's rows with `__position`.
 
     A row's position is made from its ordering columns. Without these in the rows it is below those
     of all changes, and there are no first values (None).
@@ -192,7 +200,7 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> tuple[DataFrame, 
     schema = with_read_paths(source.spec, source.schema)
     lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
     if not order or not set(order) <= set(schema.names):
-        return rows.withColumn(POSITION, lowest), None
+        return _PositionedRows(rows.withColumn(POSITION, lowest), None)
     read = list_read_paths(schema, source.schema)
     rows = add_read_paths(rows, read)
     rows = rows.withColumns(
@@ -211,10 +219,9 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> tuple[DataFrame, 
         samples = seen.values
     placed = add_order(source.spec, rows, schema, samples)
     placed = placed.drop(TIMESTAMP, OFFSET, PARTITION, *read)
-    return (
-        placed.withColumn(POSITION, F.coalesce(F.col(ORDER), lowest)).drop(ORDER, PROBLEM),
-        samples,
-    )
+    position = F.coalesce(F.col(ORDER), lowest)
+    placed = placed.withColumn(POSITION, position).drop(ORDER, PROBLEM)
+    return _PositionedRows(placed, samples)
 
 
 def _snapshot_valid_from(
@@ -337,9 +344,9 @@ def snapshot_frame(
     with record_build(log.lake, log.name, attempt.id, by):
         try:
             rows = _stage_tables(log.lake, folder, snapshot.rows, spark)
-            yield cast_to_schema(
-                spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what
-            )
+            if rows is None:
+                rows = spark.createDataFrame([], schema.ddl())
+            yield cast_to_schema(rows, schema, what)
         finally:
             with suppress(AdjunctError):  # a later discard deletes what is left
                 log.lake.store.delete_many([item.key for item in log.lake.store.list(f"{folder}/")])
@@ -376,6 +383,7 @@ def _stage_tables(
 
 
 def _upload_part(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> int:
+    """Upload a staged file as the part `number` of a folder; return the number of the next one."""
     with staged_file_errors(lake.store, path, _SNAPSHOT):
         writer.close()
     lake.store.upload(path, f"{folder}/rows-{number:05d}.parquet")
@@ -398,7 +406,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
     attempt = advance.log.attempt()
     number = first.next_generation
     running = decision.action == "bootstrap"
-    used = 0
+    used = 0  # of the numbers of generations
     building = tuple[Generation, ...]()
     samples = None
     names = rebuilt_names(snapshot.spec, first.version, source.schema)
@@ -556,14 +564,14 @@ def mask_version(advance: Advance) -> None:
     advance took. If it can't be made, the stage's detail says why; readers then merge the version
     without it.
     """
-    sealed = advance.manifest.version
-    if (
-        advance.sealed
-        and sealed is not None
-        and is_mask_due(sealed, sum(advance.stages.seconds.values()))
-    ):
+    version = advance.manifest.version
+    if version is None or not advance.sealed:
+        return
+    took = sum(advance.stages.seconds.values())
+    if is_mask_due(version, took):
         with advance.stages("mask") as stage:
-            stage.detail = try_to_write_mask(advance.context.lake.store, advance.spec.name, sealed)
+            store = advance.context.lake.store
+            stage.detail = try_to_write_mask(store, advance.spec.name, version)
 
 
 def _commit_repartitioned(advance: Advance) -> Advance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.sources.entries import Ranges
@@ -31,7 +31,9 @@ class MeasuredTimes:
     @property
     def all_late(self) -> int:
         """How many changes came after the newest watermark had passed their time."""
-        return self.late[-1] if self.late else 0
+        if not self.late:
+            return 0
+        return self.late[-1]
 
 
 NO_TIMES = MeasuredTimes()
@@ -46,23 +48,30 @@ def list_partitions_read(system: StreamSystem, ranges: Ranges) -> list[str]:
     return read
 
 
+class TimedChanges(NamedTuple):
+    """Changes, and a function that returns their times once they are written."""
+
+    changes: DataFrame | pa.Table
+    read_times: Callable[[], MeasuredTimes]
+
+
 def observe_times(
     changes: DataFrame | pa.Table, spec: UnboundedDataset, manifest: UnboundedManifest
-) -> tuple[DataFrame | pa.Table, Callable[[], MeasuredTimes]]:
-    """Return the same changes, and a function that returns their times once they are written.
-
-    It measures nothing for a dataset without a watermark.
-    """
+) -> TimedChanges:
+    """Return the same changes, with their times if the dataset has a watermark."""
     if not spec.has_watermark:
-        return changes, MeasuredTimes
+        return TimedChanges(changes, MeasuredTimes)
     marks = [to_microseconds(mark.until) for mark in passed_marks(spec, manifest)]
     if isinstance(changes, pa.Table):
         measured = _measure(changes, spec.input, marks)
-        return changes, lambda: measured
+        return TimedChanges(changes, lambda: measured)
     return _observe(changes, tuple(manifest.offsets), marks)
 
 
 def _measure(changes: pa.Table, stream: str, marks: Sequence[int]) -> MeasuredTimes:
+    """Return the times of the changes in a table; `marks` are the watermarks that have passed, in
+    microseconds.
+    """
     micros = changes.column(VALID_FROM).cast("int64")
     times = pa.table({"partition": changes.column(PARTITION), "time": micros})
     newest = {}
@@ -73,9 +82,8 @@ def _measure(changes: pa.Table, stream: str, marks: Sequence[int]) -> MeasuredTi
     return MeasuredTimes(newest, late)
 
 
-def _observe(
-    changes: DataFrame, partitions: Sequence[str], marks: Sequence[int]
-) -> tuple[DataFrame, Callable[[], MeasuredTimes]]:
+def _observe(changes: DataFrame, partitions: Sequence[str], marks: Sequence[int]) -> TimedChanges:
+    """Return the changes of a frame, whose times Spark observes while they are written."""
     from pyspark.sql import Observation
 
     micros = F.unix_micros(VALID_FROM)
@@ -91,4 +99,4 @@ def _observe(
         newest = {name: time for name, time in found.items() if time is not None}
         return MeasuredTimes(newest, late)
 
-    return changes.observe(observed, *metrics), read
+    return TimedChanges(changes.observe(observed, *metrics), read)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM, ArrowChangeFormat
 from dagster_adjunct.assets.declaration.change_values import Samples
@@ -52,13 +52,18 @@ from dagster_adjunct.assets.unbounded.change_times import (
     observe_times,
 )
 from dagster_adjunct.assets.unbounded.commit import Advance
-from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
+from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, SetAsideChange
 from dagster_adjunct.assets.unbounded.dead_letters import (
     build_dead_letters,
     dead_letter_producer,
     send_dead_letters,
 )
-from dagster_adjunct.assets.unbounded.ignored_changes import count_ignored, find_older_changes
+from dagster_adjunct.assets.unbounded.ignored_changes import (
+    NOTHING_IGNORED,
+    IgnoredChanges,
+    count_ignored,
+    find_older_changes,
+)
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
 from dagster_adjunct.assets.unbounded.row_rules import (
     Findings,
@@ -152,41 +157,51 @@ def read_changes(
     return decoding.decode_changes(source, source.read(spark(), ranges), positions_from, samples)
 
 
-def drop_late(
-    changes: DataFrame | pa.Table, horizon: int, *, set_aside: bool
-) -> tuple[DataFrame | pa.Table, Callable[[], int] | None]:
-    """Return the changes without late ones, and a function that counts these once the changes are
-    written.
+class KeptChanges(NamedTuple):
+    """Changes without late ones, and a function that counts the late ones once the changes are
+    written; None if late changes are kept, with a problem.
+    """
+
+    changes: DataFrame | pa.Table
+    count_late: Callable[[], int] | None
+
+
+def drop_late(changes: DataFrame | pa.Table, horizon: int, *, set_aside: bool) -> KeptChanges:
+    """Return the changes without late ones; with `set_aside`, these stay and get a problem.
 
     A change is late at or below the horizon, a position, or with history a time in microseconds: it
-    may be older than a deletion that is no longer stored, so it can't be applied. With `set_aside`,
-    late changes stay and get a problem instead, and there is no function (None).
+    may be older than a deletion that is no longer stored, so it can't be applied.
     """
     if isinstance(changes, pa.Table):
-        over_time = VALID_FROM in changes.column_names
-        places = changes.column(VALID_FROM).cast("int64") if over_time else changes.column(POSITION)
-        late = pc.fill_null(pc.less_equal(places, horizon), False)
-        if set_aside:
-            known = decoding.late_change_reason(horizon, over_time)
-            reasons = pc.if_else(late, known, pa.scalar(None, pa.string()))
-            return decoding.add_problems(changes, reasons.to_pylist()), None
-        count = int(pc.sum(late).as_py() or 0)
-        kept = pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))
-        return changes.filter(kept), lambda: count
+        return _drop_late_in_table(changes, horizon, set_aside=set_aside)
     from pyspark.sql import Observation
 
     over_time = VALID_FROM in changes.columns
-    places = F.unix_micros(VALID_FROM) if over_time else F.col(POSITION)
+    place = F.unix_micros(VALID_FROM) if over_time else F.col(POSITION)
     # A row without a time gets a problem of its own.
-    late = F.coalesce(places <= F.lit(horizon), F.lit(False))
+    is_late = F.coalesce(place <= F.lit(horizon), F.lit(False))
     if set_aside:
         reason = F.lit(decoding.late_change_reason(horizon, over_time))
-        return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, reason))), None
+        problem = F.coalesce(F.col(PROBLEM), F.when(is_late, reason))
+        return KeptChanges(changes.withColumn(PROBLEM, problem), None)
     observed = Observation()
-    counted = changes.observe(
-        observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late")
-    )
-    return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])
+    late = F.coalesce(F.sum(is_late.cast("long")), F.lit(0)).alias("late")
+    kept = changes.observe(observed, late).where(~is_late | F.col(PROBLEM).isNotNull())
+    return KeptChanges(kept, lambda: int(observed.get["late"]))
+
+
+def _drop_late_in_table(changes: pa.Table, horizon: int, *, set_aside: bool) -> KeptChanges:
+    """Return the changes of a table as `drop_late` does."""
+    over_time = VALID_FROM in changes.column_names
+    places = changes.column(VALID_FROM).cast("int64") if over_time else changes.column(POSITION)
+    is_late = pc.fill_null(pc.less_equal(places, horizon), False)
+    if set_aside:
+        reason = decoding.late_change_reason(horizon, over_time)
+        reasons = pc.if_else(is_late, reason, pa.scalar(None, pa.string()))
+        return KeptChanges(decoding.add_problems(changes, reasons.to_pylist()), None)
+    count = int(pc.sum(is_late).as_py() or 0)
+    is_kept = pc.or_(pc.invert(is_late), pc.is_valid(changes.column(PROBLEM)))
+    return KeptChanges(changes.filter(is_kept), lambda: count)
 
 
 def select_applicable(
@@ -200,12 +215,13 @@ def select_applicable(
     if isinstance(changes, pa.Table):
         bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
         if bad.num_rows and not set_aside:
-            place = bad.select([OFFSET, PARTITION, PROBLEM]).slice(0, 1).to_pylist()[0]
-            raise decoding.bad_change_error(dataset, *place.values())
+            (first,) = bad.select([OFFSET, PARTITION, PROBLEM]).slice(0, 1).to_pylist()
+            raise decoding.bad_change_error(
+                dataset, first[OFFSET], first[PARTITION], first[PROBLEM]
+            )
         good = changes.filter(pc.is_null(changes.column(PROBLEM)))
-        return good.select(
-            [name for name in good.column_names if name not in (PROBLEM, decoding.RAW)]
-        )
+        names = [name for name in good.column_names if name not in (PROBLEM, decoding.RAW)]
+        return good.select(names)
     if not set_aside:
         return decoding.fail_on_problems(changes, dataset)
     return changes.where(F.col(PROBLEM).isNull()).drop(PROBLEM, decoding.RAW)
@@ -297,12 +313,15 @@ def _find_latest_gap(advance: Advance) -> int | None:
     """
     manifest = advance.manifest
     version = manifest.version
-    gaps = [manifest.horizon]
+    gaps = []
+    if manifest.horizon is not None:
+        gaps.append(manifest.horizon)
     is_merged = advance.spec.over_time and advance.spec.following.merges_columns
     if is_merged and version is not None and version.history is not None:
         pruned = version.history.pruned
-        gaps.append(None if pruned is None else pruned - 1)
-    return max((gap for gap in gaps if gap is not None), default=None)
+        if pruned is not None:
+            gaps.append(pruned - 1)
+    return max(gaps, default=None)
 
 
 def _plan_completion(
@@ -313,8 +332,10 @@ def _plan_completion(
     by_offset = spec.following.order is None
     layout = commit.table_layout(advance.source, advance.names)
     ties = find_tie_rule(advance.source, layout)
-    places_rows = again and (by_offset or replaced_from is not None)
-    if ties is None and not spec.following.reads_rows and not places_rows:
+    has_place = by_offset or replaced_from is not None
+    places_rows = again and has_place
+    reads_rows = ties is not None or spec.following.reads_rows or places_rows
+    if not reads_rows:
         return None
     return RowCompletion(
         dataset=spec.name,
@@ -330,28 +351,30 @@ def _plan_completion(
 
 
 class _ChangeWriter:
-    """Writes files, and takes incomplete and late changes out of their stats, and the numbers of
-    rows that only inherit (`carried`) or are `held`.
-
-    Stats and footers are stored in manifests, where these changes don't belong.
+    """Writes files, and moves from their stats to itself what manifests, which store stats and
+    footers, should not have: the incomplete changes, and the numbers of late changes and of rows
+    that only inherit (`carried`) or are `held`.
     """
 
     def __init__(self, write: GenerationWriter) -> None:
         self._write = write
-        self.incomplete: list[tuple[int, int, str]] = []
-        self.late = self.carried = self.held = 0
+        self.incomplete: list[SetAsideChange] = []
+        self.late = 0
+        self.carried = 0
+        self.held = 0
 
     def __call__(self, *rows_and_place: Any, **how: Any) -> list[BucketFile]:
         return list(map(self._take_stats, self._write(*rows_and_place, **how)))
 
     def _take_stats(self, file: BucketFile) -> BucketFile:
+        """Return a written file without these stats, after adding them to those of the writer."""
         stats = dict(file.stats)
         self.late += stats.pop("late", 0)
         self.carried += stats.pop("carried", 0)
         self.held += stats.pop("held", 0)
         if "incomplete" not in stats:
             return replace(file, stats=stats)
-        self.incomplete += map(tuple, stats.pop("incomplete"))
+        self.incomplete += [SetAsideChange(*change) for change in stats.pop("incomplete")]
         return replace(file, stats=stats, footer=None)  # the footer has the same list
 
 
@@ -373,12 +396,14 @@ def _write_changes(
     ahead = {ssp: (offset, advance.ends[ssp]) for ssp, offset in reached.items()}
     samples = find_order_samples(source, chunk.ranges, spark, manifest.first_ordered, ahead)
     changes = read_changes(source, chunk.ranges, spark, samples, manifest.positions_from)
-    changes, measure_times = observe_times(changes, spec, manifest)
+    timed = observe_times(changes, spec, manifest)
+    changes = timed.changes
     count_late = None
     if plan.late_from is not None:
         changes, count_late = drop_late(changes, plan.late_from, set_aside=set_aside)
     rules = list_row_rules(spec, source.schema)
-    changes, read_findings = check_rows(changes, spec, rules, source.schema)
+    checked = check_rows(changes, spec, rules, source.schema)
+    changes = checked.rows
     writer = _ChangeWriter(ARROW if spark is IN_PROCESS else SPARK)
     generation, counters = write_generation(
         advance.context.lake.store,
@@ -401,16 +426,22 @@ def _write_changes(
     if set_aside:
         letters = build_dead_letters(changes, spec, writer.incomplete)
     if letters is not None:
-        advance, sent = _set_aside(advance, chunk, letters, sorted(writer.incomplete), generation)
-        counters["quarantined"] = sent
+        sent = _set_aside(advance, chunk, letters, sorted(writer.incomplete), generation)
+        advance = sent.advance
+        counters["quarantined"] = sent.letters
     if count_late is not None:
         counters["late"] = count_late()
     elif plan.replaced_from is not None and not set_aside:
         counters["late"] = writer.late
-    return _WrittenChanges(advance, generation, counters, samples, measure_times(), read_findings())
+    return _WrittenChanges(
+        advance, generation, counters, samples, timed.read_times(), checked.read_findings()
+    )
 
 
 def _forgotten_deletions_error(dataset: str, late: int, horizon: int | None) -> DatasetError:
+    """Return the error for changes that a rewind can't apply again: whether their keys were deleted
+    is no longer known.
+    """
     return DatasetError(
         f"dataset {dataset!r}: {late:,} of the changes can't be applied again, because"
         " the dataset has no entries with their keys. The keys may have been deleted:"
@@ -422,20 +453,27 @@ def _forgotten_deletions_error(dataset: str, late: int, horizon: int | None) -> 
     )
 
 
+class _SentLetters(NamedTuple):
+    """The advance after the commit before dead letters, and how many of these were sent."""
+
+    advance: Advance
+    letters: int
+
+
 def _set_aside(
     advance: Advance,
     chunk: _Chunk,
     letters: DataFrame | pa.Table,
-    incomplete: Sequence[tuple[int, int, str]],
+    incomplete: Sequence[SetAsideChange],
     generation: Generation,
-) -> tuple[Advance, int]:
-    """Send the dead letters of the chunk, whose ranges are committed before; return their number.
+) -> _SentLetters:
+    """Commit the ranges of the chunk, then send its dead letters.
 
     If another writer commits first, the generation that was written is dropped.
     """
     try:
         advance = _commit_before_letters(advance, chunk)
-        return advance, _send_letters(advance, chunk, letters, incomplete)
+        return _SentLetters(advance, _send_letters(advance, chunk, letters, incomplete))
     except CommitConflictError:
         advance.log.drop(generation)
         raise
@@ -454,10 +492,10 @@ def _commit_before_letters(advance: Advance, chunk: _Chunk) -> Advance:
 
 
 def _send_letters(
-    advance: Advance, chunk: _Chunk, letters: Any, incomplete: Sequence[tuple[int, int, str]]
+    advance: Advance, chunk: _Chunk, letters: Any, incomplete: Sequence[SetAsideChange]
 ) -> int:
     """Send the dead letters of the chunk once; return their number."""
-    identity: tuple[object, ...] = tuple(incomplete)
+    identity: tuple[object, ...] = tuple(map(tuple, incomplete))
     if chunk.rewinding is not None:
         identity = (*chunk.rewinding.identity, *identity)
     distance = advance.source.system.distance
@@ -480,47 +518,55 @@ def target_generations(advance: Advance) -> tuple[Generation, ...]:
     return advance.manifest.served_generations
 
 
-def _report_bootstrap(advance: Advance, seconds: float, done: int) -> None:
-    at = bootstrap_progress(advance.context.systems, advance.manifest, advance.context.now())
-    advance.stages.report_progress("bootstrap", seconds, at.describe(seconds, done))
-
-
-def apply_changes(advance: Advance) -> tuple[Advance, Action]:
-    """Apply the changes since the last commit, one commit a chunk; return the advance and the
-    action taken.
+def _report_bootstrap(advance: Advance, seconds: float, records: int) -> None:
+    """Report how far the bootstrap is. `records` were read in these seconds; with 0, the time left
+    is not estimated.
     """
+    progress = bootstrap_progress(advance.context.systems, advance.manifest, advance.context.now())
+    advance.stages.report_progress("bootstrap", seconds, progress.describe(seconds, records))
+
+
+class AppliedChanges(NamedTuple):
+    """The advance after changes were applied, and the action taken."""
+
+    advance: Advance
+    action: Action
+
+
+def apply_changes(advance: Advance) -> AppliedChanges:
+    """Apply the changes since the last commit, one commit a chunk."""
     if advance.running:
         return _continue_bootstrap(advance)
     action: Action = "up-to-date"
-    last = False
-    while not last:
-        ranges, last = commit.next_ranges(advance)
+    is_last = False
+    while not is_last:
+        ranges, is_last = commit.next_ranges(advance)
         if ranges:
-            advance, _ = apply_ranges(_warn_of_first(advance, ranges), ranges)
+            advance = apply_ranges(_warn_of_first(advance, ranges), ranges).advance
             action = "applied"
-    return advance, action
+    return AppliedChanges(advance, action)
 
 
-def _continue_bootstrap(advance: Advance) -> tuple[Advance, Action]:
+def _continue_bootstrap(advance: Advance) -> AppliedChanges:
     """Apply the changes up to the bootstrap's target.
 
     The next advance applies what came after it began, so that readers need not wait.
     """
     began = time.monotonic()
-    done = 0
-    last = reached = False
-    while not last:
-        ranges, last = commit.next_ranges(advance)
-        reached = last and commit.reaches_target(advance, ranges)
-        if ranges or reached:
-            advance, records = apply_ranges(
-                _warn_of_first(advance, ranges), ranges, reached=reached
-            )
-            done += records
-            if reached:
-                done = 0  # no estimate of the time left
-            _report_bootstrap(advance, time.monotonic() - began, done)
-    return advance, "bootstrapped" if reached else "waiting"
+    records = 0
+    is_last = False
+    reached = False
+    while not is_last:
+        ranges, is_last = commit.next_ranges(advance)
+        reached = is_last and commit.reaches_target(advance, ranges)
+        if not ranges and not reached:
+            continue
+        applied = apply_ranges(_warn_of_first(advance, ranges), ranges, reached=reached)
+        advance = applied.advance
+        records += applied.records
+        seconds = time.monotonic() - began
+        _report_bootstrap(advance, seconds, 0 if reached else records)
+    return AppliedChanges(advance, "bootstrapped" if reached else "waiting")
 
 
 def _warn_of_first(advance: Advance, ranges: Ranges) -> Advance:
@@ -538,9 +584,8 @@ def apply_ranges(
     *,
     reached: bool = False,
     rewinding: ActiveRewind | None = None,
-) -> tuple[Advance, int]:
-    """Read the changes in these ranges and commit them; return the advance and the number of
-    records.
+) -> _AppliedRanges:
+    """Read the changes in these ranges and commit them.
 
     `reached` says that with them a bootstrap has reached its target; `rewinding` is the rewind that
     applies them again.
@@ -584,16 +629,22 @@ def apply_ranges(
     findings = advance.findings
     if written.findings:
         findings = add_findings(findings, written.findings)
-    return replace(advance, counters=counters, findings=findings), records
+    advance = replace(advance, counters=counters, findings=findings)
+    return _AppliedRanges(advance, records)
+
+
+class _AppliedRanges(NamedTuple):
+    """The advance after ranges were applied, and the number of their records."""
+
+    advance: Advance
+    records: int
 
 
 def _build_chunk(advance: Advance, chunk: _Chunk, records: int) -> _WrittenChanges:
     """Write the chunk's changes, made from this number of records, and count them."""
     # With history, or in a rewind, stored rows are read too, so the number of rows is unknown.
-    alone = not advance.spec.over_time and chunk.rewinding is None
-    rows = None
-    if alone:
-        rows = records
+    reads_stored = advance.spec.over_time or chunk.rewinding is not None
+    rows = None if reads_stored else records
     spark = advance.context.spark_for(rows, list_change_spark_needs(advance.source))
     try:
         with interpret_small_plans(spark, rows):
@@ -607,19 +658,18 @@ def _build_chunk(advance: Advance, chunk: _Chunk, records: int) -> _WrittenChang
         counters["late_changes"] = written.times.all_late
     counters["deleted"] += count_deletions(written.generation) - counters.get("held", 0)
     if not advance.running:
-        ignored = deletions = 0
+        ignored = NOTHING_IGNORED
         if chunk.rewinding is None:
-            ignored, deletions = _count_ignored(written.advance, written.generation)
-        counters["superseded"] += ignored
-        counters["deleted"] -= deletions
-        changed = written.generation.rows - ignored - counters.get("carried", 0)
+            ignored = _count_ignored(written.advance, written.generation)
+        counters["superseded"] += ignored.changes
+        counters["deleted"] -= ignored.deletions
+        changed = written.generation.rows - ignored.changes - counters.get("carried", 0)
         counters = {"changes": changed, **counters}
     return replace(written, counters={"read": records, **counters})
 
 
-def _count_ignored(advance: Advance, generation: Generation) -> tuple[int, int]:
-    """Return how many of the generation's changes are older than the stored ones of their keys; of
-    these, deletions.
+def _count_ignored(advance: Advance, generation: Generation) -> IgnoredChanges:
+    """Return how many of the generation's changes are older than the stored ones of their keys.
 
     By offset, streamed changes are never older, so none are looked for. With history, older changes
     correct the past. Where columns are merged, older changes were left out before.
@@ -627,11 +677,11 @@ def _count_ignored(advance: Advance, generation: Generation) -> tuple[int, int]:
     spec = advance.spec
     lake = advance.context.lake
     if spec.following.order_by is None or spec.over_time or spec.following.merges_columns:
-        return 0, 0
+        return NOTHING_IGNORED
     stored = target_generations(advance)
     older = find_older_changes(lake.store, f"dataset {spec.name!r}", stored, generation)
     if not older:
-        return 0, 0
+        return NOTHING_IGNORED
     holder = f"advance by {advance.context.by}"
     with lease_served(lake, spec.name, advance.manifest.version, holder=holder):
         return count_ignored(older, spec.key)
@@ -675,9 +725,9 @@ def _manifest_with_changes(
         return _manifest_with_chunk(chunk, written, advance, after)
     if not generation.files:
         return after
-    generations = (*(before for before in target_generations(advance) if before.files), generation)
+    before = [stored for stored in target_generations(advance) if stored.files]
     return commit.manifest_with_version(
-        advance, after, chunk.attempt, generations, written.counters
+        advance, after, chunk.attempt, (*before, generation), written.counters
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.generation import Runtime, count_deletions
@@ -51,7 +51,7 @@ from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, StoredNames
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 _NO_BOOTSTRAP = Bootstrap(
     state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC)
@@ -174,24 +174,26 @@ def commit_with_retries(
     or has erased keys from whose rows our changes may have been completed.
     """
 
+    def attempt(seen: Advance) -> Advance:
+        return commit_manifest(seen, decide(seen), commit_id)
+
     def catch_up(seen: Advance) -> Advance | None:
+        """Return the advance over the current state, None if our changes no longer apply."""
         commit, current = advance.log.read()
-        fresh = None
-        if current is not None:
-            fresh = as_unbounded(current)
-        if fresh is None or not _has_same_progress(advance.manifest, fresh):
+        if current is None:
+            return None
+        fresh = as_unbounded(current)
+        if not _has_same_progress(advance.manifest, fresh):
             return None
         if advance.spec.following.reads_rows and _has_erased(advance):
             return None
         return replace(seen, commit=commit, manifest=fresh)
 
-    return commit_with_rebase(
-        advance, lambda seen: commit_manifest(seen, decide(seen), commit_id), catch_up
-    )
+    return commit_with_rebase(advance, attempt, catch_up)
 
 
 def _has_erased(advance: Advance) -> bool:
-    """Whether another writer has erased keys since the advance's commit."""
+    """Return whether another writer has erased keys since the advance's commit."""
     since = 0
     if advance.commit is not None:
         since = advance.commit.number
@@ -225,15 +227,20 @@ def confirm_caught_up(advance: Advance) -> Advance:
     That is needed only where something limits how old this knowledge may be: `effective_max_age`,
     or the time after which partitions are idle; and at most once in a tenth of that time.
     """
-    limit = effective_max_age(advance.source)
+    limits = []
+    max_age = effective_max_age(advance.source)
+    if max_age is not None:
+        limits.append(max_age)
     watermark = advance.spec.following.watermark
     if watermark is not None and watermark.idle_after is not None:
-        limit = min(limit or watermark.idle_after, watermark.idle_after)
-    confirmed = advance.manifest.confirmed_at
-    now = advance.snapshot.at
+        limits.append(watermark.idle_after)
+    if not limits:
+        return advance
     if advance.manifest.offsets != offsets_to_json(advance.ends):
         return advance  # changes of an unfinished transaction are waiting
-    if limit is None or (confirmed is not None and now - confirmed < limit / 10):
+    confirmed = advance.manifest.confirmed_at
+    now = advance.snapshot.at
+    if confirmed is not None and now - confirmed < min(limits) / 10:
         return advance
     try:
         return commit_fields(
@@ -254,8 +261,8 @@ def change_from_decision(decision: Decision) -> Change:
 
 
 def _has_same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:
-    """Whether no other writer has read further or started the table again, so that our changes
-    still apply.
+    """Return whether no other writer has read further or started the table again, so that our
+    changes still apply.
     """
     names = ("offsets", "bootstrap", "next_generation", "quarantining", "applied")
     if before.declaration.partitions != fresh.declaration.partitions:
@@ -306,15 +313,18 @@ def manifest_with_version(
     history = history_from_spec(advance.spec)
     before = manifest.version
     if history is not None and before is not None and before.history is not None:
-        kept = before.folders.intersection(generation.folder for generation in generations)
-        # Kept generations lack what was pruned.
-        history = history.after(pruned=before.history.pruned if kept else None)
+        pruned = None
+        if any(generation.folder in before.folders for generation in generations):
+            pruned = before.history.pruned  # generations that stay lack what was pruned
+        history = history.after(pruned=pruned)
+    if names is None:
+        names = advance.names
     start = manifest.bootstrap.start
     version = build_version(
         advance.spec,
         source.schema,
         generations,
-        names=advance.names if names is None else names,
+        names=names,
         **next_version(advance.commit, attempt, now),
         rows=count_entries(generations, over_time=history is not None),
         offsets={ssp: (start[ssp], end) for ssp, end in manifest.offsets.items()},
@@ -367,7 +377,9 @@ def table_layout(source: OpenedChanges, names: StoredNames) -> BucketLayout:
 
 def _describe_columns(names: Sequence[str] | None) -> str:
     """Return the history columns in words."""
-    return "all" if names is None else ", ".join(names)
+    if names is None:
+        return "all"
+    return ", ".join(names)
 
 
 def evolve_table(advance: Advance) -> Advance:
@@ -402,8 +414,15 @@ def evolve_table(advance: Advance) -> Advance:
     return commit_manifest(advance, after, attempt.id)
 
 
-def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
-    """Return the next ranges to read, about one chunk, and whether they are the last ones for now.
+class NextRanges(NamedTuple):
+    """The next ranges to read, about one chunk, and whether they are the last ones for now."""
+
+    ranges: Ranges
+    are_last: bool
+
+
+def next_ranges(advance: Advance) -> NextRanges:
+    """Return the next ranges to read.
 
     If an earlier run was sending the dead letters of some ranges, exactly these are returned. Where
     transactions are kept whole, the ranges end before the first incomplete one, and a chunk without
@@ -413,30 +432,38 @@ def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
     quarantining = advance.manifest.quarantining
     if quarantining is not None:
         begun = {SystemStreamPartition.parse(ssp): span for ssp, span in quarantining.items()}
-        return begun, reaches_target(advance, begun)
+        return NextRanges(begun, reaches_target(advance, begun))
     system = advance.source.system
     starts = offsets_by_partition(advance.manifest.offsets)
     are_whole = advance.spec.transactions is not None
-    ends = advance.target
-    if are_whole:
-        ends = advance.ends
+    ends = advance.ends if are_whole else advance.target
     lags = {ssp: max(system.distance(ssp, start, ends[ssp]), 0) for ssp, start in starts.items()}
     lag = sum(lags.values())
     chunk = advance.spec.following.chunk
     while True:
-        ranges: Ranges = {
-            ssp: (starts[ssp], system.advance(ssp, starts[ssp], -(-most * min(chunk, lag) // lag)))
-            for ssp, most in lags.items()
-            if most
-        }
+        ranges = _divide_chunk(system, starts, lags, chunk)
         if are_whole and ranges:
             context = advance.context
             ranges = limit_to_complete_transactions(
                 advance.spec, context.systems, context.spark(), advance.source, ranges
             )
-        if ranges or lag <= chunk:
-            return ranges, lag <= chunk
+        are_last = lag <= chunk
+        if ranges or are_last:
+            return NextRanges(ranges, are_last)
         chunk *= 4
+
+
+def _divide_chunk(
+    system: StreamSystem, starts: Offsets, lags: Mapping[SystemStreamPartition, int], chunk: int
+) -> Ranges:
+    """Return the ranges of a chunk of offsets, divided in proportion to the unread ones."""
+    lag = sum(lags.values())
+    ranges = {}
+    for ssp, unread in lags.items():
+        if unread:
+            share = -(-unread * min(chunk, lag) // lag)  # rounded up
+            ranges[ssp] = (starts[ssp], system.advance(ssp, starts[ssp], share))
+    return ranges
 
 
 def reaches_target(advance: Advance, ranges: Ranges) -> bool:

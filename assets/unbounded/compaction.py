@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
@@ -179,6 +179,16 @@ def _select_newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generat
     return deltas[-taken:]
 
 
+class BeforeAfter(NamedTuple):
+    """A number of what a compaction has merged, and that of what it has made."""
+
+    before: int
+    after: int
+
+
+_NOTHING = BeforeAfter(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class CompactionReport(Report):
     """What one compaction did.
@@ -196,9 +206,9 @@ class CompactionReport(Report):
     note: str
     level: Level | None = None
     version: str | None = None
-    generations: tuple[int, int] = (0, 0)
-    rows: tuple[int, int] = (0, 0)
-    bytes: tuple[int, int] = (0, 0)
+    generations: BeforeAfter = _NOTHING
+    rows: BeforeAfter = _NOTHING
+    bytes: BeforeAfter = _NOTHING
     counters: dict[str, int] = field(default_factory=dict)
     horizon: int | None = None
     seconds: float = 0.0
@@ -212,10 +222,13 @@ class CompactionReport(Report):
         """Return the outcome in one line, for logs."""
         if not self.changed:
             return f"dataset {self.dataset}: {self.note}"
+        generations = self.generations
+        rows = self.rows
+        size = self.bytes
         return (
             f"dataset {self.dataset}: {self.level} compaction, version {self.version};"
-            f" {self.generations[0]} -> {self.generations[1]} generations; {self.rows[0]:,} ->"
-            f" {self.rows[1]:,} rows; {self.bytes[0]:,} -> {self.bytes[1]:,} bytes;"
+            f" {generations.before} -> {generations.after} generations; {rows.before:,} ->"
+            f" {rows.after:,} rows; {size.before:,} -> {size.after:,} bytes;"
             f" {self.seconds:.2f} s ({self.note})"
         )
 
@@ -257,11 +270,8 @@ def read_generations(
         if layout.bucket_by:
             return rows
         return rows.coalesce(1)
-    tables = [
-        layout.arrow_schema()
-        .empty_table()
-        .append_column(GENERATION_COLUMN, pa.array([], pa.int32()))
-    ]
+    empty = layout.arrow_schema().empty_table()
+    tables = [empty.append_column(GENERATION_COLUMN, pa.array([], pa.int32()))]
     for generation in generations:
         for stored in list_generation_files(store, what, generation):
             table = read_stored_file(stored, layout)
@@ -348,6 +358,7 @@ class _Merge:
 def _plan_merge(
     what: str, manifest: UnboundedManifest, plan: CompactionPlan, *, forget: bool
 ) -> _Merge:
+    """Return how generations of a table without history are merged."""
     options = WriteOptions(what, range_of=manifest.declaration.expires)
     if plan.level != "major":
         return _Merge(options)
@@ -356,18 +367,26 @@ def _plan_merge(
     horizon = None
     kept = manifest.declaration.keep_tombstones
     if forget and kept is not None:
-        horizon = max(span[1] for span in _list_ranges(plan.generations, POSITIONS)) - kept
+        newest = max(span.highest for span in _list_ranges(plan.generations, POSITIONS))
+        horizon = newest - kept
     limit = _highest(manifest.horizon, horizon)
     return _Merge(replace(options, forget_to=limit), horizon, is_ordered=True)
 
 
-def _list_ranges(generations: Sequence[Generation], name: str) -> list[Any]:
-    """Return the lowest and the highest value of each file, by this name in the stats."""
+class _ValueRange(NamedTuple):
+    """The lowest and the highest value of a file."""
+
+    lowest: Any
+    highest: Any
+
+
+def _list_ranges(generations: Sequence[Generation], name: str) -> list[_ValueRange]:
+    """Return the range of each file that has one under this name in its stats."""
     found = []
     for generation in generations:
         for file in generation.files:
             if name in file.stats:
-                found.append(file.stats[name])
+                found.append(_ValueRange(*file.stats[name]))
     return found
 
 
@@ -379,6 +398,7 @@ def _plan_history_merge(
     *,
     forget: bool,
 ) -> _Merge:
+    """Return how generations of a table with history are merged."""
     history = version.history
     assert history is not None
     if plan.level != "major":
@@ -394,10 +414,22 @@ def _plan_history_merge(
 
 
 def _highest(*positions: int | None) -> int | None:
+    """Return the highest of these positions that are given, None if none is."""
     return max((position for position in positions if position is not None), default=None)
 
 
-_Current = tuple["Commit", "UnboundedManifest"]
+class CompactedTable(NamedTuple):
+    """The commit of a compaction, and the manifest in it."""
+
+    commit: Commit
+    manifest: UnboundedManifest
+
+
+class _Compaction(NamedTuple):
+    """The report of a compaction, and the table after it, None if nothing was changed."""
+
+    report: CompactionReport
+    table: CompactedTable | None = None
 
 
 @validated
@@ -420,25 +452,25 @@ def compact_dataset(
     """
     manifest = as_unbounded(DatasetLog(lake, dataset_name).require()[1])
     with open_runtime([], lake=lake, systems={}, spark=spark, by=resolve_user(by)) as runtime:
-        report, done = _compact(runtime, manifest, policy or manifest.declaration.compaction, level)
-    sealed = None
-    if done is not None:
-        sealed = done[1].version
-    problem = ""
-    if sealed is not None and is_mask_due(sealed, report.seconds):
-        problem = try_to_write_mask(lake.store, dataset_name, sealed)
-    if problem:
-        _log.info("dataset %s: no mask after the compaction: %s", dataset_name, problem)
+        policy = policy or manifest.declaration.compaction
+        report, table = _compact(runtime, manifest, policy, level)
+    if table is None:
+        return report
+    version = table.manifest.version
+    if version is not None and is_mask_due(version, report.seconds):
+        problem = try_to_write_mask(lake.store, dataset_name, version)
+        if problem:
+            _log.info("dataset %s: no mask after the compaction: %s", dataset_name, problem)
     return report
 
 
 def compact_due(
     context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction
-) -> _Current | None:
-    """Compact what is due by the policy; return the commit and its manifest, None where nothing
-    was compacted.
+) -> CompactedTable | None:
+    """Compact what is due by the policy; return the table after it, None where nothing was
+    compacted.
     """
-    return _compact(context, manifest, policy, None)[1]
+    return _compact(context, manifest, policy, None).table
 
 
 class _LateChanges(Exception):
@@ -449,22 +481,20 @@ class _LateChanges(Exception):
 
 def _compact(
     context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction, level: Level | None
-) -> tuple[CompactionReport, _Current | None]:
-    """Do one compaction, if one is due (or possible, at a `level` that was asked for); return its
-    report and what is current after it, None if nothing was changed.
-    """
+) -> _Compaction:
+    """Do one compaction, if one is due (or possible, at a `level` that was asked for)."""
     began = time.perf_counter()
     version = manifest.version
     if version is None:
         why = "there is no version to compact yet: its bootstrap is not finished"
-        return CompactionReport(manifest.name, "nothing", why), None
+        return _Compaction(CompactionReport(manifest.name, "nothing", why))
     of_state = manifest.declaration.expires is not None and level is None
     plan = plan_compaction(version, policy, level, of_state=of_state)
     if plan is None:
         deltas = len(version.generations) - 1
         rest = f"and {deltas} delta(s)" if deltas else "alone"
         why = f"nothing to compact in version {version.id}, a base {rest}"
-        return CompactionReport(manifest.name, "nothing", why), None
+        return _Compaction(CompactionReport(manifest.name, "nothing", why))
     # The inputs may be replaced, and then discarded, while they are read.
     try:
         with Lease.acquire(
@@ -481,8 +511,9 @@ def _compact(
             "another writer replaced these generations first (a compaction, rebuild or erasure);"
             f" this {plan.level} compaction changed nothing"
         )
-        return CompactionReport(manifest.name, "superseded", why), None
-    merged, (commit, after) = done
+        return _Compaction(CompactionReport(manifest.name, "superseded", why))
+    merged, table = done
+    after = table.manifest
     assert after.version is not None
     report = CompactionReport(
         dataset=manifest.name,
@@ -490,19 +521,26 @@ def _compact(
         note=plan.reason,
         level=plan.level,
         version=after.version.id,
-        generations=(len(version.generations), len(after.version.generations)),
-        rows=(plan.rows, merged.generation.rows),
-        bytes=(plan.size, merged.generation.size),
+        generations=BeforeAfter(len(version.generations), len(after.version.generations)),
+        rows=BeforeAfter(plan.rows, merged.generation.rows),
+        bytes=BeforeAfter(plan.size, merged.generation.size),
         counters=merged.counters,
         horizon=after.horizon,
         seconds=time.perf_counter() - began,
     )
-    return report, (commit, after)
+    return _Compaction(report, table)
+
+
+class _CommittedMerge(NamedTuple):
+    """A merge that was committed, and the table after it."""
+
+    merged: MergeResult
+    table: CompactedTable
 
 
 def _merge_and_commit(
     context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, *, forget: bool
-) -> tuple[MergeResult, _Current] | None:
+) -> _CommittedMerge | None:
     """Merge, and commit the output in place of its inputs, below deltas committed meanwhile.
 
     Returns None where another writer has replaced the inputs. Raises _LateChanges.
@@ -512,47 +550,42 @@ def _merge_and_commit(
     known = manifest.version.folders
     attempt = log.attempt()
 
-    def once() -> _Current | None:
+    def commit_merged() -> CompactedTable | None:
         commit, current = log.read()
-        fresh = None
-        if current is not None:
-            fresh = as_unbounded(current)
-        if commit is None or fresh is None or fresh.version is None:
+        if commit is None or current is None:
             return None
-        if not plan.folders <= fresh.version.folders or merged.generation.folder in fresh.doomed:
+        fresh = as_unbounded(current)
+        if fresh.version is None or not plan.folders <= fresh.version.folders:
+            return None
+        if merged.generation.folder in fresh.doomed:
             return None
         if merged.horizon is not None and _has_late_deltas(fresh.version, known, merged.horizon):
             raise _LateChanges
         made = next_version(commit, merged.attempt, context.now())
         after = _manifest_with_merged(fresh, plan, merged, made)
-        return log.commit(commit, after, by=context.by, commit_id=merged.attempt.id), after
+        commit = log.commit(commit, after, by=context.by, commit_id=merged.attempt.id)
+        return CompactedTable(commit, after)
 
     with record_build(context.lake, manifest.name, attempt.id, context.by):
         merged = merge_generations(context, manifest, plan, attempt, forget=forget)
         try:
-            current = retry_conflicts(lambda: once)
+            table = retry_conflicts(lambda: commit_merged)
         except (CommitConflictError, _LateChanges):
             log.drop(merged.generation)
             raise
-        if current is None:
+        if table is None:
             log.drop(merged.generation)
-    if current is None:
-        return None
-    return (merged, current)
+            return None
+    return _CommittedMerge(merged, table)
 
 
 def _has_late_deltas(version: SealedVersion, known: frozenset[str], horizon: int) -> bool:
-    """Whether deltas that were committed meanwhile have positions, or validity times, at or
+    """Return whether deltas that were committed meanwhile have positions, or validity times, at or
     below the horizon.
     """
-    appended = []
-    for delta in version.generations:
-        if delta.folder not in known:
-            appended.append(delta)
-    name = "range"
-    if version.history is None:
-        name = POSITIONS
-    return any(span[0] <= horizon for span in _list_ranges(appended, name))
+    appended = [delta for delta in version.generations if delta.folder not in known]
+    name = POSITIONS if version.history is None else "range"
+    return any(span.lowest <= horizon for span in _list_ranges(appended, name))
 
 
 def _manifest_with_merged(

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
@@ -31,6 +31,7 @@ from dagster_adjunct.assets.unbounded.merge_columns import ColumnMerge, SortedRo
 from dagster_adjunct.assets.unbounded.merge_groups import GroupMerge
 from dagster_adjunct.assets.unbounded.stored_rows import StoredRows
 from dagster_adjunct.assets.unbounded.tied_changes import (
+    NumberedChange,
     Tie,
     TieGroups,
     TieRule,
@@ -41,6 +42,7 @@ from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.files import (
     SET_AT,
     VALID_FROM,
+    BucketFile,
     BucketLayout,
     Generation,
     key_changes,
@@ -114,6 +116,38 @@ class RowCompletion:
         return BucketCompletion(self, store, bucket)
 
 
+class SetAsideChange(NamedTuple):
+    """A change that can't be applied, and why."""
+
+    partition: int
+    offset: int
+    reason: str
+
+
+class _Changes(NamedTuple):
+    """Changes ordered by key, and which of them is the first of its key."""
+
+    rows: pa.Table
+    is_first: Any
+
+
+class _StoredOfKeys(NamedTuple):
+    """The stored rows of keys: for each key the index of its row in the table (-1: no row), and its
+    highest position, deletions included.
+    """
+
+    places: Any
+    highest: Any
+    rows: pa.Table
+
+
+class _Completed(NamedTuple):
+    """Completed rows, and which of them can be applied."""
+
+    rows: pa.Table
+    is_applicable: Any
+
+
 class BucketCompletion:
     """Completes the ordered changes of one bucket batch by batch, and leaves out incomplete
     ones.
@@ -129,20 +163,16 @@ class BucketCompletion:
         self._key = list(declared.layout.key)
         self._over_time = self._key[-1] == VALID_FROM
         self._waiting: list[pa.Table] = []
-        self._set_aside: list[tuple[int, int, str]] = []  # partition, offset and reason
+        self._set_aside: list[SetAsideChange] = []
         self._late = 0
         self._merged: Counter[str] = Counter()
 
     def stats(self) -> dict[str, Any]:
-        """Return the incomplete changes as (partition, offset, reason), the number of late ones,
-        and what was merged by column, if any.
+        """Return the incomplete changes, the number of late ones, and what was merged by column;
+        without those of which there are none.
         """
         stats = {"incomplete": self._set_aside, "late": self._late, **self._merged}
-        found = {}
-        for name, value in stats.items():
-            if value:
-                found[name] = value
-        return found
+        return {name: value for name, value in stats.items() if value}
 
     def take(self, batch: pa.Table) -> pa.Table:
         """Buffer a batch; return completed rows, if many are buffered.
@@ -150,7 +180,7 @@ class BucketCompletion:
         These are the rows of all keys but the last one, which the next batch may continue.
         """
         self._waiting.append(batch)
-        # one read of stored rows for so many
+        # Stored rows are read once for so many.
         if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:
             return self._with_merged_columns(batch.slice(0, 0)).drop_columns([KEPT])
         rows = pa.concat_tables(self._waiting)
@@ -167,13 +197,15 @@ class BucketCompletion:
         return self._complete(rows)
 
     def _complete(self, rows: pa.Table) -> pa.Table:
-        """Return the completed rows."""
+        """Return the completed rows, without changes that can't be applied."""
         merges = self._declared.merges_columns
-        new = self._first_of_keys(rows)
-        if self._declared.ties is not None and rows.num_rows and not merges:
-            rows, new = self._leave_out_tied(rows, new, self._declared.ties)
+        rule = self._declared.ties
+        changes = self._mark_first(rows)
+        if rule is not None and rows.num_rows and not merges:
+            changes = self._leave_out_tied(changes, rule)
         if self._declared.again:
-            rows, new = self._place(rows, new)
+            changes = self._place(changes)
+        rows = changes.rows
         if merges:
             return self._merge_columns(rows)
         if KEPT not in rows.column_names:
@@ -184,26 +216,28 @@ class BucketCompletion:
         rows = rows.drop_columns([KEPT])
         if not kept.any():
             return rows
-        key = np.cumsum(new) - 1
+        key = np.cumsum(changes.is_first) - 1
         # By offset: rows of snapshots, wherever in the stream, have positions below all streamed
         # changes.
         places = np.lexsort((rows.column(OFFSET).to_numpy(), key))
         back = np.argsort(places)
-        done, stays = self._complete_in_order(
-            rows.take(places), key, np.flatnonzero(new), deleted[places], kept[places]
+        done = self._complete_in_order(
+            rows.take(places), key, np.flatnonzero(changes.is_first), deleted[places], kept[places]
         )
-        return done.take(back[stays[back]])
+        return done.rows.take(back[done.is_applicable[back]])
 
-    def _first_of_keys(self, rows: pa.Table) -> Any:
-        """Return the mask of the first row of each key."""
-        return np.append(True, key_changes(rows, self._key))[: rows.num_rows]
+    def _mark_first(self, rows: pa.Table) -> _Changes:
+        """Return the rows with the mask of the first row of each key."""
+        is_first = np.append(True, key_changes(rows, self._key))[: rows.num_rows]
+        return _Changes(rows, is_first)
 
-    def _leave_out_tied(self, rows: pa.Table, new: Any, rule: TieRule) -> tuple[pa.Table, Any]:
-        """Return the rows without changes that are tied with others or with stored rows, and their
-        `new`. Raises KeyOrderError unless these are set aside.
+    def _leave_out_tied(self, given: _Changes, rule: TieRule) -> _Changes:
+        """Return the changes without those that are tied with others or with stored rows. Raises
+        KeyOrderError unless these are set aside.
         """
-        groups = group_changes(rows, new, rule)
-        stored = self._newest_stored(rows, np.flatnonzero(new), groups, rule)
+        rows = given.rows
+        groups = group_changes(rows, given.is_first, rule)
+        stored = self._newest_stored(rows, np.flatnonzero(given.is_first), groups, rule)
         scattered = np.flatnonzero(groups.scattered & groups.deciding)
         known = np.isin(groups.keys, np.fromiter(stored, np.int64, len(stored)))
         tied: list[int] = []
@@ -216,66 +250,70 @@ class BucketCompletion:
             partner = None
             if newest is not None and rule.ties(newest, changes[0]):
                 partner = newest
-            found = resolve_group(list(zip(numbers.tolist(), changes, strict=True)), partner, rule)
+            found = resolve_group(map(NumberedChange, numbers.tolist(), changes), partner, rule)
             self._report_ties(found, rule)
             tied += [tie.row for tie in found]
         if not tied:
-            return rows, new
+            return given
         left = np.ones(rows.num_rows, bool)
         left[tied] = False
-        rows = rows.filter(pa.array(left))
-        return rows, self._first_of_keys(rows)
+        return self._mark_first(rows.filter(pa.array(left)))
 
     def _report_ties(self, ties: Sequence[Tie], rule: TieRule) -> None:
         """List these changes as set aside, or raise KeyOrderError for the first."""
         for tie in ties:
             if not self._declared.set_aside:
                 raise tie.error(rule)
-            self._set_aside.append((tie.change[PARTITION], tie.change[OFFSET], tie.reason(rule)))
+            change = tie.change
+            self._set_aside.append(
+                SetAsideChange(change[PARTITION], change[OFFSET], tie.reason(rule))
+            )
 
     def _newest_stored(
         self, rows: pa.Table, first: Any, groups: TieGroups, rule: TieRule
     ) -> dict[int, dict[str, Any]]:
-        """Return the newest stored rows of the keys, by their numbers, that changes may be tied
-        with: only files with positions or times as high as those of the changes are read.
+        """Return the newest stored row of each key that its changes may be tied with, by the number
+        of the key. Only files with positions or times as high as those of the changes are read.
         """
         lowest_of_key = rows.take(groups.starts[groups.deciding])
         numbers = groups.keys[groups.deciding]
         values = rule.ranged_values(lowest_of_key)
-        generations = tuple(
-            replace(generation, files=files)
-            for generation in self._declared.generations
-            if (files := rule.files_within(generation, self._bucket, values.min()))
-        )
+        generations = []
+        read: list[BucketFile] = []
+        for generation in self._declared.generations:
+            files = rule.files_within(generation, self._bucket, values.min())
+            if files:
+                generations.append(replace(generation, files=files))
+                read += files
         if not generations:
             return {}
-        highest = max(rule.highest_of(file) for each in generations for file in each.files)
+        highest = max(map(rule.highest_of, read))
         asked = np.unique(numbers[values <= highest])
-        schema = pa.schema(
-            [(field.name, arrow_type(field.type)) for field in self._layout.schema.fields]
-            + [(PARTITION, pa.int32())]
-        )
+        columns = [(field.name, arrow_type(field.type)) for field in self._layout.schema.fields]
+        schema = pa.schema([*columns, (PARTITION, pa.int32())])
         newest: dict[int, dict[str, Any]] = {}
         keys = rows.select(self._key).take(first)
-        for of, found in self._stored.iterate(
+        for found in self._stored.iterate(
             keys, asked, schema, positions=True, generations=generations
         ):
-            for number, row in zip(of.tolist(), python_rows(found), strict=True):
+            for number, row in zip(found.keys.tolist(), python_rows(found.rows), strict=True):
                 before = newest.get(number)  # of a newer generation, which wins if they are equal
                 if before is None or row[POSITION] > before[POSITION]:
                     newest[number] = row
         return newest
 
-    def _place(self, rows: pa.Table, new: Any) -> tuple[pa.Table, Any]:
-        """Return the changes of a rewind, by offset with raised positions, else without late
-        ones; and their `new`.
+    def _place(self, given: _Changes) -> _Changes:
+        """Return the changes of a rewind: by offset with raised positions, else without late
+        ones.
         """
         by_offset = self._declared.by_offset
         horizon = self._declared.horizon
-        if not len(new) or not (by_offset or horizon is not None):
-            return rows, new
-        key = np.cumsum(new) - 1
-        first = np.flatnonzero(new)
+        rows, is_first = given
+        stays = not by_offset and horizon is None
+        if stays or not len(is_first):
+            return given
+        key = np.cumsum(is_first) - 1
+        first = np.flatnonzero(is_first)
         lowest = np.iinfo(np.int64).min
         highest = np.full(len(first), lowest)
         position = rows.column(POSITION).to_numpy()
@@ -283,19 +321,21 @@ class BucketCompletion:
         columns = []
         if self._declared.merges_columns:
             columns.append((SET_AT, pa.string()))
-        for of, found in self._stored.iterate(
+        for found in self._stored.iterate(
             keys, np.arange(len(first)), pa.schema(columns), positions=True
         ):
-            is_known = np.ones(len(of), bool)
+            is_known = np.ones(len(found.keys), bool)
             if columns:
-                is_known = ~lacks_whole_row(found.column(SET_AT))
-            known = of[is_known]
-            highest[known] = np.maximum(highest[known], found.column(POSITION).to_numpy()[is_known])
+                is_known = ~lacks_whole_row(found.rows.column(SET_AT))
+            known = found.keys[is_known]
+            stored_position = found.rows.column(POSITION).to_numpy()[is_known]
+            highest[known] = np.maximum(highest[known], stored_position)
         if by_offset:
             raised = pa.array(np.maximum(position, highest[key]))
-            return rows.set_column(rows.column_names.index(POSITION), POSITION, raised), new
+            placed = rows.set_column(rows.column_names.index(POSITION), POSITION, raised)
+            return _Changes(placed, is_first)
         assert horizon is not None
-        last = np.append(first[1:], len(new)) - 1
+        last = np.append(first[1:], len(is_first)) - 1
         deleted = rows.column(TOMBSTONE).to_numpy()
         if self._declared.merges_columns:
             # Changes above the horizon decide only if they set all columns.
@@ -308,17 +348,16 @@ class BucketCompletion:
             counted = late & ~deleted[last][key]
         self._late += int(counted.sum())
         if self._declared.set_aside:
-            places = (rows.column(name).filter(counted).to_pylist() for name in (PARTITION, OFFSET))
-            self._set_aside += [
-                (*place, late_change_reason(horizon)) for place in zip(*places, strict=True)
-            ]
-        return rows.filter(~late), new[~late]
+            reason = late_change_reason(horizon)
+            for change in rows.select([PARTITION, OFFSET]).filter(counted).to_pylist():
+                self._set_aside.append(SetAsideChange(change[PARTITION], change[OFFSET], reason))
+        return _Changes(rows.filter(~late), is_first[~late])
 
     def _complete_in_order(
         self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any
-    ) -> tuple[pa.Table, Any]:
-        """Complete the rows, which are in stream order by key; also return the mask of those
-        that can be applied. The last column of `kept` says which are UNDECIDED.
+    ) -> _Completed:
+        """Complete the rows, which are in stream order by key. The last column of `kept` says which
+        are UNDECIDED.
         """
         row = np.arange(len(key))
         some = kept.any(axis=1)
@@ -329,6 +368,7 @@ class BucketCompletion:
         stored, lowest, values = self._read_stored(
             rows, key, first, some, [names[index] for index in columns]
         )
+        # A change at a position below the stored row of its key is late.
         below = position < lowest[key]
         follows = _stream_order(position) >= _stream_order(lowest)[key]
         late = below
@@ -345,22 +385,23 @@ class BucketCompletion:
             late = found
         completed = dict(zip(rows.column_names, rows.columns, strict=True))
         for index in columns:
-            column = completed[name := names[index]]
+            name = names[index]
+            column = completed[name]
             known = _last_marked(~kept[:, index] & ~late)
+            # The stored values follow those of the rows.
             source = np.where(known >= begins, known, len(row) + stored[key])
             both = pa.chunked_array(
                 [*column.chunks, *values.column(name).cast(column.type).chunks], column.type
             )
             completed[name] = both.take(pa.array(np.where(incomplete | late, row, source)))
         if incomplete.any():
+            reported = incomplete
             if self._declared.again:  # only those after the last whole row or deletion of their key
                 last = np.append(first[1:], len(row)) - 1
-                incomplete_now = incomplete & (_last_marked(~some)[last][key] < row)
-            else:
-                incomplete_now = incomplete
-            # Of a row that does not satisfy the condition, others than its columns are not needed.
-            self._report_incomplete(incomplete_now & ~kept[:, -1], rows, kept[:, :-1])
-        return pa.table(completed), ~incomplete
+                reported = incomplete & (_last_marked(~some)[last][key] < row)
+            # An UNDECIDED row that is incomplete needs no other columns: it is not reported.
+            self._report_incomplete(reported & ~kept[:, -1], rows, kept[:, :-1])
+        return _Completed(pa.table(completed), ~incomplete)
 
     def _report_incomplete(self, rows: Any, places: pa.Table, kept: Any) -> None:
         """Record these changes as incomplete, or raise BadChangeError for the first."""
@@ -374,7 +415,7 @@ class BucketCompletion:
             )
             if not self._declared.set_aside:
                 raise bad_change_error(self._declared.dataset, offset, partition, reason)
-            self._set_aside.append((partition, offset, reason))
+            self._set_aside.append(SetAsideChange(partition, offset, reason))
 
     # -- by column
 
@@ -422,11 +463,11 @@ class BucketCompletion:
         shape = pa.schema([changes.schema.field(name) for name in names])
         stored = []
         numbers = []
-        for of, found in self._stored.iterate(
+        for found in self._stored.iterate(
             changes.select(identity).take(first), asked, schema, positions=True
         ):
-            stored.append(found.select(names).cast(shape))
-            numbers.append(of)
+            stored.append(found.rows.select(names).cast(shape))
+            numbers.append(found.keys)
         # Of equal positions, that of the newer generation counts.
         tables = [*reversed(stored), changes]
         numbers = [*reversed(numbers), number]
@@ -475,11 +516,9 @@ class BucketCompletion:
 
     def _read_stored(
         self, rows: pa.Table, key: Any, first: Any, some: Any, columns: Sequence[str]
-    ) -> tuple[Any, Any, pa.Table]:
-        """Return the stored rows of the keys whose changes leave out columns.
-
-        Returns two arrays with a value for each key, the index of its row in the table (-1: no row)
-        and its highest position, deletions included; then the table, with these columns.
+    ) -> _StoredOfKeys:
+        """Return the stored rows, with these columns, of the keys whose changes leave out
+        columns.
         """
         types = {}
         for field in self._layout.schema.fields:
@@ -491,19 +530,21 @@ class BucketCompletion:
         tables = [schema.empty_table()]
         count = 0
         # By offset, a key whose first change is a whole row or a deletion needs no stored row.
-        asked = np.flatnonzero(some[first]) if self._declared.by_offset else np.unique(key[some])
-        keys = rows.select(self._key).take(first)
         by_offset = self._declared.by_offset
-        for of, found in self._stored.iterate(keys, asked, schema, positions=not by_offset):
-            position = found.column(POSITION).to_numpy()
-            # at equal positions, the newer generation wins, which was read before
-            newer = position > highest[of]
-            at = np.where(found.column(TOMBSTONE).to_numpy(), -1, np.arange(count, count + len(of)))
-            stored[of[newer]] = at[newer]
-            highest[of[newer]] = position[newer]
-            tables.append(found.select(schema.names))
-            count += len(of)
-        return stored, highest, pa.concat_tables(tables)
+        asked = np.flatnonzero(some[first]) if by_offset else np.unique(key[some])
+        keys = rows.select(self._key).take(first)
+        for found in self._stored.iterate(keys, asked, schema, positions=not by_offset):
+            position = found.rows.column(POSITION).to_numpy()
+            is_deleted = found.rows.column(TOMBSTONE).to_numpy()
+            places = np.where(is_deleted, -1, np.arange(count, count + len(position)))
+            # At equal positions, the newer generation wins, which was read before.
+            is_newer = position > highest[found.keys]
+            newer_keys = found.keys[is_newer]
+            stored[newer_keys] = places[is_newer]
+            highest[newer_keys] = position[is_newer]
+            tables.append(found.rows.select(schema.names))
+            count += len(position)
+        return _StoredOfKeys(stored, highest, pa.concat_tables(tables))
 
 
 def _count_kept(rows: pa.Table) -> Any:
@@ -548,15 +589,17 @@ def complete_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
 def _complete_batches(
     batches: Iterator[pa.RecordBatch], names: Sequence[str], declared: RowCompletion
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a partition, completed; `names` are those of their columns."""
     completing = BucketCompletion(declared, None, 0)
     for batch in batches:
         if batch.num_rows:
-            yield from _number_columns(
-                completing.take(pa.Table.from_batches([batch]).rename_columns(names))
-            )
-    if (rest := completing.rest()) is not None:
+            rows = pa.Table.from_batches([batch]).rename_columns(names)
+            yield from _number_columns(completing.take(rows))
+    rest = completing.rest()
+    if rest is not None:
         yield from _number_columns(rest)
 
 
 def _number_columns(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield the rows under the names c0, c1, …, as tasks return them."""
     yield from rows.rename_columns([f"c{index}" for index in range(rows.num_columns)]).to_batches()

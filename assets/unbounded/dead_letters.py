@@ -12,6 +12,7 @@ from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources import changes as decoding
 from dagster_adjunct.assets.sources.entries import resolve_stream
 from dagster_adjunct.assets.unbounded.commit import Advance
+from dagster_adjunct.assets.unbounded.complete_rows import SetAsideChange
 from dagster_adjunct.assets.unbounded.row_rules import list_row_rules
 from dagster_adjunct.resources.errors import DatasetError, StreamNotFoundError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
@@ -44,26 +45,23 @@ time.
 
 
 def build_dead_letters(
-    changes: DataFrame | pa.Table,
-    spec: UnboundedDataset,
-    incomplete: Sequence[tuple[int, int, str]],
+    changes: DataFrame | pa.Table, spec: UnboundedDataset, incomplete: Sequence[SetAsideChange]
 ) -> DataFrame | pa.Table | None:
     """Return the dead letters for the changes that can't be applied, one for each record; None
     without any.
 
-    `incomplete` lists changes that turned out to be incomplete or late while they were written:
-    partition, offset, reason.
+    `incomplete` lists changes that turned out to be incomplete or late while they were written.
     """
     if isinstance(changes, pa.Table):
         return _build_arrow_dead_letters(changes, spec, incomplete)
     if incomplete:
-        place = ("__bad_partition", "__bad_offset")
-        reason = "__reason"
-        columns = f"{place[0]} int, {place[1]} bigint, {reason} string"
-        known = changes.sparkSession.createDataFrame(list(incomplete), columns)
-        same = (F.col(PARTITION) == F.col(place[0])) & (F.col(OFFSET) == F.col(place[1]))
-        changes = changes.join(F.broadcast(known), same, "left")
-        changes = changes.withColumn(PROBLEM, F.coalesce(PROBLEM, reason)).drop(*place, reason)
+        columns = "__bad_partition int, __bad_offset bigint, __reason string"
+        known = changes.sparkSession.createDataFrame(list(map(tuple, incomplete)), columns)
+        same_partition = F.col(PARTITION) == F.col("__bad_partition")
+        same_offset = F.col(OFFSET) == F.col("__bad_offset")
+        changes = changes.join(F.broadcast(known), same_partition & same_offset, "left")
+        changes = changes.withColumn(PROBLEM, F.coalesce(PROBLEM, "__reason"))
+        changes = changes.drop("__bad_partition", "__bad_offset", "__reason")
     bad = changes.where(F.col(PROBLEM).isNotNull()).groupBy(PARTITION, OFFSET)
     letters = bad.agg(
         F.min(PROBLEM).alias("reason"),
@@ -84,19 +82,16 @@ def build_dead_letters(
 
 
 def _build_arrow_dead_letters(
-    changes: pa.Table, spec: UnboundedDataset, incomplete: Sequence[tuple[int, int, str]]
+    changes: pa.Table, spec: UnboundedDataset, incomplete: Sequence[SetAsideChange]
 ) -> pa.Table | None:
     """Return a dead letter for each of these changes that can't be applied, with its first reason;
-    None if there is none.
-
-    `incomplete` are further ones: partition, offset and reason.
+    None if there is none. `incomplete` are further ones.
     """
     if incomplete:
-        reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
-        places = zip(
-            *(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True
-        )
-        changes = decoding.add_problems(changes, [reasons.get(place) for place in places])
+        reasons = {(change.partition, change.offset): change.reason for change in incomplete}
+        partitions = changes.column(PARTITION).to_pylist()
+        places = zip(partitions, changes.column(OFFSET).to_pylist(), strict=True)
+        changes = decoding.add_problems(changes, list(map(reasons.get, places)))
     bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
     if not bad.num_rows:
         return None
@@ -111,10 +106,9 @@ def _build_arrow_dead_letters(
     rows = rows.sort_by(
         [("partition", "ascending"), ("offset", "ascending"), ("reason", "ascending")]
     )
-    first: dict[tuple[int, int], int] = {}
-    for row, place in enumerate(
-        zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
-    ):
+    first: dict[tuple[int, int], int] = {}  # the number of the first row of each record
+    places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
+    for row, place in enumerate(places):
         first.setdefault(place, row)
     rows = rows.take(list(first.values()))
     origin = {"dataset": spec.name, "stream": str(spec.input)}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.assets.reading.stored_file import (
     StoredFile,
@@ -61,15 +61,28 @@ def find_older_changes(
 
 
 def _highest(stored: StoredFile) -> Any:
-    return stored.file.stats[POSITIONS][1]
+    """Return the highest position in a stored file."""
+    _, highest = stored.file.stats[POSITIONS]
+    return highest
 
 
-def count_ignored(older: Sequence[OlderChanges], key: Sequence[str]) -> tuple[int, int]:
-    """Return how many of the new changes are ignored, and how many of these are deletions.
+class IgnoredChanges(NamedTuple):
+    """How many changes are ignored, and how many of these are deletions."""
+
+    changes: int
+    deletions: int
+
+
+NOTHING_IGNORED = IgnoredChanges(0, 0)
+
+
+def count_ignored(older: Sequence[OlderChanges], key: Sequence[str]) -> IgnoredChanges:
+    """Return how many of the new changes are ignored because a stored one of their key is newer.
 
     Raises ManifestMismatchError for a stored file that is missing or damaged.
     """
-    ignored = deletions = 0
+    ignored = 0
+    deletions = 0
     for one in older:
         made = one.made.open()
         rows = one.made.reading(partial(made.read, columns=[*key, POSITION, TOMBSTONE]))
@@ -81,7 +94,7 @@ def count_ignored(older: Sequence[OlderChanges], key: Sequence[str]) -> tuple[in
             if stored is not None and stored > position:
                 ignored += 1
                 deletions += deleted
-    return ignored, deletions
+    return IgnoredChanges(ignored, deletions)
 
 
 def _newest_positions(
@@ -97,11 +110,9 @@ def _newest_positions(
     for stored in one.stored:
         for group in _row_groups(stored, key, lowest, bounds):
             first = group.column(key[0]).cast(wanted.type)
-            matching = group.filter(
-                pc.and_(
-                    pc.is_in(first, value_set=wanted), pc.greater(group.column(POSITION), lowest)
-                )
-            )
+            is_wanted = pc.is_in(first, value_set=wanted)
+            is_above = pc.greater(group.column(POSITION), lowest)
+            matching = group.filter(pc.and_(is_wanted, is_above))
             columns = matching.select([*key, POSITION]).to_pydict().values()
             for *values, position in zip(*columns, strict=True):
                 place = tuple(values)
@@ -112,8 +123,8 @@ def _newest_positions(
 def _row_groups(
     stored: StoredFile, key: Sequence[str], lowest: Any, bounds: dict[str, Any]
 ) -> Iterator[pa.Table]:
-    """Yield the row groups that may have a key in `bounds` with a position above `lowest`: the
-    key and the position.
+    """Yield the keys and positions in the row groups that may have a position above `lowest` and a
+    key within `bounds`, the least and the greatest value of its first column.
     """
     file = stored.open()
     names = column_paths(file.metadata)
@@ -127,6 +138,7 @@ def _row_groups(
 
 
 def _is_outside(statistics: Any, bounds: dict[str, Any]) -> bool:
+    """Return whether all values of a column are outside the bounds, by its statistics."""
     low = bounds["min"]
     high = bounds["max"]
     if statistics is None or not statistics.has_min_max:

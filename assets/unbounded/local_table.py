@@ -13,12 +13,12 @@ generation whole. Small generations are merged between batches, without the expi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dagster_adjunct.assets.declaration.dataset import LocalTable, OwnedBy, local_table
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
@@ -75,16 +75,20 @@ if TYPE_CHECKING:
 
 
 def has_expired(generation: Generation, watermark: datetime | None) -> bool:
-    """Whether all rows of a generation have expired at this watermark.
+    """Return whether all rows of a generation have expired at this watermark.
 
     False where a file's stats do not have the range of its rows' expiry times.
     """
     if watermark is None or not generation.files:
         return False
     reached = to_microseconds(watermark)
-    return all(
-        "range" in file.stats and file.stats["range"][1] <= reached for file in generation.files
-    )
+    for file in generation.files:
+        if "range" not in file.stats:
+            return False
+        _, last_expiry = file.stats["range"]
+        if last_expiry > reached:
+            return False
+    return True
 
 
 def new_manifest(spec: LocalTable, now: datetime) -> UnboundedManifest:
@@ -174,22 +178,6 @@ def advance_local(
     Raises DatasetError for a declaration that does not fit the stored table.
     """
     stages = Stages(spec.name, on_stage)
-    stored = context.log(spec.name).read()[1]
-    manifest = None
-    if stored is not None:
-        manifest = require_local_manifest(stored, spec)
-    compacted = None
-    if manifest is not None and spec.compaction.inside_commit:
-        with stages("compact"):
-            compacted = compact_due(context, manifest, spec.compaction)
-    if compacted is not None:
-        manifest = compacted[1]
-    note = ""
-    if manifest is None:
-        note = "no batch has written it yet"
-    elif manifest.written is not None:
-        note = f"batch {manifest.written.batch} was the last to write it"
-    version = None if manifest is None else manifest.version
     report = AdvanceReport(
         dataset=spec.name,
         kind="unbounded",
@@ -197,8 +185,23 @@ def advance_local(
         version=None,
         seconds=stages.seconds,
         schema=spec.stored,
-        note=note,
+        note="no batch has written it yet",
     )
+    _, stored = context.log(spec.name).read()
+    if stored is None:
+        return report
+    manifest = require_local_manifest(stored, spec)
+    compacted = None
+    if spec.compaction.inside_commit:
+        with stages("compact"):
+            compacted = compact_due(context, manifest, spec.compaction)
+    if compacted is not None:
+        manifest = compacted.manifest
+    note = ""
+    if manifest.written is not None:
+        note = f"batch {manifest.written.batch} was the last to write it"
+    report = replace(report, seconds=stages.seconds, note=note)
+    version = manifest.version
     if version is None:
         return report
     sealed = () if compacted is None else (version.id,)
@@ -229,7 +232,7 @@ def undo_batch(
         else:
             return None
         last = manifest.written
-        if last is not None and (last.batch, last.undone) >= (batch, True):
+        if last is not None and _is_past(last, batch):
             return manifest.served_id
         if last is not None and last.batch == batch and last.before != manifest.served_id:
             before = _find_version_before(log, manifest, last, declared, attempt)
@@ -243,6 +246,11 @@ def undo_batch(
         return undone.served_id
 
     return retry_conflicts(lambda: undo)
+
+
+def _is_past(last: Written, batch: int) -> bool:
+    """Return whether a later batch was the last to write the table, or this one was undone."""
+    return last.batch > batch or (last.batch == batch and last.undone)
 
 
 def change_owner(
@@ -272,14 +280,16 @@ def change_owner(
 
 def list_transferable(lake: Lake, owner: str) -> list[str]:
     """Return the local tables that `change_owner` would transfer from this application."""
-    stored = ((name, DatasetLog(lake, name).read()[1]) for name in list_datasets(lake))
-    return [
-        name for name, manifest in stored if manifest is not None and _goes_with(manifest, owner)
-    ]
+    found = []
+    for name in list_datasets(lake):
+        _, manifest = DatasetLog(lake, name).read()
+        if manifest is not None and _goes_with(manifest, owner):
+            found.append(name)
+    return found
 
 
 def _goes_with(manifest: DatasetManifest, owner: str) -> bool:
-    """Whether a dataset is a local table of this application, but no state table."""
+    """Return whether a dataset is a local table of this application, but no state table."""
     return manifest.declaration.owner == owner and manifest.declaration.expires is None
 
 
@@ -375,6 +385,25 @@ class _StoredTable:
         return self.manifest.next_generation
 
 
+class CommittedBatch(NamedTuple):
+    """The id of the version that a table serves with a batch, and whether an earlier run of the
+    batch had committed it before.
+    """
+
+    version: str | None
+    is_repeated: bool
+
+
+class _PreparedCommit(NamedTuple):
+    """A manifest with a batch, to commit after `parent`; if `is_repeated`, an earlier run has
+    committed it.
+    """
+
+    parent: Commit | None
+    manifest: UnboundedManifest
+    is_repeated: bool
+
+
 class LocalTableWriter:
     """Writes the sends of one batch to one local table, and commits them all at once.
 
@@ -417,6 +446,7 @@ class LocalTableWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Drop the files that were written, unless they were committed."""
         self._stack.close()
         if not self._committed:
             for generation in self._generations:
@@ -433,7 +463,8 @@ class LocalTableWriter:
         last record of a key. `partitioned` says that partition i already holds bucket i. Raises
         NullKeyError.
         """
-        self._start = self._start or self._read()
+        if self._start is None:
+            self._start = self._read()
         number = self._start.next_generation + len(self._sends)
         attempt = self._log.attempt()
         self._stack.enter_context(
@@ -481,15 +512,16 @@ class LocalTableWriter:
 
     def _stacked_generations(self, *, sends: bool = True) -> list[Generation]:
         """Return the non-empty generations of the pinned version and of the batch, oldest first."""
-        before = [] if self._pinned is None else [*self._pinned.nonempty]
-        return [*before, *self._sent_generations()] if sends else before
+        stacked: list[Generation] = []
+        if self._pinned is not None:
+            stacked += self._pinned.nonempty
+        if sends:
+            stacked += self._sent_generations()
+        return stacked
 
     def _sent_generations(self) -> list[Generation]:
-        found = []
-        for generation in self._generations:
-            if generation.files:
-                found.append(generation)
-        return found
+        """Return the non-empty generations that the batch has written so far."""
+        return [generation for generation in self._generations if generation.files]
 
     @property
     def name(self) -> str:
@@ -503,44 +535,43 @@ class LocalTableWriter:
 
     # -- the commit
 
-    def commit(self, watermark: datetime | None = None) -> tuple[str | None, bool]:
+    def commit(self, watermark: datetime | None = None) -> CommittedBatch:
         """Commit the sends of the batch, once.
 
-        Returns the id of the served version, and whether an earlier run had committed the batch
-        before. Generations of a state table whose rows have all expired at `watermark` are dropped.
-        Raises ProducerConflictError where the batch has committed different rows,
-        CommitConflictError where it was abandoned, where a later batch has committed, or something
-        other than a compaction has changed the table, and DatasetError for entries in a table that
-        did not exist when the batch began.
+        Generations of a state table whose rows have all expired at `watermark` are dropped. Raises
+        ProducerConflictError where the batch has committed different rows, CommitConflictError
+        where it was abandoned, where a later batch has committed, or something other than a
+        compaction has changed the table, and DatasetError for entries in a table that did not exist
+        when the batch began.
         """
-        start = self._start = self._start or self._read()
+        if self._start is None:
+            self._start = self._read()
+        start = self._start
         attempt = self._log.attempt()
 
-        def prepare(current: _StoredTable) -> Callable[[], tuple[str | None, bool]]:
-            """Return the function that commits on top of `current`, and returns what this method
-            does; if `current` has the batch already, it commits nothing.
-            """
+        def prepare(current: _StoredTable) -> _PreparedCommit:
+            # Apart from the commit, so that an error raised here is not taken for a lost race.
             stored = current.manifest
             if stored is not None and self._is_committed(stored):
-                return lambda: (stored.served_id, True)
+                return _PreparedCommit(current.commit, stored, is_repeated=True)
             after = self._manifest_with_batch(start, current, attempt, watermark)
+            return _PreparedCommit(current.commit, after, is_repeated=False)
 
-            def commit() -> tuple[str | None, bool]:
+        def commit(prepared: _PreparedCommit) -> CommittedBatch:
+            parent, after, is_repeated = prepared
+            if not is_repeated:
                 self._committed = True  # also if its outcome is unknown: the files may be in use
                 try:
-                    self._log.commit(current.commit, after, by=self._batch.by, commit_id=attempt.id)
+                    self._log.commit(parent, after, by=self._batch.by, commit_id=attempt.id)
                 except errors.CommitConflictError:
                     self._committed = False
                     raise
-                return after.served_id, False
+            return CommittedBatch(after.served_id, is_repeated)
 
-            return commit
-
-        return commit_with_rebase(
-            prepare(start), lambda commit: commit(), lambda _: prepare(self._read())
-        )
+        return commit_with_rebase(prepare(start), commit, lambda _: prepare(self._read()))
 
     def _read(self) -> _StoredTable:
+        """Return the table as it is now. Raises DatasetError if it does not fit the declaration."""
         commit, stored = self._log.read()
         manifest = None
         if stored is not None:
@@ -592,11 +623,9 @@ class LocalTableWriter:
                 dataset=name,
             )
         manifest = current.manifest
-        if (
-            self._pinned is None
-            and manifest is not None
-            and any(generation.files for generation in manifest.served_generations)
-        ):
+        if self._pinned is not None or manifest is None:
+            return
+        if any(generation.files for generation in manifest.served_generations):
             raise errors.DatasetError(
                 f"local table {name!r} has entries, and {self._batch} began before the table"
                 " existed.",
@@ -636,13 +665,8 @@ class LocalTableWriter:
             ),
             change=Change(action="batch", reason=str(self._batch)),
         )
-        before = []
-        generations = []
-        for old in manifest.served_generations:
-            if old.files:
-                before.append(old)
-            if old.files and not has_expired(old, watermark):
-                generations.append(old)
+        before = [old for old in manifest.served_generations if old.files]
+        generations = [old for old in before if not has_expired(old, watermark)]
         generations += self._sent_generations()
         if generations == before and self._has_these_columns(manifest.version):
             return after
@@ -656,10 +680,10 @@ class LocalTableWriter:
         return switch_version(after, version, now)
 
     def _has_these_columns(self, version: SealedVersion | None) -> bool:
-        """Whether a version has the declared columns under the same stored names."""
+        """Return whether a version has the declared columns under the same stored names."""
         if version is None:
             return False
-        return (version.columns, version.names) == (self._schema, self._names)
+        return version.columns == self._schema and version.names == self._names
 
 
 def _with_position(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:
@@ -672,11 +696,11 @@ def _with_position(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.
 
 
 def _describe_sends(sends: Sequence[SentToTable]) -> str:
-    return (
-        "; ".join(
-            f"{sent.rows} records, {sent.deleted} deleted ({sent.digest:016x})" for sent in sends
-        )
-        or "nothing"
+    """Return what was sent, in words."""
+    if not sends:
+        return "nothing"
+    return "; ".join(
+        f"{sent.rows} records, {sent.deleted} deleted ({sent.digest:016x})" for sent in sends
     )
 
 
@@ -739,7 +763,7 @@ def validate_state(lake: Lake, dataset: LocalTable) -> None:
     State that was kept for other settings does not fit: another bound or window would give its rows
     other expiry times.
     """
-    stored = DatasetLog(lake, dataset.name).read()[1]
+    _, stored = DatasetLog(lake, dataset.name).read()
     if stored is None:
         return
     was = stored.declaration.kept_for
@@ -802,10 +826,10 @@ def maintain_state(context: Runtime, name: str) -> bool:
     """Merge small generations of a state table where that is due; return whether a discard of it
     is due.
     """
-    manifest = context.log(name).read()[1]
+    _, manifest = context.log(name).read()
     if manifest is None or manifest.declaration.expires is None:
         return False  # another dataset of this name is left alone
     compacted = compact_due(context, as_unbounded(manifest), _STATE_COMPACTION)
     if compacted is not None:
-        manifest = compacted[1]
+        manifest = compacted.manifest
     return len(manifest.retired) >= _RETIRED_PER_DISCARD

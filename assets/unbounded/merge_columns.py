@@ -220,6 +220,7 @@ class ColumnMerge:
         return (comparable_value(self._rows.column(self._names[column])[row].as_py()),)
 
     def _describe(self, row: int) -> dict[str, Any]:
+        """Return a row as a tie describes it; stored rows have no offset."""
         found = python_rows(self._rows.slice(row, 1))[0]
         if not self._is_new[row]:
             del found[OFFSET]
@@ -274,7 +275,9 @@ class ColumnMerge:
     def _find_carried(self, source: Any) -> Any:
         """Return which groups inherit another value than their stored row has."""
         is_inherited = (self._winner < 0) & (source >= 0)
-        return (is_inherited & (self._group[source] != np.arange(len(source))[:, None])).any(axis=1)
+        own_group = np.arange(len(source))[:, None]
+        is_of_other_group = self._group[source] != own_group
+        return (is_inherited & is_of_other_group).any(axis=1)
 
     def _write_set_at(self, groups: Any) -> pa.Array:
         """Return the column `__set_at` of these groups."""

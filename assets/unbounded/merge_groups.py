@@ -130,6 +130,7 @@ class GroupMerge:
         return [comparable_value(self._rows.column(name)[row].as_py()) for name in group.names]
 
     def _describe(self, row: int) -> dict[str, Any]:
+        """Return a row as a tie describes it; stored rows have no offset."""
         found = python_rows(self._rows.slice(row, 1))[0]
         if not self._is_new[row]:
             del found[OFFSET]

@@ -375,7 +375,7 @@ def _rewind(
     version = advance.manifest.version
     assert version is not None
     with Lease.acquire(context.lake, spec.name, [version.id], holder=f"rewind by {context.by}"):
-        advance, _ = apply_ranges(advance, rewinding.ranges, rewinding=rewinding)
+        advance = apply_ranges(advance, rewinding.ranges, rewinding=rewinding).advance
     report = build_report(compact_if_due(advance), "rewound")
     again = sum(partition.again for partition in rewind.partitions)
     skipped = sum(partition.skipped for partition in rewind.partitions)

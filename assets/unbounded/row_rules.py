@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM
 from dagster_adjunct.assets.declaration.change_values import (
@@ -148,24 +148,37 @@ def list_rule_spark_needs(rules: Sequence[RowRule], columns: Schema) -> list[str
     return needed
 
 
+class CheckedTable(NamedTuple):
+    """A table of checked rows, and what was found."""
+
+    rows: pa.Table
+    findings: Findings
+
+
+class CheckedRows(NamedTuple):
+    """Checked rows, and a function that returns what was found once they are written."""
+
+    rows: Any
+    read_findings: Callable[[], Findings]
+
+
 def check_rows(
     changes: DataFrame | pa.Table, spec: UnboundedDataset, rules: Sequence[RowRule], columns: Schema
-) -> tuple[DataFrame | pa.Table, Callable[[], Findings]]:
-    """Return the changes, those that break a rule with a problem, and a function that returns
-    what was found once they are written.
+) -> CheckedRows:
+    """Return the changes; those that break a rule get a problem.
 
     Without dead letters a broken rule raises BadChangeError, at once or when the frame is written.
     Raises ValidatorError for a rule that Spark can't resolve, NeedsSpark where Arrow may not give
     Spark's result.
     """
     if not rules:
-        return changes, tuple
+        return CheckedRows(changes, tuple)
     if isinstance(changes, pa.Table):
-        changes, found = _check_table(changes, spec, rules, columns)
-        return changes, lambda: found
+        table = _check_table(changes, spec, rules, columns)
+        return CheckedRows(table.rows, lambda: table.findings)
     is_checked = f"{PROBLEM} IS NULL AND NOT {TOMBSTONE}"
     flagged = _flag_rows(changes, spec.name, rules, is_checked)
-    observed, read = _observe(flagged, spec, rules, F.expr(is_checked), (PARTITION, OFFSET))
+    counted = _observe(flagged, spec, rules, F.expr(is_checked), (PARTITION, OFFSET))
     if spec.dead_letters is None:
         place = concat_reason(
             "the change at offset ",
@@ -174,39 +187,48 @@ def check_rows(
             F.col(PARTITION).cast("string"),
             " can't be applied",
         )
-        checked = _raise_at_broken(observed, spec, rules, place, _CORRECT)
+        checked = _raise_at_broken(counted.rows, spec, rules, place, _CORRECT)
     else:
         reasons = []
-        for flag, rule in _enforced(rules):
-            reasons.append(F.when(F.col(flag), _reason_column(rule, spec)))
-        checked = add_problem(observed, *reasons)
-    return checked.drop(*_flags(rules)), read
+        for flagged_rule in _enforced(rules):
+            reason = _reason_column(flagged_rule.rule, spec)
+            reasons.append(F.when(F.col(flagged_rule.flag), reason))
+        checked = add_problem(counted.rows, *reasons)
+    return CheckedRows(checked.drop(*_flags(rules)), counted.read_findings)
 
 
 def check_snapshot_rows(
     rows: DataFrame, spec: UnboundedDataset, rules: Sequence[RowRule]
-) -> tuple[DataFrame, Callable[[], Findings]]:
-    """Return the rows of a bulk snapshot, and a function that returns what was found once they are
-    written. Writing one that breaks a rule raises BadChangeError: there is no record to set aside.
+) -> CheckedRows:
+    """Return the rows of a bulk snapshot. Writing one that breaks a rule raises BadChangeError:
+    there is no record to set aside.
     """
     if not rules:
-        return rows, tuple
+        return CheckedRows(rows, tuple)
     flagged = _flag_rows(rows, spec.name, rules, "true")
-    observed, read = _observe(flagged, spec, rules, F.lit(True), ())
+    counted = _observe(flagged, spec, rules, F.lit(True), ())
     place = F.lit("a row of the bulk snapshot can't be stored")
-    checked = _raise_at_broken(observed, spec, rules, place, _CORRECT_SNAPSHOT)
-    return checked.drop(*_flags(rules)), read
+    checked = _raise_at_broken(counted.rows, spec, rules, place, _CORRECT_SNAPSHOT)
+    return CheckedRows(checked.drop(*_flags(rules)), counted.read_findings)
 
 
 def _flags(rules: Sequence[RowRule]) -> list[str]:
+    """Return the column of each rule that says which rows break it."""
     return [f"{_FLAG}{number}" for number in range(len(rules))]
 
 
-def _enforced(rules: Sequence[RowRule]) -> Iterator[tuple[str, RowRule]]:
-    """Yield the rules that reject rows, each with the column that flags these."""
+class _FlaggedRule(NamedTuple):
+    """A rule, and the column that says which rows break it."""
+
+    flag: str
+    rule: RowRule
+
+
+def _enforced(rules: Sequence[RowRule]) -> Iterator[_FlaggedRule]:
+    """Yield the rules that reject rows."""
     for flag, rule in zip(_flags(rules), rules, strict=True):
         if rule.severity == "error":
-            yield flag, rule
+            yield _FlaggedRule(flag, rule)
 
 
 def _flag_rows(
@@ -255,6 +277,7 @@ def _raise_at_broken(
 
 
 def _reason_column(rule: RowRule, spec: UnboundedDataset) -> Column:
+    """Return the column with the reason why a row breaks the rule."""
     parts: list[str | Column] = [rule.expected]
     between = ": "
     for name in rule.shown:
@@ -269,9 +292,9 @@ def _observe(
     rules: Sequence[RowRule],
     is_checked: Column,
     place: tuple[str, ...],
-) -> tuple[DataFrame, Callable[[], Findings]]:
-    """Return the rows, counted for each rule, with a sample of its broken rows: one of each of
-    SAMPLE_SIZE groups of keys.
+) -> CheckedRows:
+    """Return the flagged rows, which Spark counts for each rule while they are written. It also
+    takes a sample of the broken ones: one of each of SAMPLE_SIZE groups of keys.
     """
     from pyspark.sql import Observation
 
@@ -286,8 +309,10 @@ def _observe(
             one = F.min(F.when(F.col(flag) & (group == part), described))
             metrics.append(one.alias(f"sample{number}_{part}"))
 
-    placed = len(place)
-    return rows.observe(observed, *metrics), lambda: _read(observed.get, spec, rules, placed)
+    def read() -> Findings:
+        return _read(observed.get, spec, rules, len(place))
+
+    return CheckedRows(rows.observe(observed, *metrics), read)
 
 
 def _read(
@@ -306,8 +331,8 @@ def _read(
 
 
 def _describe_row(spec: UnboundedDataset, row: Sequence[Any], placed: int) -> str:
-    """Return the key of a row, and its place; the `placed` first values are its partition and
-    offset, if there are any, and the others its key.
+    """Return the key of a row and its place in words. `placed` is 2 if the row begins with its
+    partition and offset, else 0; the other values are those of its key.
     """
     hidden = {*map(str.lower, spec.masked)}
     parts = []
@@ -325,7 +350,8 @@ def _describe_row(spec: UnboundedDataset, row: Sequence[Any], placed: int) -> st
 
 def _check_table(
     changes: pa.Table, spec: UnboundedDataset, rules: Sequence[RowRule], columns: Schema
-) -> tuple[pa.Table, Findings]:
+) -> CheckedTable:
+    """Return the changes of a table, as `check_rows` does."""
     is_checked = pc.and_(pc.is_null(changes.column(PROBLEM)), pc.invert(changes.column(TOMBSTONE)))
     numbers = pc.indices_nonzero(is_checked)
     rows = changes.take(numbers)
@@ -342,7 +368,7 @@ def _check_table(
             reasons.setdefault(number, reason)
     if reasons:
         changes = add_problems(changes, [*map(reasons.get, range(changes.num_rows))])
-    return changes, tuple(found)
+    return CheckedTable(changes, tuple(found))
 
 
 def _broken_places(rule: RowRule, rows: pa.Table, columns: Schema) -> pa.Array:
@@ -370,6 +396,7 @@ def _find_in_table(
 
 
 def _broken_error(spec: UnboundedDataset, rule: RowRule, row: pa.Table) -> BadChangeError:
+    """Return the error for a change, given as a table of one row, that breaks a rule."""
     (place,) = row.select([PARTITION, OFFSET]).to_pylist()
     (reason,) = _reasons(rule, spec, row)
     return BadChangeError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile, column_paths
 from dagster_adjunct.assets.reading.superseded import key_codes
@@ -24,6 +24,13 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.types import arrow_type
+
+
+class FoundRows(NamedTuple):
+    """The indices of the keys that were found, and their rows."""
+
+    keys: Any
+    rows: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +51,33 @@ class StoredRows:
         *,
         positions: bool,
         generations: Sequence[Generation] | None = None,
-    ) -> Iterator[tuple[Any, pa.Table]]:
-        """Yield for each file, newest generation first, which of the `asked` keys (indices) it has,
-        and their rows.
+    ) -> Iterator[FoundRows]:
+        """Yield for each file, newest generation first, the rows of the `asked` keys that it has;
+        these are indices of `keys`.
 
         Without `positions`, a key's row is yielded only from the newest generation that has it.
         `generations` are those to read, by default all.
         """
-        for generation in reversed(self.generations if generations is None else generations):
+        read = self.generations if generations is None else generations
+        for generation in reversed(read):
             for file in generation.files:
                 if file.bucket != self.bucket or not len(asked):
                     continue
                 assert self.store is not None, "there are generations in a store only"
                 what = f"dataset {self.dataset!r}"
                 opened = StoredFile(self.store, what, generation, file)
-                find = partial(
-                    self._find_in_file, opened, keys.take(asked), schema, positions=positions
-                )
-                places, found = opened.reading(find)
-                yield asked[places], found
+                wanted = keys.take(asked)
+                find = partial(self._find_in_file, opened, wanted, schema, positions=positions)
+                found = opened.reading(find)
+                yield FoundRows(asked[found.keys], found.rows)
                 if not positions:
-                    asked = np.delete(asked, places)
+                    asked = np.delete(asked, found.keys)
 
     def _find_in_file(
         self, stored: StoredFile, keys: pa.Table, schema: pa.Schema, *, positions: bool
-    ) -> tuple[Any, pa.Table]:
-        """Return the indices of the keys that a file has, and their rows: these columns,
-        position and tombstone.
+    ) -> FoundRows:
+        """Return which of the keys a file has, and their rows: these columns, position and
+        tombstone.
         """
         file = _open_file(stored)
         position = arrow_type(dict(self.layout.hidden)[POSITION])
@@ -89,20 +96,20 @@ class StoredRows:
             stored_names = list(layout.stored.columns)
             read = file.read_row_group(group, columns=stored_names, use_threads=False)
             key = read.select(self.layout.stored_names(keys.column_names))
-            number, row = _match_keys(key.columns, keys.take(maybe))
-            if not len(row):
+            matches = _match_keys(key.columns, keys.take(maybe))
+            if not len(matches.rows):
                 continue
-            numbers.append(maybe[number])
-            values = conform_to_layout(read.take(row), layout)
+            numbers.append(maybe[matches.keys])
+            values = conform_to_layout(read.take(matches.rows), layout)
             columns = []
             for field in whole:
                 if field.name in constants:
                     constant = pa.scalar(constants[field.name], field.type)
-                    columns.append(pa.repeat(constant, len(row)))
+                    columns.append(pa.repeat(constant, len(matches.rows)))
                 else:
                     columns.append(values.column(field.name))
             tables.append(pa.table(columns, schema=whole))
-        return np.concatenate(numbers), pa.concat_tables(tables)
+        return FoundRows(np.concatenate(numbers), pa.concat_tables(tables))
 
     def _layout_with(self, names: Sequence[str]) -> BucketLayout:
         """Return the layout of these columns, hidden or not, for reading files."""
@@ -113,7 +120,7 @@ class StoredRows:
             bucket_by=(),
             partitions=1,
             key=(),
-            hidden=tuple(each for each in self.layout.hidden if each[0] in names),
+            hidden=tuple((name, kind) for name, kind in self.layout.hidden if name in names),
             projected=True,
         )
 
@@ -128,14 +135,14 @@ class StoredRows:
         if statistics is None or not statistics.has_min_max:
             return np.arange(keys.num_rows)
         column = keys.column(name)
-        least, greatest = (
-            pa.scalar(value, column.type) for value in (statistics.min, statistics.max)
-        )
+        least = pa.scalar(statistics.min, column.type)
+        greatest = pa.scalar(statistics.max, column.type)
         within = pc.and_(pc.greater_equal(column, least), pc.less_equal(column, greatest))
         return np.flatnonzero(within.to_numpy())
 
 
 def _open_file(stored: StoredFile) -> pq.ParquetFile:
+    """Open a stored file; its footer need not be read if the manifest has it."""
     footer = stored.file.footer
     metadata = None
     if footer is not None:
@@ -146,10 +153,15 @@ def _open_file(stored: StoredFile) -> pq.ParquetFile:
     )
 
 
-def _match_keys(rows: Sequence[pa.ChunkedArray], keys: pa.Table) -> tuple[Any, Any]:
-    """Return two arrays of the same length: which keys are in these columns of rows, and the row of
-    each.
-    """
+class _Matches(NamedTuple):
+    """Arrays of the same length: the indices of keys, and the index of the row of each."""
+
+    keys: Any
+    rows: Any
+
+
+def _match_keys(rows: Sequence[pa.ChunkedArray], keys: pa.Table) -> _Matches:
+    """Return which of the keys are in these key columns of rows."""
     columns = []
     for stored, wanted in zip(rows, keys.columns, strict=True):
         columns.append(pa.chunked_array([*stored.cast(wanted.type).chunks, *wanted.chunks]))
@@ -157,4 +169,4 @@ def _match_keys(rows: Sequence[pa.ChunkedArray], keys: pa.Table) -> tuple[Any, A
     count = len(rows[0])
     places = pc.index_in(codes.slice(0, count), value_set=codes.slice(count))
     found = pc.indices_nonzero(pc.is_valid(places))
-    return places.take(found).to_numpy(), found.to_numpy()
+    return _Matches(places.take(found).to_numpy(), found.to_numpy())

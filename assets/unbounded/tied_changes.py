@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.assets.sources.entries import OpenedChanges
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
@@ -59,15 +58,15 @@ class TieRule:
         return self.key[-1] == VALID_FROM
 
     def rank(self, position: Any) -> Any:
-        """Return what has to be equal for a tie: the position, or if offsets are positions whether
-        the row is of a snapshot.
+        """Return what is equal for rows that may be tied: their position; or, if positions are
+        offsets, whether the row is of a snapshot.
         """
         if self.order_by is None:
             return position < 0
         return position
 
     def ties(self, stored: Row, change: Row) -> bool:
-        """Whether nothing but offsets says which of these rows of a key is newer.
+        """Return whether nothing but offsets says which of these rows of a key is newer.
 
         A row of a bulk snapshot has no partition: a change of any partition is newer.
         """
@@ -75,9 +74,11 @@ class TieRule:
         return same and stored[PARTITION] is not None
 
     def is_newer(self, stored: Row, change: Row) -> bool:
-        """Whether the stored row is newer than the change, which then decides nothing."""
+        """Return whether the stored row is newer than the change, which is then ignored."""
         if self.order_by is None:
-            return bool(self.rank(change[POSITION]) and not self.rank(stored[POSITION]))
+            is_change_of_snapshot = self.rank(change[POSITION])
+            is_stored_of_snapshot = self.rank(stored[POSITION])
+            return bool(is_change_of_snapshot and not is_stored_of_snapshot)
         return bool(stored[POSITION] > change[POSITION])
 
     def ranged_values(self, rows: pa.Table) -> Any:
@@ -90,7 +91,9 @@ class TieRule:
 
     def highest_of(self, file: BucketFile) -> Any:
         """Return the highest of these values in a stored file."""
-        return file.stats["range" if self.over_time else "positions"][1]
+        name = "range" if self.over_time else "positions"
+        _, highest = file.stats[name]
+        return highest
 
     def files_within(
         self, generation: Generation, bucket: int, lowest: Any
@@ -219,32 +222,39 @@ def _group_starts(rows: pa.Table, new: Any, rule: TieRule) -> Any:
     return new | np.append(True, snapshot[1:] != snapshot[:-1])
 
 
-def resolve_group(rows: Iterable[tuple[int, Row]], stored: Row | None, rule: TieRule) -> list[Tie]:
-    """Return the ties among changes of one key and rank, given with their numbers in order.
+class NumberedChange(NamedTuple):
+    """A change, and the number of its row."""
+
+    number: int
+    change: Row
+
+
+def resolve_group(
+    changes: Iterable[NumberedChange], stored: Row | None, rule: TieRule
+) -> list[Tie]:
+    """Return the ties among changes of one key and rank, which are in the order of their numbers.
 
     The change that counts as read first is the stored row, or that of the lowest partition.
     Changes of the other partitions are tied with it, unless their last one has the same content.
     """
-    by_partition = {
-        partition: list(of_partition)
-        for partition, of_partition in groupby(
-            sorted(rows, key=lambda row: (row[1][PARTITION], row[0])),
-            key=lambda row: row[1][PARTITION],
-        )
-    }
+    by_partition: dict[int, list[NumberedChange]] = {}
+    for each in changes:
+        by_partition.setdefault(each.change[PARTITION], []).append(each)
     first = min(by_partition) if stored is None else stored[PARTITION]
-    base = stored if first not in by_partition else by_partition[first][-1][1]
+    base = stored
+    if first in by_partition:
+        base = by_partition[first][-1].change
     assert base is not None, "either a change or the stored row is of this partition"
     ties = []
-    for partition, changes in by_partition.items():
-        if partition == first or _same_content(changes[-1][1], base, rule.schema.names):
+    for partition, found in sorted(by_partition.items()):
+        if partition == first or _same_content(found[-1].change, base, rule.schema.names):
             continue
-        ties += [Tie(number, change, base) for number, change in changes]
+        ties += [Tie(each.number, each.change, base) for each in found]
     return ties
 
 
 def _same_content(change: Row, base: Row, names: Sequence[str]) -> bool:
-    """Whether two rows of a key are the same: both deleted, or with the same values."""
+    """Return whether two rows of a key are the same: both deleted, or with the same values."""
     if change[TOMBSTONE] or base[TOMBSTONE]:
         return bool(change[TOMBSTONE] and base[TOMBSTONE])
     return all(comparable_value(change[name]) == comparable_value(base[name]) for name in names)

@@ -79,8 +79,7 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
     blocking: list[str] = []
     affected: list[str] = []
     if commit is not None and not is_deletion_commit(commit):
-        _, state = streams.state(name)
-        producers = state.producers
+        producers = streams.state(name).state.producers
         for holder in list_retained_attempts(lake, name):
             blocking.append(f"{holder} holds its files")
         for reader in list_readers(lake, name):

@@ -103,8 +103,8 @@ class StateTable:
 
     def commit(self) -> None:
         """Commit what was written, and drop rows that expire with this batch."""
-        _, duplicate = self.writes.commit(self.watermarks.after)
-        self.counted["duplicate_batches"] = int(duplicate)
+        is_repeated = self.writes.commit(self.watermarks.after).is_repeated
+        self.counted["duplicate_batches"] = int(is_repeated)
 
     def _scan_appended(self, *, sends: bool) -> DataFrame:
         """Return the unexpired rows with NEW, from a plain scan of the files: each key was
@@ -311,8 +311,8 @@ class WrittenLocalTables:
             for table, writer in self._opened.items():
                 if table in self.counters:
                     before_output(table)
-                    _, duplicate = writer.commit()
-                    self.counters[table]["duplicate_batches"] = int(duplicate)
+                    is_repeated = writer.commit().is_repeated
+                    self.counters[table]["duplicate_batches"] = int(is_repeated)
         return self.counters
 
 

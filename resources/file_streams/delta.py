@@ -49,7 +49,8 @@ from dagster_adjunct.resources.objects.arrow_files import s3_filesystem_argument
 from dagster_adjunct.resources.objects.lake import Lake, LakeSettings
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.system import build_declaration, register_system
+from dagster_adjunct.resources.streams.declaration import build_declaration
+from dagster_adjunct.resources.streams.system import register_system
 from dagster_adjunct.resources.threads import map_in_threads
 from dagster_adjunct.resources.validation import validated
 

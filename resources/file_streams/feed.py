@@ -10,7 +10,7 @@ from typing import Protocol
 from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState, FileRetention
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.system import StreamDeclaration
+from dagster_adjunct.resources.streams.declaration import StreamDeclaration
 
 MOST_AT_ONCE = 10_000
 """How many files are admitted in one commit at most; the next commit admits others."""

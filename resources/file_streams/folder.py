@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import unquote
 
 from pydantic import Field
@@ -37,6 +37,7 @@ from dagster_adjunct.resources.file_streams.log import (
     AdmittedFile,
     FileLogState,
     FileRetention,
+    LostFile,
     rule_of,
 )
 from dagster_adjunct.resources.file_streams.notifications import Notifications, check_queue_url
@@ -59,17 +60,11 @@ from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
-from dagster_adjunct.resources.streams.system import (
-    build_declaration,
-    check_same_declaration,
-    register_system,
-)
+from dagster_adjunct.resources.streams.declaration import build_declaration, check_same_declaration
+from dagster_adjunct.resources.streams.system import register_system
 from dagster_adjunct.resources.threads import map_in_threads
 from dagster_adjunct.resources.times import to_microseconds, utc_now
 from dagster_adjunct.resources.validation import validated
-
-if TYPE_CHECKING:
-    pass
 
 SYSTEM = "files"
 _THREADS = 16
@@ -82,7 +77,7 @@ OnFile = Literal["fail", "set-aside"]
 
 @validated
 class FileRules(StoredDocument):
-    """What becomes of files that are not as expected. Those that are set aside have no records;
+    """What is done with files that are not as expected. Those that are set aside have no records;
     they are counted, and listed with the reason.
 
     `changed`: a file that was admitted has other contents when files are listed. "fail" raises
@@ -90,8 +85,8 @@ class FileRules(StoredDocument):
     further records.
     `damaged`: a file can't be read as declared: "fail", or "set-aside".
     `empty`: a file has no records, or no bytes: "set-aside", "fail", or "admit".
-    `late`: where only new names or days are listed, a look for all files finds one that came under
-    an older name: "append", "fail" or "set-aside".
+    `late`: where only new names or days are listed, a look for all files finds one that arrived
+    under an older name: "append", "fail" or "set-aside".
     `lost`: an admitted file is gone, or has other contents, when its records are to be read:
     "fail", or "set-aside", which leaves its records out from then on.
 
@@ -118,9 +113,6 @@ _CHANGEABLE = (
     "marker",
     "min_age",
     "listing",
-    "date_prefix",
-    "days_back",
-    "notifications",
     "rules",
     "retention",
     "column_rules",
@@ -129,6 +121,50 @@ _EVOLVE = (
     "Say what became of the columns, as in column_rules=ColumnRules(renamed={…}, drop=(…)), and"
     " keep types or widen them; or use another name for the stream."
 )
+
+
+class FolderListing(StoredDocument):
+    """How looks find new files in a folder: as `names` says, or in the folders of the last days
+    (`date_prefix`), or by the notifications in a queue.
+    """
+
+    names: Literal["all", "after-last"] = "all"
+    date_prefix: str | None = None
+    days_back: Annotated[int, Field(ge=0, le=60)] = 2
+    notifications: str | None = None
+
+    def check(self, url: str, what: str) -> None:
+        """Raise ConfigurationError unless at most one way of listing is declared, and possible for
+        a folder at this URL.
+        """
+        chosen = [self.names != "all", self.date_prefix is not None, self.notifications is not None]
+        if sum(chosen) > 1:
+            raise argument_error(
+                f"{what} is to be listed in {sum(chosen)} ways",
+                'one of listing="after-last", date_prefix=… and notifications=…',
+                argument="listing",
+            )
+        if self.date_prefix is not None:
+            check_date_prefix(self.date_prefix)
+        if self.notifications is None:
+            return
+        check_queue_url(self.notifications)
+        if not url.startswith(("s3://", "s3a://")):
+            raise argument_error(
+                f"{what}: notifications of {url!r}",
+                "s3://BUCKET/PREFIX, as only buckets notify queues",
+                argument="notifications",
+            )
+
+    def open(self) -> Listing:
+        """Return what lists the files."""
+        if self.notifications is not None:
+            return NotifiedFiles(Notifications(self.notifications))
+        if self.date_prefix is not None:
+            return DayFolders(self.date_prefix, self.days_back)
+        if self.names == "after-last":
+            return AfterLast()
+        return AllFiles()
 
 
 class FolderDeclaration(FileStreamDeclaration):
@@ -142,10 +178,7 @@ class FolderDeclaration(FileStreamDeclaration):
     pattern: str = "*"
     marker: str | None = None
     min_age: Annotated[timedelta, Field(ge=timedelta(0))] = timedelta(0)
-    listing: Literal["all", "after-last"] = "all"
-    date_prefix: str | None = None
-    days_back: Annotated[int, Field(ge=0, le=60)] = 2
-    notifications: str | None = None
+    listing: FolderListing = FolderListing()
     rules: FileRules = DEFAULT_RULES
     column_rules: ColumnRules = AS_DECLARED
 
@@ -156,21 +189,11 @@ class FolderDeclaration(FileStreamDeclaration):
     def feed(self, lake: Lake) -> FolderFeed:
         return FolderFeed(self, open_tree(self.url))
 
-    def how_to_list(self) -> Listing:
-        """Return the way in which looks list files."""
-        if self.notifications is not None:
-            return NotifiedFiles(Notifications(self.notifications))
-        if self.date_prefix is not None:
-            return DayFolders(self.date_prefix, self.days_back)
-        if self.listing == "after-last":
-            return AfterLast()
-        return AllFiles()
-
     @property
     def file_schema(self) -> Schema:
         """The columns that files contain."""
         added = {*self.path_columns, self.path_column, self.modified_column}
-        return Schema(tuple(one for one in self.columns.fields if one.name not in added))
+        return Schema(tuple(field for field in self.columns.fields if field.name not in added))
 
     def check_stored(self, stream: str, state: FileLogState) -> None:
         stored = FolderDeclaration.model_validate(state.declared)
@@ -188,10 +211,11 @@ class FolderFeed:
 
     @property
     def _reader(self) -> FileReader:
+        """What reads the files as declared."""
         declared = self.declared
         own = declared.file_schema
         required: tuple[str, ...] = ()
-        if declared.file_format != "jsonl":  # in which fields that are null may be left out
+        if declared.file_format != "jsonl":  # where a missing field is null
             required = tuple(name for name in declared.key if name in own)
         files = DeclaredFiles(
             self.tree,
@@ -210,10 +234,10 @@ class FolderFeed:
     # -- admission
 
     def find(self, known: KnownFiles) -> Found:
-        look = self.declared.how_to_list().look(self.tree, known.cursor, known.all_files)
-        ready, waiting = self._ready(look)
-        waiting |= look.waiting
-        fresh = self._new_files(ready, known, look)
+        look = self.declared.listing.open().look(self.tree, known.cursor, known.all_files)
+        arrivals = self._arrivals(look)
+        waiting = arrivals.waiting | look.waiting
+        fresh = self._new_files(arrivals.complete, known, look)
         chosen = self._first_of(fresh)
         examined = map_in_threads(self._examine, chosen, _THREADS)
         files = []
@@ -224,38 +248,43 @@ class FolderFeed:
                 files.append(file)
         rest = fresh[len(chosen) :]
         left = {*waiting, *(new.listed.path for new in rest)}
-        done = [file.path for file in ready if file.path not in left]
-        # Messages about files that wait are received again: no progress is made with them.
-        more = bool(rest) or (look.more and bool(files))
+        done = [file.path for file in arrivals.complete if file.path not in left]
+        more = bool(rest)
+        if look.more and files:
+            # If no file was admitted, another look would receive the same messages again.
+            more = True
         return Found(files, look.cursor(done, left), waiting, look.settled(left), more)
 
     def _first_of(self, fresh: Sequence[_NewFile]) -> Sequence[_NewFile]:
-        """Return the first of these files, as many as are examined before the next commit."""
-        room = _BYTES_AT_ONCE
+        """Return the first of these files, as many as are examined before the next commit: at least
+        one.
+        """
+        if self.declared.file_format == "parquet":  # only footers are read
+            return fresh[:MOST_AT_ONCE]
+        size = 0
         for count, new in enumerate(fresh[:MOST_AT_ONCE]):
-            if self.declared.file_format != "parquet":  # of which only the footer is read
-                room -= new.listed.size
-            if room < 0 and count:
+            size += new.listed.size
+            if size > _BYTES_AT_ONCE and count > 0:
                 return fresh[:count]
         return fresh[:MOST_AT_ONCE]
 
-    def _ready(self, look: Look) -> tuple[list[ListedFile], dict[str, str]]:
-        """Return the files that are complete, and why others wait."""
-        there = {}
-        if self.declared.marker is not None:
-            there = {file.path: True for file in look.files}
+    def _arrivals(self, look: Look) -> _Arrivals:
+        """Return which of the listed files are complete, and why others wait."""
+        markers = _Markers(self.tree, self.declared.marker, look)
         youngest = utc_now() - self.declared.min_age
-        ready = []
+        complete = []
         waiting = {}
         for file in look.files:
             if not self._is_wanted(file.path):
                 continue
-            reason = self._reason_to_wait(file, there, youngest, look.is_partial)
-            if reason:
-                waiting[file.path] = reason
+            missing = markers.missing_for(file.path)
+            if missing is not None:
+                waiting[file.path] = f"{missing} is missing"
+            elif self.declared.min_age and file.modified > youngest:
+                waiting[file.path] = f"it is younger than {self.declared.min_age}"
             else:
-                ready.append(file)
-        return ready, waiting
+                complete.append(file)
+        return _Arrivals(complete, waiting)
 
     def _is_wanted(self, path: str) -> bool:
         """Return whether a file is one of the stream, by its name: not hidden, and no marker."""
@@ -267,48 +296,25 @@ class FolderFeed:
             return False
         return self.declared.marker is None or not _is_marker(name, self.declared.marker)
 
-    def _reason_to_wait(
-        self, file: ListedFile, there: dict[str, bool], youngest: datetime, is_partial: bool
-    ) -> str:
-        """Return why a file is not complete yet, "" if it is. `there` has the files that are known
-        to exist, or not; others are asked for if the listing is partial.
-        """
-        marker = self._marker_of(file.path)
-        if marker is not None:
-            if is_partial and marker not in there:
-                there[marker] = self.tree.find(marker) is not None
-            if not there.get(marker):
-                return f"{marker} is missing"
-        if self.declared.min_age and file.modified > youngest:
-            return f"it is younger than {self.declared.min_age}"
-        return ""
-
-    def _marker_of(self, path: str) -> str | None:
-        """Return the path of the file that says that this one is complete."""
-        if self.declared.marker is None:
-            return None
-        folder, slash, name = path.rpartition("/")
-        return f"{folder}{slash}{self.declared.marker.replace('*', name)}"
-
     def _new_files(
         self, ready: Sequence[ListedFile], known: KnownFiles, look: Look
     ) -> list[_NewFile]:
         """Return the files that are to be admitted, in the order of admission."""
-        before = known.among([file.path for file in ready])
+        admitted = known.among([file.path for file in ready])
         fresh = []
         for file in ready:
-            was = before.get(file.path)
-            if was is None:
+            before = admitted.get(file.path)
+            if before is None:
                 fresh.append(_NewFile(file, self._problem_of_late(file, look)))
-            elif was.etag != file.etag and not known.has_contents(file.path, file.etag):
-                fresh.append(_NewFile(file, self._problem_of_changed(file, was, look)))
+            elif before.etag != file.etag and not known.has_contents(file.path, file.etag):
+                fresh.append(_NewFile(file, self._problem_of_changed(file, before, look)))
         if look.in_name_order:
-            return sorted(fresh, key=lambda new: new.listed.path)
-        return sorted(fresh, key=lambda new: (new.listed.modified, new.listed.path))
+            return sorted(fresh, key=_path)
+        return sorted(fresh, key=_time_and_path)
 
     def _problem_of_late(self, file: ListedFile, look: Look) -> str:
-        """Return why a new file is set aside, "" if it is not: it may have come late. Raises
-        AdmittedFileError, as declared.
+        """Return why a new file is set aside if it is late, "" if it is admitted. Raises
+        AdmittedFileError if the rule for late files is "fail".
         """
         rule = self.declared.rules.late
         if rule == "append" or not look.is_late(file.path):
@@ -318,25 +324,25 @@ class FolderFeed:
             return f"late: {problem}"
         raise self._admission_error(file, "late", problem, 'late="append"')
 
-    def _problem_of_changed(self, file: ListedFile, was: AdmittedFile, look: Look) -> str:
+    def _problem_of_changed(self, file: ListedFile, before: AdmittedFile, look: Look) -> str:
         """Return why a file with other contents than before is set aside, "" if its contents are
-        admitted. Raises AdmittedFileError, as declared.
+        admitted. Raises AdmittedFileError if the rule for changed files is "fail".
         """
-        before = rule_of(was.problem)
-        if before in _DELIVERED_AGAIN:
+        set_aside_by = rule_of(before.problem)
+        if set_aside_by in _DELIVERED_AGAIN:
             return ""
-        if before == "late":
+        if set_aside_by == "late":
             return self._problem_of_late(file, look)
         rule = self.declared.rules.changed
         if rule == "append":
             return ""
         how = "changed"
-        if file.size < was.size:
+        if file.size < before.size:
             how = "shrunk"
-        elif file.size > was.size:
+        elif file.size > before.size:
             how = "grown"
         problem = (
-            f"it has {how} since it was admitted: it had {was.size:,} bytes, and now has"
+            f"it has {how} since it was admitted: it had {before.size:,} bytes, and now has"
             f" {file.size:,}, modified {file.modified:%F %T}"
         )
         if rule == "ignore":
@@ -359,8 +365,11 @@ class FolderFeed:
         )
 
     def _examine(self, new: _NewFile) -> AdmittedFile | None:
-        """Return the file with the number of its records, None if it was changed meanwhile. Raises
-        AdmittedFileError, as declared, for a file without records, or that can't be read.
+        """Return the file as it is admitted, with the number of its records; None if it was changed
+        while they were counted.
+
+        Raises an error for a file without records, or one that can't be read, if its rule is
+        "fail".
         """
         file = new.listed
         admitted = _unread(file)
@@ -386,8 +395,8 @@ class FolderFeed:
     def _damage_error(
         self, file: ListedFile, error: errors.SchemaMismatchError
     ) -> errors.AdjunctError:
-        """Return the error for a file that can't be read as declared, with how to go on without
-        it.
+        """Return the error for a file that can't be read as declared; its next step also says how
+        to go on without the file.
         """
         step = (
             f"{error.next_step} To go on without the file: adjunct stream set-aside STREAM"
@@ -414,7 +423,7 @@ _HIDDEN = re.compile(r"(?:^|/)[._][^/=]*(?:/|$)")
 
 
 def _is_hidden(path: str) -> bool:
-    """Return whether a file is one that programs keep to themselves, or has not finished."""
+    """Return whether a file is hidden, or its name is one of a file that is still written."""
     return path.endswith(_UNFINISHED) or _HIDDEN.search(path) is not None
 
 
@@ -423,14 +432,50 @@ def _is_marker(name: str, marker: str) -> bool:
     before, star, after = marker.partition("*")
     if not star:
         return name == marker
-    return len(name) > len(before) + len(after) and name.startswith(before) and name.endswith(after)
+    has_name = len(name) > len(before) + len(after)
+    return has_name and name.startswith(before) and name.endswith(after)
+
+
+class _Arrivals(NamedTuple):
+    """The listed files that are complete, and why others wait, by path."""
+
+    complete: list[ListedFile]
+    waiting: dict[str, str]
+
+
+class _Markers:
+    """The files that exist to mark others as complete. If the listing is partial, each is looked
+    for once.
+    """
+
+    def __init__(self, tree: FileTree, name: str | None, look: Look) -> None:
+        self.tree = tree
+        self.name = name
+        self.is_partial = look.is_partial
+        self._exists = {} if name is None else {file.path: True for file in look.files}
+
+    def missing_for(self, path: str) -> str | None:
+        """Return the path of the marker that a file waits for, None if it does not wait for one."""
+        if self.name is None:
+            return None
+        folder, slash, file_name = path.rpartition("/")
+        marker = f"{folder}{slash}{self.name.replace('*', file_name)}"
+        if self.is_partial and marker not in self._exists:
+            self._exists[marker] = self.tree.find(marker) is not None
+        if self._exists.get(marker):
+            return None
+        return marker
 
 
 def path_values(path: str, declared: FolderDeclaration) -> dict[str, str | None]:
-    """Return the values of the columns that the path of a file has, as in `day=2026-11-28/`. Raises
-    SchemaMismatchError.
+    """Return the values of the declared `path_columns` for a file, by column, from parts of its
+    path such as `day=2026-11-28/`. Raises SchemaMismatchError.
     """
-    parts = dict(part.split("=", 1) for part in path.split("/")[:-1] if "=" in part)
+    parts = {}
+    for folder in path.split("/")[:-1]:
+        column, equals, text = folder.partition("=")
+        if equals:
+            parts[column] = text
     values: dict[str, str | None] = {}
     for name in declared.path_columns:
         kind = declared.columns.types[name]
@@ -462,8 +507,16 @@ class _NewFile(NamedTuple):
     problem: str
 
 
+def _path(new: _NewFile) -> str:
+    return new.listed.path
+
+
+def _time_and_path(new: _NewFile) -> tuple[datetime, str]:
+    return new.listed.modified, new.listed.path
+
+
 def _unread(file: ListedFile) -> AdmittedFile:
-    """Return a file whose records have not been counted."""
+    """Return the entry of a file whose records have not been counted."""
     return AdmittedFile(file.path, file.size, file.etag, to_microseconds(file.modified), 0)
 
 
@@ -479,28 +532,26 @@ class FolderStreams(FileStreams):
             return None
         return _unread(found)
 
-    def find_lost(
-        self, stream: str, files: Sequence[AdmittedFile]
-    ) -> list[tuple[AdmittedFile, str]]:
+    def find_lost(self, stream: str, files: Sequence[AdmittedFile]) -> list[LostFile]:
         tree = open_tree(self._folder(stream).url)
+        found = map_in_threads(tree.find, [file.path for file in files], _THREADS)
         lost = []
-        for file, now in zip(
-            files, map_in_threads(tree.find, [file.path for file in files], _THREADS), strict=True
-        ):
+        for file, now in zip(files, found, strict=True):
             if now is None:
-                lost.append((file, "it is gone"))
+                lost.append(LostFile(file, "it is gone"))
             elif now.etag != file.etag:
-                lost.append((file, "it has other contents than when it was admitted"))
+                lost.append(LostFile(file, "it has other contents than when it was admitted"))
         return lost
 
-    def _find_lost_to_leave(
-        self, stream: str, files: Sequence[AdmittedFile]
-    ) -> list[tuple[AdmittedFile, str]]:
+    def _find_lost_to_leave_out(self, stream: str, files: Sequence[AdmittedFile]) -> list[LostFile]:
         if self._folder(stream).rules.lost == "fail":
             return []
         lost = self.find_lost(stream, files)
+        if not lost:
+            return []
         tree = open_tree(self._folder(stream).url)
-        if lost and (reason := tree.absence()):
+        reason = tree.absence()
+        if reason:
             # Perhaps a disk is not mounted.
             raise errors.AdmittedFileError(
                 f"{tree.url}: {reason}, and {len(lost):,} files were admitted from it.",
@@ -551,13 +602,13 @@ def file_stream(  # noqa: PLR0913
     are the columns by which records belong together.
 
     Files are left out whose names do not match `pattern`, or begin with "." or "_", or end in .tmp,
-    .part and the like. A file waits until it is `min_age` old, and until its `marker` is there: a
-    file beside it, such as "_SUCCESS", or with its name for "*", as in "*.done". With
-    `listing="after-last"`, only names after the last admitted one are listed. `rules` say what
-    becomes of files that have changed, or are damaged, `column_rules` what becomes of columns that
+    .part and the like. A file waits until it is `min_age` old, and until its `marker` exists: a
+    file next to it, such as "_SUCCESS", or with its name for "*", as in "*.done". With
+    `listing="after-last"`, only names after the last admitted one are listed. `rules` say what is
+    done with files that have changed, or are damaged, `column_rules` what is done with columns that
     are not the declared ones. Both may change later, and so may the schema: columns can be added,
-    their types widened, and, by column rules, renamed and dropped; files that were admitted before
-    are then read so too.
+    their types widened, and, by column rules, renamed and dropped. Files that were admitted before
+    are then read by the new schema too.
 
     Raises ConfigurationError or SchemaMismatchError.
     """
@@ -571,7 +622,6 @@ def file_stream(  # noqa: PLR0913
         raise argument_error(
             f"{what}: added columns are {added}", "different columns", argument="schema"
         )
-    _check_listing(url, listing, date_prefix, notifications, what)
     declaration = build_declaration(
         FolderDeclaration,
         f"{SYSTEM}.{name}",
@@ -586,40 +636,20 @@ def file_stream(  # noqa: PLR0913
         pattern=pattern,
         marker=marker,
         min_age=min_age,
-        listing=listing,
-        date_prefix=date_prefix,
-        days_back=days_back,
-        notifications=notifications,
+        listing={
+            "names": listing,
+            "date_prefix": date_prefix,
+            "days_back": days_back,
+            "notifications": notifications,
+        },
         rules=rules,
         retention=retention,
         column_rules=column_rules,
     )
+    declaration.listing.check(url, what)
     check_rules(declaration.file_schema, column_rules, what)
     check_format(declaration.file_schema, format, what)
     return declare_file_stream(SYSTEM, name, declaration)
-
-
-def _check_listing(
-    url: str, listing: str, date_prefix: str | None, notifications: str | None, what: str
-) -> None:
-    """Raise ConfigurationError unless at most one way of listing is declared, and possible."""
-    chosen = [listing != "all", date_prefix is not None, notifications is not None]
-    if sum(chosen) > 1:
-        raise argument_error(
-            f"{what} is to be listed in {sum(chosen)} ways",
-            'one of listing="after-last", date_prefix=… and notifications=…',
-            argument="listing",
-        )
-    if date_prefix is not None:
-        check_date_prefix(date_prefix)
-    if notifications is not None:
-        check_queue_url(notifications)
-        if not url.startswith(("s3://", "s3a://")):
-            raise argument_error(
-                f"{what}: notifications of {url!r}",
-                "s3://BUCKET/PREFIX, as only buckets notify queues",
-                argument="notifications",
-            )
 
 
 register_system(SYSTEM, FolderStreams)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachetools import TTLCache, cached
@@ -45,7 +46,8 @@ from dagster_adjunct.resources.iceberg import IcebergTable, translate_client_err
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.system import build_declaration, register_system
+from dagster_adjunct.resources.streams.declaration import build_declaration
+from dagster_adjunct.resources.streams.system import register_system
 from dagster_adjunct.resources.threads import map_in_threads
 from dagster_adjunct.resources.validation import validated
 
@@ -64,7 +66,11 @@ _THREADS = 16
 _OPEN_SECONDS = 60
 _NONE = -1  # of a table without snapshots; Iceberg's ids are positive
 _FIELD_ID = b"PARQUET:field_id"
-_SIMPLE = {"long": "bigint", "timestamptz": "timestamp"}
+_SIMPLE = {
+    "long": "bigint",
+    "timestamp": "timestamp without a time zone",
+    "timestamptz": "timestamp",
+}
 
 
 class IcebergName(StoredDocument):
@@ -125,20 +131,15 @@ class IcebergFeed:
         identity = str(table.metadata.table_uuid)
         if cursor is not None and cursor.table != identity:
             raise replaced_error(str(name), cursor.table, identity)
+        known_columns = {} if cursor is None else cursor.columns
         located = locate_columns(
-            self.declared.columns,
-            table_columns(table.schema().fields),
-            {} if cursor is None else cursor.columns,
-            str(name),
+            self.declared.columns, table_columns(table.schema().fields), known_columns, str(name)
         )
         look = _Look(self.declared, table)
         with translate_client_errors(name.catalog):
-            if cursor is None:
-                files, at = look.first()
-            else:
-                files, at = look.since(cursor.at, known)
-        after = TableCursor(table=identity, at=at, columns=located)
-        return Found(files, after.model_dump_json(), {})
+            added = look.first() if cursor is None else look.since(cursor.at, known)
+        after = TableCursor(table=identity, at=added.until, columns=located)
+        return Found(added.files, after.model_dump_json(), {})
 
     # -- reading
 
@@ -160,46 +161,59 @@ class IcebergFeed:
         return bool(reader.io.new_input(path).exists())
 
 
+class _AddedFiles(NamedTuple):
+    """Files to admit, and the id of the snapshot up to which they were added."""
+
+    files: list[AdmittedFile]
+    until: int
+
+
 class _Look(NamedTuple):
     """A look at a table for files to admit."""
 
     declared: IcebergDeclaration
     table: Table
 
-    def first(self) -> tuple[list[AdmittedFile], int]:
-        """Return the files at the first look, and the snapshot up to which they are."""
+    def first(self) -> _AddedFiles:
+        """Return the files at the first look."""
         current = self.table.metadata.current_snapshot()
         if current is None:
-            return [], _NONE
+            return _AddedFiles([], _NONE)
         ancestry = self._ancestry()
         if self.declared.start == "current":
-            return self._all_files(current, ancestry), current.snapshot_id
+            return _AddedFiles(self._all_files(current, ancestry), current.snapshot_id)
         files = self._all_files(ancestry[-1], ancestry)
         for snapshot in reversed(ancestry[:-1]):
             files += self._added(snapshot)
-        return files, current.snapshot_id
+        return _AddedFiles(files, current.snapshot_id)
 
-    def since(self, at: int, known: KnownFiles) -> tuple[list[AdmittedFile], int]:
-        """Return the files that were added after a snapshot, and the current snapshot."""
+    def since(self, at: int, known: KnownFiles) -> _AddedFiles:
+        """Return the files that were added after the snapshot with this id, up to the current
+        one.
+        """
         current = self.table.metadata.current_snapshot()
         if current is None and at == _NONE:
-            return [], _NONE
+            return _AddedFiles([], _NONE)
         ancestry = self._ancestry()
         ids = [snapshot.snapshot_id for snapshot in ancestry]
+        # The id of the newest snapshot that has expired, _NONE if none has.
+        expired = None
+        if ancestry:
+            expired = ancestry[-1].parent_snapshot_id or _NONE
         if at in ids:
             fresh = ancestry[: ids.index(at)]
-        elif ancestry and (ancestry[-1].parent_snapshot_id or _NONE) == at:
-            fresh = ancestry  # it has just expired, and all after it are known
+        elif at == expired:
+            fresh = ancestry  # all snapshots after it are known
         else:
             return self._after_rollback(at, ancestry, known)
         files: list[AdmittedFile] = []
         for snapshot in reversed(fresh):
             files += self._added(snapshot)
-        return files, ids[0]
+        return _AddedFiles(files, ids[0])
 
     def _after_rollback(
         self, at: int, ancestry: Sequence[Snapshot], known: KnownFiles
-    ) -> tuple[list[AdmittedFile], int]:
+    ) -> _AddedFiles:
         """Return the files since a snapshot that is no ancestor of the current one. Raises
         AdmittedFileError, unless the table was rolled back and that is to be ignored.
         """
@@ -208,8 +222,8 @@ class _Look(NamedTuple):
         if at != _NONE and metadata.snapshot_by_id(at) is None:
             raise expired_error(what, f"snapshot {at}, up to which it was read, has expired")
         current_ids = [snapshot.snapshot_id for snapshot in ancestry]
-        before = [one.snapshot_id for one in _ancestry_of(metadata, at)]
-        common = next((one for one in before if one in current_ids), None)
+        before = [snapshot.snapshot_id for snapshot in _ancestry_of(metadata, at)]
+        common = next((snapshot_id for snapshot_id in before if snapshot_id in current_ids), None)
         if self.declared.on_delete == "fail" or common is None:
             raise table_error(
                 f"{what} was rolled back, or its history replaced: snapshot {at}, up to which it"
@@ -220,22 +234,22 @@ class _Look(NamedTuple):
             )
         fresh = ancestry[: current_ids.index(common)]
         if not fresh:
-            return [], at
+            return _AddedFiles([], at)
         there = known.by_path()
         reason = f"the table was rolled back to snapshot {common}"
         first = fresh[-1]
         files = [skipped(f"snapshot {at}", str(at), first.timestamp_ms * 1000, reason)]
         for snapshot in reversed(fresh):
             files += [file for file in self._added(snapshot) if file.path not in there]
-        return files, current_ids[0]
+        return _AddedFiles(files, current_ids[0])
 
     def _ancestry(self) -> list[Snapshot]:
         """Return the snapshots of the main branch that are known, from the current one back."""
         return _ancestry_of(self.table.metadata, self.table.metadata.current_snapshot_id)
 
     def _all_files(self, snapshot: Snapshot, ancestry: Sequence[Snapshot]) -> list[AdmittedFile]:
-        """Return all files of a snapshot, with the times of those that added them, or of the oldest
-        one that is known.
+        """Return all files of a snapshot. The time of a file is that of the snapshot that added it;
+        if that has expired, the time of the oldest one that is known.
         """
         times = {one.snapshot_id: one.timestamp_ms * 1000 for one in ancestry}
         oldest = min(times.values())
@@ -245,9 +259,8 @@ class _Look(NamedTuple):
         for entry in self._entries(manifests, live=True):
             time = times.get(entry.snapshot_id or 0, oldest)
             file = self._admitted(entry.data_file, str(entry.snapshot_id), time)
-            found.append((entry.sequence_number or 0, file))
-        found.sort(key=lambda one: (one[1].modified, one[0], one[1].path))
-        return [file for _, file in found]
+            found.append(_NumberedFile(time, entry.sequence_number or 0, file.path, file))
+        return [each.file for each in sorted(found)]
 
     def _check_no_deletes(self, snapshot: Snapshot, manifests: Sequence[ManifestFile]) -> None:
         """Raise AdmittedFileError if rows of a snapshot's files are deleted by delete files."""
@@ -310,7 +323,7 @@ class _Look(NamedTuple):
         io = self.table.io
         data = [one for one in manifests if one.content == ManifestContent.DATA]
         read = partial(_read_entries, io, live)
-        return [entry for entries in map_in_threads(read, data, _THREADS) for entry in entries]
+        return list(chain.from_iterable(map_in_threads(read, data, _THREADS)))
 
     def _admitted(self, file: DataFile, origin: str, time: int) -> AdmittedFile:
         """Return a data file as it is admitted. Raises AdmittedFileError for a format that is not
@@ -318,8 +331,12 @@ class _Look(NamedTuple):
         """
         from pyiceberg.manifest import FileFormat
 
-        if file.file_format != FileFormat.PARQUET or file.key_metadata:
-            found = "encrypted" if file.key_metadata else f"in the format {file.file_format}"
+        found = ""
+        if file.key_metadata:
+            found = "encrypted"
+        elif file.file_format != FileFormat.PARQUET:
+            found = f"in the format {file.file_format}"
+        if found:
             raise errors.AdmittedFileError(
                 f"{self.declared.source}: {file.file_path} is {found}, expected plain Parquet.",
                 "Rewrite the files as Parquet, and read the table as another stream.",
@@ -334,7 +351,19 @@ class _Look(NamedTuple):
         )
 
 
+class _NumberedFile(NamedTuple):
+    """A file with what the order of admission depends on: its time, the sequence number of the
+    commit that added it, and its path.
+    """
+
+    time: int
+    sequence_number: int
+    path: str
+    file: AdmittedFile
+
+
 def _read_entries(io: FileIO, live: bool, manifest: ManifestFile) -> list[ManifestEntry]:
+    """Return the entries of a manifest; with `live`, without those of deleted files."""
     return manifest.fetch_manifest_entry(io, discard_deleted=live)
 
 
@@ -362,15 +391,17 @@ def partition_texts(
         if not isinstance(field.transform, IdentityTransform):
             continue
         kind = _type_of_field(metadata, field.source_id)
-        value = file.partition[place]
         if kind is None:
             continue
-        text = None
-        if isinstance(value, bytes):
+        value = file.partition[place]
+        if value is None:
+            text = None
+        elif isinstance(value, bytes):
             text = base64.b64encode(value).decode()
-        elif value is not None:
-            json = to_json(kind, value)
-            text = str(json).lower() if isinstance(json, bool) else str(json)
+        else:
+            text = str(to_json(kind, value))
+            if isinstance(value, bool):
+                text = text.lower()
         texts[str(field.source_id)] = text
     return texts
 
@@ -394,6 +425,7 @@ def table_columns(fields: Sequence[NestedField]) -> tuple[TableColumn, ...]:
 def _table_column(
     name: str, at: int, kind: IcebergType, field: NestedField | None = None
 ) -> TableColumn:
+    """Return a column of this type, or a part of one, with the field id `at`."""
     from pyiceberg.types import ListType, MapType, StructType
 
     if field is not None and field.initial_default is not None:
@@ -408,13 +440,7 @@ def _table_column(
         value = _table_column("value", kind.value_id, kind.value_type)
         return TableColumn(name, at, MAP, (key, value))
     text = str(kind).replace(", ", ",")
-    return TableColumn(name, at, _SIMPLE.get(text, _named(text)))
-
-
-def _named(text: str) -> str:
-    if text == "timestamp":
-        return "timestamp without a time zone"
-    return text
+    return TableColumn(name, at, _SIMPLE.get(text, text))
 
 
 class _Reader(NamedTuple):
@@ -427,6 +453,7 @@ class _Reader(NamedTuple):
 
 
 def _reader_key(process: int, identity: str, name: IcebergName) -> tuple[int, str]:
+    """Return what identifies the access to a table in the cache."""
     return process, identity
 
 
@@ -439,7 +466,9 @@ def _open_reader(process: int, identity: str, name: IcebergName) -> _Reader:
     if str(table.metadata.table_uuid) != identity:
         raise replaced_error(str(name), identity, str(table.metadata.table_uuid))
     mapping = table.metadata.name_mapping()
-    return _Reader(table.io, () if mapping is None else tuple(mapping.root))
+    if mapping is None:
+        return _Reader(table.io, ())
+    return _Reader(table.io, tuple(mapping.root))
 
 
 def _file_columns(fields: Any, names: Sequence[MappedField], path: str) -> Iterator[TableColumn]:
@@ -460,13 +489,20 @@ def _file_columns(fields: Any, names: Sequence[MappedField], path: str) -> Itera
 
 
 def _file_column(field: pa.Field, names: Sequence[MappedField] | None) -> TableColumn:
-    """Return a column of a file, or a part of one; without an id, a field of no declared column."""
-    at = int((field.metadata or {}).get(_FIELD_ID, -1))
+    """Return a column of a file, or a part of one, with its field id: that in the file, or the one
+    to which `names` map its name; -1 if it has none.
+    """
+    at = -1
     inner: Sequence[MappedField] | None = None
-    if names is not None:
+    if names is None:
+        at = int((field.metadata or {}).get(_FIELD_ID, -1))
+    else:
+        inner = ()
         mapped = next((one for one in names if field.name in one.names), None)
-        at = -1 if mapped is None or mapped.field_id is None else mapped.field_id
-        inner = () if mapped is None else mapped.fields
+        if mapped is not None:
+            inner = mapped.fields
+            if mapped.field_id is not None:
+                at = mapped.field_id
     kind, parts = arrow_parts(field.type)
     return TableColumn(field.name, at, kind, tuple(_file_column(part, inner) for part in parts))
 

@@ -40,7 +40,7 @@ from dagster_adjunct.resources.objects.commit_log import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
-from dagster_adjunct.resources.streams.system import StreamDeclaration
+from dagster_adjunct.resources.streams.declaration import StreamDeclaration
 from dagster_adjunct.resources.times import to_microseconds
 from dagster_adjunct.resources.validation import validated
 
@@ -54,6 +54,13 @@ _CACHED_PAGES = 128
 GRACE = timedelta(hours=1)
 """For how long a page stays after the log no longer refers to it, for those who read it."""
 Count = Annotated[int, Field(ge=0)]
+
+
+class FileContents(NamedTuple):
+    """Which file this is, with which contents: its path, and the ETag that changes with them."""
+
+    path: str
+    etag: str
 
 
 class AdmittedFile(NamedTuple):
@@ -78,9 +85,19 @@ class AdmittedFile(NamedTuple):
     admitted: int = 0
 
     @property
+    def contents(self) -> FileContents:
+        """The file and its contents, which identify an admission."""
+        return FileContents(self.path, self.etag)
+
+    @property
     def next(self) -> int:
         """The offset after its last record."""
         return self.first + self.rows
+
+    @property
+    def is_read(self) -> bool:
+        """Whether reads return records of the file: it has some, and was not set aside."""
+        return self.rows > 0 and not self.problem
 
     @property
     def modified_at(self) -> datetime:
@@ -88,11 +105,18 @@ class AdmittedFile(NamedTuple):
         return _EPOCH + timedelta(microseconds=self.modified)
 
 
+class LostFile(NamedTuple):
+    """An admitted file that can't be read any more, and why."""
+
+    file: AdmittedFile
+    reason: str
+
+
 class FilePage(StoredDocument):
     """A page of files in the order of admission, with the offsets [first, next).
 
     `latest` is the newest time when one of them was modified; `low` and `high` are the first and
-    the last of their paths.
+    the last of their paths in alphabetical order.
     """
 
     key: str
@@ -211,8 +235,10 @@ class FileLog:
 
     def admissions(self, state: FileLogState, path: str) -> list[AdmittedFile]:
         """Return all admissions of a file, in their order."""
-        pages = self._pages_with(state, [path])
-        return [file for files in pages for file in files if file.path == path]
+        found: list[AdmittedFile] = []
+        for files in self._pages_with(state, [path]):
+            found += (file for file in files if file.path == path)
+        return found
 
     def _pages_with(
         self, state: FileLogState, paths: Sequence[str]
@@ -221,8 +247,9 @@ class FileLog:
         tail is the last page.
         """
         for page in state.pages:
-            at = bisect_left(paths, page.low)
-            if at < len(paths) and paths[at] <= page.high:
+            place = bisect_left(paths, page.low)
+            is_within = place < len(paths) and paths[place] <= page.high
+            if is_within:
                 yield _read_files(self.log.store, page)
         yield state.tail
 
@@ -257,55 +284,50 @@ class FileLog:
         update = {"tail": tuple(tail), "next": upcoming, "cursor": cursor, "set_aside": dict(aside)}
         return self._fold(state.model_copy(update=update))
 
-    def void(self, state: FileLogState, problems: Mapping[tuple[str, str], str]) -> FileLogState:
-        """Return the state in which admitted files are set aside, for the problem of each path and
-        ETag: their offsets stay, without records.
+    def void(self, state: FileLogState, problems: Mapping[FileContents, str]) -> FileLogState:
+        """Return the state in which these admitted files are set aside, each for its problem. They
+        keep their offsets, at which there are no records then.
         """
         aside = Counter(state.set_aside)
-
-        def changed(file: AdmittedFile) -> AdmittedFile:
-            problem = problems.get((file.path, file.etag))
-            if problem is None or file.problem:
-                return file
-            aside[rule_of(problem)] += 1
-            return file._replace(problem=problem)
-
         pages = []
         for page in state.pages:
-            if any(page.low <= path <= page.high for path, _ in problems):
-                files = _read_files(self.log.store, page)
-                after = tuple(map(changed, files))
-                if after != files:
-                    pages.append(self._write(after))
-                    continue
-            pages.append(page)
-        tail = tuple(map(changed, state.tail))
+            if not any(page.low <= contents.path <= page.high for contents in problems):
+                pages.append(page)
+                continue
+            files = _read_files(self.log.store, page)
+            after = _set_aside(files, problems, aside)
+            if after == files:
+                pages.append(page)
+            else:
+                pages.append(self._write(after))
+        tail = _set_aside(state.tail, problems, aside)
         return self._with_pages(state, pages, tail=tail, set_aside=dict(aside))
 
     def retain(self, state: FileLogState, retention: FileRetention, now: datetime) -> FileLogState:
         """Return the state in which `oldest` is after the files that retention drops."""
         listed = [*self.files_between(state, state.oldest, state.next)]
-        drop = 0
+        dropped = 0
         if retention.max_age is not None:
             limit = to_microseconds(now - retention.max_age)
-            while drop < len(listed) and listed[drop].admitted <= limit:
-                drop += 1
+            for file in listed:
+                if file.admitted > limit:
+                    break
+                dropped += 1
         if retention.max_files is not None:
-            drop = max(drop, len(listed) - retention.max_files)
-        if not drop:
+            dropped = max(dropped, len(listed) - retention.max_files)
+        if not dropped:
             return state
-        return state.model_copy(update={"oldest": listed[drop - 1].next})
+        return state.model_copy(update={"oldest": listed[dropped - 1].next})
 
     def forget(
         self, state: FileLogState, present: Callable[[], Collection[str] | None]
     ) -> FileLogState:
-        """Return the state without the names of files that retention has dropped, and that are not
-        among the `present` ones any more (None: all names stay).
+        """Return the state without the names of files that retention has dropped and that no longer
+        exist: that are not among the `present` ones (None: all names stay).
 
         A page is rewritten once half of its names can go.
         """
-        old = [page for page in state.pages if page.next <= state.oldest]
-        if not old:
+        if not any(page.next <= state.oldest for page in state.pages):
             return state
         there = set(present() or ())
         if not there:
@@ -325,8 +347,9 @@ class FileLog:
         return self._with_pages(state, pages)
 
     def list_unreachable(self, state: FileLogState, now: datetime) -> list[ObjectInfo]:
-        """Return the pages and the manifests that nobody needs any more: pages that this state does
-        not refer to, and that have been replaced, or were never used, for an hour.
+        """Return the pages and the manifests that nobody needs any more. A page is listed if this
+        state does not refer to it, and if it was replaced, or written and never used, more than
+        an hour ago.
         """
         limit = now - GRACE
         kept = {page.key for page in state.pages}
@@ -366,6 +389,7 @@ class FileLog:
         )
 
     def _write(self, files: Sequence[AdmittedFile]) -> FilePage:
+        """Write files as a page; return the reference to it."""
         # By columns, which are parsed in half the time.
         columns = [*map(list, zip(*files, strict=True))]
         ref = write_page(self.log.store, self.log.prefix, columns)
@@ -426,9 +450,29 @@ def list_logged(lake: Lake, system: str) -> list[str]:
     return sorted(found)
 
 
-@cached(
-    LRUCache(maxsize=_CACHED_PAGES), key=lambda store, page: (page.key, page.sha256), lock=Lock()
-)
+def _set_aside(
+    files: Sequence[AdmittedFile], problems: Mapping[FileContents, str], aside: Counter[str]
+) -> tuple[AdmittedFile, ...]:
+    """Return the files, with its problem for each that is to be set aside and was not before; count
+    these in `aside`, by rule.
+    """
+    after = []
+    for file in files:
+        problem = problems.get(file.contents)
+        if problem is None or file.problem:
+            after.append(file)
+            continue
+        aside[rule_of(problem)] += 1
+        after.append(file._replace(problem=problem))
+    return tuple(after)
+
+
+def _page_key(store: ObjectStore, page: FilePage) -> tuple[str, str]:
+    """Return what identifies a page in the cache; all stores have the same page under one key."""
+    return page.key, page.sha256
+
+
+@cached(LRUCache(maxsize=_CACHED_PAGES), key=_page_key, lock=Lock())
 def _read_files(store: ObjectStore, page: FilePage) -> tuple[AdmittedFile, ...]:
     """Return the files of a page."""
     columns = read_page(store, PageRef(page.key, page.count, page.sha256))
@@ -438,18 +482,19 @@ def _read_files(store: ObjectStore, page: FilePage) -> tuple[AdmittedFile, ...]:
 def _first_since(files: Sequence[AdmittedFile], oldest: int, micros: int) -> int | None:
     """Return the offset of the first record at or after this time, None if there is none."""
     for file in files:
-        if file.modified >= micros and file.first >= oldest and file.rows and not file.problem:
+        is_kept = file.first >= oldest
+        if is_kept and file.is_read and file.modified >= micros:
             return file.first
     return None
 
 
 def _overlapping(files: Sequence[AdmittedFile], start: int, end: int) -> Iterator[AdmittedFile]:
     """Yield the files, which are in offset order, that have records at [start, end)."""
-    at = bisect_right(files, start, key=lambda file: file.first)
+    place = bisect_right(files, start, key=lambda file: file.first)
     # Files without records have the offset of the next one.
-    while at > 0 and files[at - 1].next > start:
-        at -= 1
-    for file in files[at:]:
+    while place > 0 and files[place - 1].next > start:
+        place -= 1
+    for file in files[place:]:
         if file.first >= end:
             return
         if file.rows:

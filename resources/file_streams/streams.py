@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.file_streams.feed import (
@@ -28,6 +28,7 @@ from dagster_adjunct.resources.file_streams.log import (
     FileLog,
     FileLogState,
     FileMaintenance,
+    LostFile,
     list_logged,
 )
 from dagster_adjunct.resources.lazy_modules import np, pa
@@ -97,7 +98,7 @@ def find_source_url(name: str) -> str:
 
 @dataclass(slots=True)
 class _Known:
-    """What was admitted before, for a source of files; read once."""
+    """What was admitted before, as a source of files asks for it (`KnownFiles`)."""
 
     log: FileLog
     state: FileLogState
@@ -119,6 +120,20 @@ class _Known:
     def has_contents(self, path: str, etag: str) -> bool:
         admitted = self.log.admissions(self.state, path)
         return any(file.etag == etag and not file.problem for file in admitted)
+
+
+class _Admission(NamedTuple):
+    """What was admitted up to now, and whether the source has more files to admit."""
+
+    state: FileLogState
+    has_more: bool
+
+
+class _SettingAside(NamedTuple):
+    """The state in which a file is set aside, and the file."""
+
+    state: FileLogState
+    file: AdmittedFile
 
 
 class FileStreams(NumberedOffsets):
@@ -170,8 +185,8 @@ class FileStreams(NumberedOffsets):
         return FileLog(self.lake, self.name, stream)
 
     def state(self, stream: str) -> FileLogState | None:
-        """Return what was admitted of a stream, None if that is nothing; in a snapshot as it was
-        then.
+        """Return what was admitted of a stream, None if nothing was. A snapshot returns what was
+        admitted when it was taken.
         """
         if self._states is not None and stream in self._states:
             return self._states[stream]
@@ -204,6 +219,9 @@ class FileStreams(NumberedOffsets):
     def _offsets(
         self, ssps: Iterable[SystemStreamPartition], select: Callable[[FileLogState], int]
     ) -> dict[SystemStreamPartition, str]:
+        """Return the offset that `select` reads from the state of each partition's stream, "0" if
+        nothing was admitted.
+        """
         found = {}
         for ssp in ssps:
             check_partition(ssp, self.declaration(ssp.stream).partitions)
@@ -233,25 +251,23 @@ class FileStreams(NumberedOffsets):
         does not expect: that came late under an old name, or whose notification was lost. Raises
         the errors of the declared rules.
         """
-        while True:
-            state, more = self._admit_some(stream, all_files)
-            if not more:
-                return state
+        admission = self._admit_once(stream, all_files)
+        while admission.has_more:
+            admission = self._admit_once(stream, all_files)
+        return admission.state
 
     def _look(self, stream: str) -> FileLogState:
-        """Admit new files as `admit` does, but begin nothing more after a while: the next look
-        continues. A sensor has a minute.
+        """Admit new files as `admit` does, for `_LOOK_SECONDS` at most: the next look admits the
+        rest. (A sensor has a minute.)
         """
         deadline = time.monotonic() + _LOOK_SECONDS
-        while True:
-            state, more = self._admit_some(stream)
-            if not more or time.monotonic() > deadline:
-                return state
+        admission = self._admit_once(stream)
+        while admission.has_more and time.monotonic() <= deadline:
+            admission = self._admit_once(stream)
+        return admission.state
 
-    def _admit_some(self, stream: str, all_files: bool = False) -> tuple[FileLogState, bool]:
-        """Admit the files of one commit; return what was admitted until now, and whether there is
-        more.
-        """
+    def _admit_once(self, stream: str, all_files: bool = False) -> _Admission:
+        """Look at the source once, and admit what it finds in one commit."""
         log = self.file_log(stream)
         declaration = self.declaration(stream)
         feed = declaration.feed(self.lake)
@@ -280,13 +296,13 @@ class FileStreams(NumberedOffsets):
         state = log.parse(commit)
         assert state is not None
         self._waiting[stream] = _without_known(found.waiting, _Known(log, state))
-        return state, found.more
+        return _Admission(state, found.more)
 
     def waiting(self, stream: str) -> dict[str, str]:
-        """Return why files that are there are not admitted yet, by path: as the last admission
-        found it, else by looking now. Admits nothing.
+        """Return why files that exist are not admitted yet, by path. Admits nothing.
 
-        Raises the errors of the declared rules.
+        This is what the last admission by this object found; without one, it looks now. Raises the
+        errors of the declared rules.
         """
         if stream not in self._waiting:
             declaration = self.declaration(stream)
@@ -301,77 +317,76 @@ class FileStreams(NumberedOffsets):
     ) -> AdmittedFile:
         """Set a file aside, so that reads leave out its records; return it as it was.
 
-        Contents that have not been admitted, also of a file that was overwritten, are not admitted;
-        what was admitted before stays. Otherwise the admitted records are left out, and their
-        offsets stay: for a file that is gone, or damaged, before all readers have read it. Of a
-        file that was admitted several times, those contents are set aside that are gone, else the
-        last ones. If it is delivered again, with other contents, it is admitted. Raises
-        ConfigurationError if there is no such file.
+        If the file has contents that were not admitted yet (it is new, or was overwritten), these
+        will not be, and what was admitted before stays. Otherwise reads leave out the records that
+        were admitted, whose offsets stay: for a file that is gone, or damaged, before all readers
+        have read it. If it was admitted several times, with different contents, those that are gone
+        are set aside, or the last ones if none is. If the file is delivered again with other
+        contents, it is admitted. Raises ConfigurationError if there is no such file.
         """
         log = self.file_log(stream)
-        found: AdmittedFile | None = None
+        planned: _SettingAside | None = None
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
-            nonlocal found
+            nonlocal planned
             before = log.parse(commit)
             state = before or FileLogState.empty(self.declaration(stream))
-            after, found = self._plan_set_aside(stream, state, path, f"set aside: {reason}")
-            return None if after is before else after.body()
+            planned = self._plan_set_aside(stream, state, path, f"set aside: {reason}")
+            if planned.state is before:
+                return None
+            return planned.state.body()
 
         log.transact(decide, by=by)
-        assert found is not None
-        return found
+        assert planned is not None
+        return planned.file
 
     def _plan_set_aside(
         self, stream: str, state: FileLogState, path: str, problem: str
-    ) -> tuple[FileLogState, AdmittedFile]:
+    ) -> _SettingAside:
         """Return the state in which a file is set aside, and the file. Raises ConfigurationError
         if there is none.
         """
         log = self.file_log(stream)
         admitted = log.admissions(state, path)
-        arrived = self.find_file(stream, path)
-        if arrived is not None and arrived.etag in {file.etag for file in admitted}:
-            arrived = None
-        if arrived is None and not admitted:
+        present = self.find_file(stream, path)
+        if present is not None and present.etag not in {file.etag for file in admitted}:
+            aside = present._replace(problem=problem)
+            return _SettingAside(log.add(state, [aside], state.cursor), present)
+        if not admitted:
             raise errors.ConfigurationError(
                 f"stream {self.name}.{stream} has no file {path!r}.",
                 f"Find its name: adjunct stream files {self.name}.{stream}.",
                 stream=f"{self.name}.{stream}",
             )
-        if arrived is not None:
-            aside = arrived._replace(problem=problem)
-            return log.add(state, [aside], state.cursor), arrived
-        readable = [file for file in admitted if file.rows and not file.problem]
-        lost = [file for file, _ in self.find_lost(stream, readable)]
-        chosen = lost or readable[-1:]
+        readable = [file for file in admitted if file.is_read]
+        if not readable:
+            return _SettingAside(state, admitted[-1])
+        chosen = [lost.file for lost in self.find_lost(stream, readable)]
         if not chosen:
-            return state, admitted[-1]
-        state = log.void(state, {(file.path, file.etag): problem for file in chosen})
+            chosen = readable[-1:]
+        after = log.void(state, {file.contents: problem for file in chosen})
         rows = sum(file.rows for file in chosen)
-        return state, chosen[-1]._replace(rows=rows)
+        return _SettingAside(after, chosen[-1]._replace(rows=rows))
 
     def find_file(self, stream: str, path: str) -> AdmittedFile | None:
-        """Return a file as it is now, without the number of its records; None if it is gone, or
-        belongs to a table.
+        """Return a file as it is now, without the number of its records; None if it is gone, and
+        for streams of tables.
         """
         return None
 
-    def find_lost(
-        self, stream: str, files: Sequence[AdmittedFile]
-    ) -> list[tuple[AdmittedFile, str]]:
-        """Return those of these admitted files that can't be read any more, and why."""
+    def find_lost(self, stream: str, files: Sequence[AdmittedFile]) -> list[LostFile]:
+        """Return those of these admitted files that can't be read any more."""
         return []
 
     def present_files(self, stream: str) -> Collection[str] | None:
-        """Return the paths of all files that there are; None if their names stay in the log."""
+        """Return the paths of all files that exist; None for a source whose names always stay in
+        the log.
+        """
         return None
 
-    def _find_lost_to_leave(
-        self, stream: str, files: Sequence[AdmittedFile]
-    ) -> list[tuple[AdmittedFile, str]]:
-        """Return those of these admitted files that can't be read any more, if such files are
-        declared to be left out.
+    def _find_lost_to_leave_out(self, stream: str, files: Sequence[AdmittedFile]) -> list[LostFile]:
+        """Return those of these admitted files that can't be read any more and are to be left out;
+        none unless that is declared.
         """
         return []
 
@@ -381,8 +396,8 @@ class FileStreams(NumberedOffsets):
         """Apply the stream's retention, and delete pages and manifests of its log that have not
         been needed for an hour.
 
-        Retention moves `oldest`. No file is deleted, and none is admitted again: its name stays in
-        the log until it is gone.
+        Retention moves `oldest`. The files themselves stay, and are not admitted again: the log
+        keeps the name of a file as long as the file exists.
         """
         log = self.file_log(stream)
         at = now or self.lake.now()
@@ -429,7 +444,7 @@ class FileStreams(NumberedOffsets):
     ) -> pa.Table:
         stream = require_one_stream(self.name, ranges)
         declaration = self.declaration(stream)
-        names = list(columns if columns is not None else declaration.columns.names)
+        names = list(declaration.columns.names if columns is None else columns)
         read = partial(_read_piece, declaration.feed(self.lake), names)
         tables = [_empty_table(declaration.columns, names)]
         pieces = self._pieces(ranges)
@@ -466,27 +481,28 @@ class FileStreams(NumberedOffsets):
         return partial(_read_partition, declaration.feed(self.lake), list(columns), pieces)
 
     def _pieces(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> list[FilePiece]:
-        """Return the parts of files that have the records of these ranges, without files that were
-        set aside; with the rule for it, files that are lost are set aside now. Raises
-        OffsetOutOfRangeError.
+        """Return the parts of files that have the records of these ranges, without files that are
+        set aside. Raises OffsetOutOfRangeError.
+
+        If lost files are declared to be left out, those of these ranges are set aside first.
         """
         stream = require_one_stream(self.name, ranges)
         pieces = self._plan_pieces(stream, ranges)
-        lost = self._find_lost_to_leave(stream, [piece.file for piece in pieces])
+        lost = self._find_lost_to_leave_out(stream, [piece.file for piece in pieces])
         if not lost:
             return pieces
         self._set_lost_aside(stream, lost)
-        gone = {(file.path, file.etag) for file, _ in lost}
-        return [piece for piece in pieces if (piece.file.path, piece.file.etag) not in gone]
+        gone = {one.file.contents for one in lost}
+        return [piece for piece in pieces if piece.file.contents not in gone]
 
-    def _set_lost_aside(self, stream: str, lost: Sequence[tuple[AdmittedFile, str]]) -> None:
+    def _set_lost_aside(self, stream: str, lost: Sequence[LostFile]) -> None:
         """Set aside files that can't be read any more."""
         log = self.file_log(stream)
+        problems = {one.file.contents: f"lost: {one.reason}" for one in lost}
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             before = log.parse(commit)
             assert before is not None
-            problems = {(file.path, file.etag): f"lost: {reason}" for file, reason in lost}
             state = log.void(before, problems)
             if state.set_aside == before.set_aside:
                 return None  # another reader has set them aside
@@ -510,16 +526,18 @@ class FileStreams(NumberedOffsets):
                 continue
             check_range(ssp, start, end, state.oldest, state.next)
             for file in log.files_between(state, start, end):
-                if not file.problem:
-                    from_row = max(start - file.first, 0)
-                    pieces.append(FilePiece(file, from_row, min(end, file.next) - file.first))
+                if file.problem:
+                    continue
+                first_row = max(start - file.first, 0)
+                end_row = min(end - file.first, file.rows)
+                pieces.append(FilePiece(file, first_row, end_row))
         return pieces
 
 
 def _without_known(waiting: Mapping[str, str], known: _Known) -> dict[str, str]:
-    """Return why files wait, without files that were admitted before."""
+    """Return the reasons why files wait, by path, for those files that were never admitted."""
     before = known.among(waiting)
-    return {path: why for path, why in waiting.items() if path not in before}
+    return {path: reason for path, reason in waiting.items() if path not in before}
 
 
 @contextmanager
@@ -533,14 +551,16 @@ def _naming_stream(stream: str) -> Iterator[None]:
 
 
 def _empty_table(schema: Schema, names: Sequence[str]) -> pa.Table:
+    """Return a table without rows, with these columns of the schema and those of RECORD_META."""
     columns = schema.to_arrow()
     empty = pa.schema([columns.field(name) for name in names]).empty_table()
-    return _with_meta(empty, AdmittedFile("", 0, "", 0, 0), 0)
+    no_file = AdmittedFile("", 0, "", 0, 0)
+    return _with_meta(empty, no_file, 0)
 
 
 def _with_meta(table: pa.Table, file: AdmittedFile, number: int) -> pa.Table:
-    """Return records of a file, the first of which is its record `number`, with the columns of
-    RECORD_META.
+    """Return records of a file with the columns of RECORD_META; the first of them is the record
+    `number` of the file, counted from 0.
     """
     count = table.num_rows
     first = file.first + number
@@ -595,8 +615,8 @@ def _restore_step(path: str) -> str:
 
 @contextmanager
 def _as_admitted(path: str) -> Iterator[None]:
-    """Raise AdmittedFileError for a file, of this path, that is not as it was admitted, and say
-    what to do about one with values that do not fit.
+    """Raise AdmittedFileError if the file at this path is not as it was when it was admitted; for
+    values that do not fit, add the next step to the error.
     """
     try:
         yield
@@ -623,6 +643,7 @@ def _lost_error(
 def _read_partition(
     feed: Feed, names: Sequence[str], pieces: Sequence[FilePiece], partition: int
 ) -> Iterator[pa.Table]:
+    """Yield the records of a partition; all pieces are those of the only one, 0."""
     if partition == 0:
         for piece in pieces:
             yield from _piece_tables(feed, names, piece)
@@ -631,22 +652,25 @@ def _read_partition(
 def _read_task(
     feed: Feed, names: Sequence[str], pieces: Sequence[FilePiece]
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a task's pieces, as Spark takes them."""
     for piece in pieces:
         for table in _piece_tables(feed, names, piece):
             yield from table.combine_chunks().to_batches()
 
 
 def _cut(feed: Feed, piece: FilePiece) -> list[FilePiece]:
-    """Return the parts of a large piece that tasks read at once; a small piece as it is."""
+    """Return the parts of a large piece that tasks read in parallel; a small piece as it is."""
     if _size(piece) < 2 * TASK_BYTES:
         return [piece]
-    parts = []
-    rest = piece
     with _as_admitted(piece.file.path):
         cuts = feed.cuts(piece.file)
+    parts = []
+    rest = piece
     for number in cuts:
-        before = FilePiece(piece.file, rest.start, min(number, piece.end))
-        if _size(before) >= TASK_BYTES and number < piece.end:
+        if number >= piece.end:
+            break
+        before = FilePiece(piece.file, rest.start, number)
+        if _size(before) >= TASK_BYTES:
             parts.append(before)
             rest = FilePiece(piece.file, number, piece.end)
     return [*parts, rest]

@@ -4,9 +4,9 @@ The records are rows with their operation in the column `op`: first the rows of 
 first look, as insertions, then what each commit changed. In the log, a *file* is one of these: a
 data file of a state whose rows are all insertions, or the changes between two states.
 
-If the history that is needed has expired, or another table has its place, that is an error; or, as
-declared, a new snapshot follows, before which an offset is left out: readers of before have lost
-what comes next, and have to be built again from there.
+If the history that is needed has expired, or another table has taken the table's place, that is an
+error; or, if so declared, a new snapshot of the whole table follows. Before it one offset is left
+out, which shows readers that they have lost changes and must be rebuilt from the snapshot.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from cachetools import LRUCache
 
@@ -37,11 +37,10 @@ from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.streams.declaration import build_declaration, check_same_declaration
 from dagster_adjunct.resources.streams.system import (
     StreamInfo,
     SystemStreamPartition,
-    build_declaration,
-    check_same_declaration,
     register_system,
 )
 from dagster_adjunct.resources.table_snapshots.delta import DeltaVersions
@@ -58,9 +57,6 @@ from dagster_adjunct.resources.table_snapshots.table import (
     fit_rows,
 )
 from dagster_adjunct.resources.validation import validated
-
-if TYPE_CHECKING:
-    pass
 
 SYSTEM = "table-changes"
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -101,7 +97,8 @@ class TableChangesDeclaration(FileStreamDeclaration):
 
 
 class ChangesCursor(StoredDocument):
-    """Up to where a table was looked at: its identity, and the state of which all is admitted.
+    """Up to where a table was admitted: its identity (`table`), and its last admitted state, with
+    the number of that state.
 
     `base` is the first offset of the newest snapshot of the whole table.
     """
@@ -136,45 +133,47 @@ class TableChangesFeed:
         history = table.history(since)
         if history.identity != cursor.table:
             reason = f"another table has its place, whose id is {history.identity}"
-            return self._lost(known, table.history(None), reason)
+            return self._begin_again_or_fail(known, table.history(None), reason)
         state = table.find_state(history, cursor.state)
         if state is None:
             reason = f"the history after its state {cursor.state} has expired"
-            return self._lost(known, table.history(None), reason)
+            return self._begin_again_or_fail(known, table.history(None), reason)
         return self._changes(cursor, history, state)
 
     def _first(self, history: TableHistory) -> Found:
-        """Return the rows of the whole table."""
+        """Return the rows of the whole table, nothing if it has no state yet."""
         if not history.states:
             return Found([], "", {})
         head = history.states[-1]
         return Found(self._snapshot(head, history.identity), _cursor(history, head, 0), {})
 
     def _snapshot(self, state: TableState, identity: str) -> list[AdmittedFile]:
+        """Return the entries of all data files of a state."""
         files = self.table.files(state)
         return [self._admitted(state, file, identity) for file in files]
 
     def _admitted(self, state: TableState, file: StateFile, identity: str) -> AdmittedFile:
         """Return the entry of a data file whose rows are all insertions."""
         name = f"rows {state.id} {state.number} {file.path}"
-        found = AdmittedFile(name, file.size, identity, _micros(state), 0, origin=state.id)
+        entry = AdmittedFile(name, file.size, identity, _micros(state), 0, origin=state.id)
         rows = file.rows
         if rows is None:
-            rows = self._rows_of(found).num_rows
-        return found._replace(rows=rows)
+            rows = self._rows_of(entry).num_rows
+        return entry._replace(rows=rows)
 
     def _changes(self, cursor: ChangesCursor, history: TableHistory, state: TableState) -> Found:
-        """Return the changes of the states after this one, as far as one look admits them."""
+        """Return the changes after this state, of `_MOST_COMMITS` commits at most."""
         found: list[AdmittedFile] = []
         later = history.after(state.id, state.number)
-        if not later and history.states and history.states[-1].id != state.id:
-            later = history.states[-1:]  # rolled back
-        at = state
-        for following in later[:_MOST_COMMITS]:
-            if not following.same_rows:
-                found += self._between(at, following, history.identity)
-            at = following
-        return Found(found, _cursor(history, at, cursor.base), {})
+        newest = history.states[-1:]
+        if not later and newest and newest[0].id != state.id:
+            later = newest  # the table was rolled back to it
+        before = state
+        for after in later[:_MOST_COMMITS]:
+            if not after.same_rows:
+                found += self._between(before, after, history.identity)
+            before = after
+        return Found(found, _cursor(history, before, cursor.base), {})
 
     def _between(
         self, before: TableState, after: TableState, identity: str
@@ -191,9 +190,9 @@ class TableChangesFeed:
         if rows:
             yield entry._replace(rows=rows)
 
-    def _lost(self, known: KnownFiles, history: TableHistory, reason: str) -> Found:
-        """Return a new snapshot of the whole table, after an offset that nobody can read; or raise
-        AdmittedFileError, as declared.
+    def _begin_again_or_fail(self, known: KnownFiles, history: TableHistory, reason: str) -> Found:
+        """Return a new snapshot of the whole table, as `begin_again` does, or raise
+        AdmittedFileError if `on_expired` is "fail".
         """
         what = self.table.describe()
         if self.declared.on_expired == "fail" or not history.states:
@@ -209,13 +208,12 @@ class TableChangesFeed:
     def begin_again(
         self, known: Mapping[str, AdmittedFile], history: TableHistory, reason: str
     ) -> Found:
-        """Return a new snapshot of the whole table, after an offset that nobody can read."""
+        """Return a new snapshot of the whole table, after one offset that has no record."""
         head = history.states[-1]
         upcoming = max((file.next for file in known.values()), default=0)
         name = f"gap {upcoming} {head.id}"
-        gap = AdmittedFile(
-            name, 0, "", _micros(head), 1, origin=head.id, problem=f"{_GAP}: {reason}"
-        )
+        problem = f"{_GAP}: {reason}"
+        gap = AdmittedFile(name, 0, "", _micros(head), 1, origin=head.id, problem=problem)
         files = [gap, *self._snapshot(head, history.identity)]
         return Found(files, _cursor(history, head, upcoming + 1), {})
 
@@ -244,18 +242,10 @@ class TableChangesFeed:
         """Return the records of a file in their order. Raises AdmittedFileError if its history is
         gone.
         """
-        kind, *about = file.path.split(" ", 4 if file.path.startswith("changes ") else 3)
         try:
-            if kind == "changes":
-                if self.table.identity() != file.etag:
-                    problem = f"The {self.table.describe()} was replaced."
-                    raise errors.DatasetError(problem, table=self.table.describe())
-                before, number, after, later = about
-                return self._compare(_state(before, number), _state(after, later))
-            state, number, path = about
-            table = self.table
-            rows = table.file_rows(_state(state, number), path, self.declared.rows.names)
-            return with_operation(self._fit(rows, file.path), "insert")
+            if file.path.startswith("changes "):
+                return self._changed_rows(file)
+            return self._inserted_rows(file)
         except errors.DatasetError as error:
             raise errors.AdmittedFileError(
                 f"{error.problem} It was admitted to the stream, and its records can't be read any"
@@ -266,16 +256,33 @@ class TableChangesFeed:
                 file=file.path,
             ) from error
 
-    def _compare(self, before: TableState, after: TableState) -> pa.Table:
+    def _inserted_rows(self, file: AdmittedFile) -> pa.Table:
+        """Return the rows of a data file (`_admitted`) as insertions."""
+        _, state_id, number, path = file.path.split(" ", 3)
+        state = _state(state_id, number)
+        rows = self.table.file_rows(state, path, self.declared.rows.names)
+        return with_operation(self._fit(rows, file.path), "insert")
+
+    def _changed_rows(self, file: AdmittedFile) -> pa.Table:
+        """Return the net changes between two states (`_between`). Raises DatasetError if another
+        table has taken the table's place.
+        """
         table = self.table
-        names = self.declared.rows.names
+        if table.identity() != file.etag:
+            problem = f"The {table.describe()} was replaced."
+            raise errors.DatasetError(problem, table=table.describe())
+        _, before_id, before_number, after_id, after_number = file.path.split(" ", 4)
+        before = _state(before_id, before_number)
+        after = _state(after_id, after_number)
         what = f"the {table.describe()}, between {before.id} and {after.id},"
-        was, now = table.changed_rows(before, after, names)
-        return net_changes(
-            self._fit(was, what), self._fit(now, what), self.declared.key, what
-        ).select(self.declared.columns.names)
+        changed = table.changed_rows(before, after, self.declared.rows.names)
+        rows_before = self._fit(changed.before, what)
+        rows_after = self._fit(changed.after, what)
+        net = net_changes(rows_before, rows_after, self.declared.key, what)
+        return net.select(self.declared.columns.names)
 
     def _fit(self, rows: Iterable[Any], what: str) -> pa.Table:
+        """Return the rows with exactly the declared columns of the table."""
         schema = self.declared.rows
         tables = [fit_rows(one, schema, what) for one in rows]
         return pa.concat_tables([schema.to_arrow().empty_table(), *tables])
@@ -286,12 +293,14 @@ _lock = Lock()
 
 
 def _cursor(history: TableHistory, state: TableState, base: int) -> str:
+    """Return the text of the cursor after this state was admitted."""
     cursor = ChangesCursor(table=history.identity, state=state.id, number=state.number, base=base)
     return cursor.model_dump_json()
 
 
-def _state(state: str, number: str) -> TableState:
-    return TableState(state, int(number), _EPOCH)
+def _state(state_id: str, number: str) -> TableState:
+    """Return a state as the name of an entry in the log has it, without its time."""
+    return TableState(state_id, int(number), _EPOCH)
 
 
 def _micros(state: TableState) -> int:
@@ -352,6 +361,7 @@ def _base(state: FileLogState) -> int:
 
 
 def _declare(name: str, schema: Schema | str, key: str | Sequence[str], **more: Any) -> str:
+    """Declare the changes of a table, which `more` names; return the name of the stream."""
     stream = f"{SYSTEM}.{name}"
     if isinstance(schema, str):
         schema = Schema.from_ddl(schema, f"stream {stream!r}")

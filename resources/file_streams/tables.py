@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.file_streams.feed import FilePiece, FileStreamDeclaration
-from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState
+from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileLogState, LostFile
 from dagster_adjunct.resources.file_streams.streams import FileStreams
 from dagster_adjunct.resources.file_streams.table_columns import (
     Located,
@@ -27,11 +27,8 @@ from dagster_adjunct.resources.file_streams.table_columns import (
 from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
-from dagster_adjunct.resources.streams.system import check_same_declaration
+from dagster_adjunct.resources.streams.declaration import check_same_declaration
 from dagster_adjunct.resources.threads import map_in_threads
-
-if TYPE_CHECKING:
-    pass
 
 OnDelete = Literal["fail", "ignore"]
 Start = Literal["current", "oldest"]
@@ -43,7 +40,8 @@ _NEW_STREAM = "Read the table as another stream: declare it under another name."
 
 class TableCursor(StoredDocument):
     """Up to where a table was admitted: `table` is its identity, `at` the last snapshot or version
-    of which all files are, -1 if it had none. `columns` are the declared ones, in files.
+    of which all files are admitted, -1 if it had none. `columns` says where files have the declared
+    columns.
     """
 
     table: str
@@ -59,8 +57,8 @@ class TableCursor(StoredDocument):
 
 
 class TableDeclaration(FileStreamDeclaration):
-    """A table as a stream. `located` is where files have the columns, and `table` the identity of
-    the table, which the log knows.
+    """A table as a stream. `located` says where files have the columns, and `table` is the identity
+    of the table; both are stored in the log's cursor, not in the declaration.
     """
 
     start: Start = "current"
@@ -87,23 +85,24 @@ class TableStreams(FileStreams):
     """The streams of the tables of one format."""
 
     def declaration(self, stream: str) -> FileStreamDeclaration:
+        """Return the declaration of a stream, with what the log's cursor knows of the table."""
         declaration = super().declaration(stream)
         state = self.state(stream)
-        cursor = None if state is None else TableCursor.parse(state.cursor)
+        if state is None:
+            return declaration
+        cursor = TableCursor.parse(state.cursor)
         if cursor is None:
             return declaration
         return declaration.model_copy(update={"located": cursor.columns, "table": cursor.table})
 
-    def find_lost(
-        self, stream: str, files: Sequence[AdmittedFile]
-    ) -> list[tuple[AdmittedFile, str]]:
+    def find_lost(self, stream: str, files: Sequence[AdmittedFile]) -> list[LostFile]:
         feed: Any = self.declaration(stream).feed(self.lake)
-        there = map_in_threads(feed.has_file, [file.path for file in files], _THREADS)
-        return [
-            (file, "it is gone")
-            for file, is_there in zip(files, there, strict=True)
-            if not is_there
-        ]
+        exist = map_in_threads(feed.has_file, [file.path for file in files], _THREADS)
+        lost = []
+        for file, exists in zip(files, exist, strict=True):
+            if not exists:
+                lost.append(LostFile(file, "it is gone"))
+        return lost
 
 
 def skipped(what: str, origin: str, time: int, reason: str) -> AdmittedFile:
@@ -127,7 +126,7 @@ def deletion_error(what: str, reason: str) -> errors.AdmittedFileError:
 
 
 def replaced_error(what: str, before: str, now: str) -> errors.AdmittedFileError:
-    """Return the error for another table under the name of the one that was admitted."""
+    """Return the error for a table that has replaced, under its name, the one that was admitted."""
     return table_error(
         f"{what} is another table than the one that was read before: its id is {now}, and was"
         f" {before}.",
@@ -157,22 +156,21 @@ class TableFile:
     ) -> Iterator[tuple[int, pa.Table]]:
         """Yield the records of a piece as `Feed.tables` does."""
         schema = declared.columns.select(names)
-        constants = _constants(piece.file, declared.located, schema)
-        needed = {where.at for name, where in declared.located.items() if name in schema}
+        located = declared.located
+        constants = _constants(piece.file, located, schema)
+        needed = {where.at for name, where in located.items() if name in schema}
         columns = [column for column in self.columns if column.at in needed]
+        chosen = [column.name for column in columns]
         first = 0
         for group in range(self.opened.num_row_groups):
             count = self.opened.metadata.row_group(group).num_rows
             start = max(piece.start - first, 0)
             end = min(piece.end - first, count)
             if start < end:
-                chosen = [column.name for column in columns]
                 rows = self.opened.read_row_group(group, columns=chosen).select(chosen)
                 rows = rows.append_column(_PLACE, pa.nulls(count)).slice(start, end - start)
-                yield (
-                    first + start,
-                    select_columns(rows, columns, declared.located, schema, constants),
-                )
+                records = select_columns(rows, columns, located, schema, constants)
+                yield first + start, records
             first += count
 
 

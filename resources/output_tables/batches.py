@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import pa
@@ -82,10 +83,10 @@ class OutputColumns:
         return pa.schema([*self.schema.to_arrow(), *hidden])
 
     def evolve(self, stored: Schema, what: str) -> Evolution:
-        """Return what the records make of the table's columns.
+        """Return how the table's columns change so that the records fit them.
 
         Columns and members that the table has and the records lack stay, and are null in the
-        records; a type that the table's holds all values of becomes that one. Raises
+        records. If the table's type holds all values of the records' type, it stays. Raises
         SchemaMismatchError for what is not allowed; `what` names the table.
         """
         renamed = evolve(stored, AS_NAMED, None, self.changes)
@@ -215,10 +216,11 @@ def same_batch(
         )
     if found.number < number:
         return None
-    is_same = found.number == number and found.clock in (0, to_microseconds(clock))
-    if is_same:
-        return replace(found, duplicate=True)
-    kind = "another batch" if found.number == number else "later batches"
+    kind = "later batches"
+    if found.number == number:
+        if found.clock in (0, to_microseconds(clock)):  # 0: the table does not know it any more
+            return replace(found, duplicate=True)
+        kind = "another batch"
     problem = (
         f"table {table} has {kind} of producer {producer!r}: the newest is {found.number}, and this"
         f" one is {number}."
@@ -282,13 +284,16 @@ def fit_table(
         try:
             arrays.append(values.cast(column.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            hidden = column.name in sensitive
-            reason = "a value that is not shown" if hidden else str(error).rstrip(".")
+            reason = str(error).rstrip(".")
+            cause: Exception | None = error
+            if column.name in sensitive:
+                reason = "a value that is not shown"
+                cause = None
             problem = f"column {column.name!r} does not fit table {what}: {reason}."
             step = f"Cast it before it is sent; the table has {column.type}."
-            raise errors.SchemaMismatchError(problem, step, column=column.name, table=what) from (
-                None if hidden else error
-            )
+            raise errors.SchemaMismatchError(
+                problem, step, column=column.name, table=what
+            ) from cause
         if not column.nullable and arrays[-1].null_count:
             problem = (
                 f"column {column.name!r} of table {what} takes no nulls, and"
@@ -310,37 +315,63 @@ def fitted_parts(batch: OutputBatch, columns: pa.Schema, what: str) -> Iterator[
 def replaced_sql(ranges: Sequence[ReplacedRange], *, exact: bool = True) -> str | None:
     """Return the SQL condition for the rows of these ranges; None if they are empty.
 
-    One that is not `exact` also holds for rows between the ranges of a partition. Many ranges are
-    those of a restatement: their offsets are listed, as engines take minutes for many comparisons.
+    Unless it is `exact`, the condition also holds for rows between the ranges of a partition. Of
+    many ranges, as those of a restatement, the offsets are listed: engines take minutes for many
+    comparisons.
     """
     conditions = []
-    for (reader, source), found in by_source(ranges).items():
-        spans = found if exact else [(found[0][0], max(end for _, end in found))]
-        place = f"{READER} = {quote_text(reader)} and {SOURCE} = {quote_text(source)}"
-        conditions.append(f"({place} and ({_offsets_sql(spans)}))")
-    return " or ".join(conditions) or None
+    for place, spans in group_by_source(ranges).items():
+        covered = spans
+        if not exact:
+            covered = [OffsetSpan(spans[0].start, max(span.end for span in spans))]
+        of_source = (
+            f"{READER} = {quote_text(place.reader)} and {SOURCE} = {quote_text(place.source)}"
+        )
+        conditions.append(f"({of_source} and ({_offsets_sql(covered)}))")
+    if not conditions:
+        return None
+    return " or ".join(conditions)
 
 
-def _offsets_sql(spans: Sequence[tuple[int, int]]) -> str:
+def _offsets_sql(spans: Sequence[OffsetSpan]) -> str:
+    """Return the SQL condition for the offsets in these spans."""
     if len(spans) > MOST_COMPARED:
-        listed = dict.fromkeys(chain.from_iterable(range(*span) for span in spans))
+        offsets = chain.from_iterable(range(span.start, span.end) for span in spans)
+        listed = dict.fromkeys(offsets)  # each once, in order
         return f"{SOURCE_OFFSET} in ({', '.join(map(str, listed))})"
-    compared = [f"({SOURCE_OFFSET} >= {a} and {SOURCE_OFFSET} < {b})" for a, b in spans]
+    compared = []
+    for span in spans:
+        compared.append(f"({SOURCE_OFFSET} >= {span.start} and {SOURCE_OFFSET} < {span.end})")
     return " or ".join(compared)
 
 
-def by_source(ranges: Sequence[ReplacedRange]) -> dict[tuple[str, str], list[tuple[int, int]]]:
-    """Return the spans [start, end) that are not empty, in order, by reader and source."""
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for span in sorted(ranges, key=lambda span: span.start):
+class SourceOfReader(NamedTuple):
+    """A source partition, and the reader that has read it."""
+
+    reader: str
+    source: str
+
+
+class OffsetSpan(NamedTuple):
+    """The offsets [start, end)."""
+
+    start: int
+    end: int
+
+
+def group_by_source(ranges: Sequence[ReplacedRange]) -> dict[SourceOfReader, list[OffsetSpan]]:
+    """Return the spans of each source partition that are not empty, ordered by their starts."""
+    found: dict[SourceOfReader, list[OffsetSpan]] = {}
+    for span in sorted(ranges, key=attrgetter("start")):
         if span.start < span.end:
-            found.setdefault((span.reader, span.source), []).append((span.start, span.end))
+            place = SourceOfReader(span.reader, span.source)
+            found.setdefault(place, []).append(OffsetSpan(span.start, span.end))
     return found
 
 
 def _complete(mine: Type, stored: Type) -> Any:
-    """Return a type with the members that the stored one has in addition, and with stored types
-    that hold all values of its own.
+    """Return the type `mine` with the members that only the stored type has; where the stored type
+    of a part holds all values of its own, that is used.
     """
     if isinstance(mine, Struct) and isinstance(stored, Struct):
         return _complete_struct(mine, stored)
@@ -348,15 +379,23 @@ def _complete(mine: Type, stored: Type) -> Any:
         return Array(_complete(mine.element, stored.element))
     if isinstance(mine, Map) and isinstance(stored, Map):
         return Map(_complete(mine.value, stored.value))
-    both_simple = isinstance(mine, Simple) and isinstance(stored, Simple)
-    return stored if both_simple and is_widening(str(mine), str(stored)) else mine
+    are_simple = isinstance(mine, Simple) and isinstance(stored, Simple)
+    if are_simple and is_widening(str(mine), str(stored)):
+        return stored
+    return mine
 
 
 def _complete_struct(mine: Struct, stored: Struct) -> Struct:
+    """Return a struct as `_complete` does; members that only the stored one has come last."""
     members = []
     for member in mine.members:
         there = stored.member(member.name)
-        kind = member.type if there is None else _complete(member.type, there.type)
+        kind = member.type
+        if there is not None:
+            kind = _complete(member.type, there.type)
         members.append(Member(member.name, kind))
     names = {member.name.lower() for member in mine.members}
-    return Struct((*members, *(each for each in stored.members if each.name.lower() not in names)))
+    for member in stored.members:
+        if member.name.lower() not in names:
+            members.append(member)
+    return Struct(tuple(members))

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.delta import delta_options, delta_place
@@ -29,9 +29,9 @@ from dagster_adjunct.resources.output_tables.batches import (
     OutputColumns,
     ReplacedRange,
     TableOutput,
-    by_source,
     conflict_error,
     fitted_parts,
+    group_by_source,
     misfit_error,
     readable_schema,
     replaced_sql,
@@ -86,21 +86,25 @@ class DeltaOutput(TableOutput):
 
     def stored_columns(self) -> Schema | None:
         table = self._open()
-        return None if table is None else readable_schema(_arrow_schema(table))
+        if table is None:
+            return None
+        return readable_schema(_arrow_schema(table))
 
     def check(self, columns: OutputColumns) -> Sequence[str]:
         self._refuse_changes(columns)
         table = self._open()
-        if table is None:
-            self._check_partitions(columns)
-            by = f", partitioned by {', '.join(self.table.partition_by)}"
-            return (f"is created{by if self.table.partition_by else ''}",)
-        _, changes = self._evolve(columns, _arrow_schema(table))
-        return changes
+        if table is not None:
+            return self._evolve(columns, _arrow_schema(table)).changes
+        self._check_partitions(columns)
+        if not self.table.partition_by:
+            return ("is created",)
+        return (f"is created, partitioned by {', '.join(self.table.partition_by)}",)
 
     def find(self, producer: str) -> CommittedBatch | None:
         table = self._open()
-        return None if table is None else _find_in(table, producer, 0)
+        if table is None:
+            return None
+        return _find_in(table, producer, 0)
 
     def _open(self) -> DeltaTable | None:
         """Return the table as it is now; None if there is none."""
@@ -121,6 +125,7 @@ class DeltaOutput(TableOutput):
     # -- columns
 
     def _refuse_changes(self, columns: OutputColumns) -> None:
+        """Raise ConfigurationError for declared renames and removals."""
         if columns.changes:
             raise errors.ConfigurationError(
                 f"output table {self.name} has renamed= or drop=: delta-rs can't rename or drop"
@@ -131,6 +136,7 @@ class DeltaOutput(TableOutput):
             )
 
     def _check_partitions(self, columns: OutputColumns) -> None:
+        """Raise ConfigurationError if the table is partitioned by a column that does not exist."""
         for name in self.table.partition_by:
             if name not in columns.schema:
                 raise errors.ConfigurationError(
@@ -141,9 +147,9 @@ class DeltaOutput(TableOutput):
                     argument="partition_by",
                 )
 
-    def _evolve(self, columns: OutputColumns, there: pa.Schema) -> tuple[pa.Schema, Sequence[str]]:
-        """Return the table's columns after the commit, and what changes, in words. Raises
-        SchemaMismatchError for a column that would have to be widened.
+    def _evolve(self, columns: OutputColumns, there: pa.Schema) -> _EvolvedColumns:
+        """Return the table's columns after the commit. Raises SchemaMismatchError for a column that
+        would have to be widened.
         """
         stored = readable_schema(there)
         evolved = columns.evolve(stored, self.name)
@@ -151,20 +157,18 @@ class DeltaOutput(TableOutput):
         for member in schema_struct(stored).members:
             after = kept.member(member.name)
             assert after is not None
-            if not _same_but_added(after.type, member.type):
-                raise misfit_error(
-                    self.name,
-                    [
-                        f"{member.name} is {after.type}, was {member.type}, and delta-rs does not"
-                        " widen columns"
-                    ],
+            if not _has_only_more_members(after.type, member.type):
+                problem = (
+                    f"{member.name} is {after.type}, was {member.type}, and delta-rs does not"
+                    " widen columns"
                 )
+                raise misfit_error(self.name, [problem])
         wanted = {each.name: each for each in evolved.schema.to_arrow()}
         fields = [wanted.pop(each.name, each).with_nullable(each.nullable) for each in there]
         hidden = {name for name, _ in columns.hidden} - set(there.names)
         fields += wanted.values()
         fields += [each for each in columns.arrow_schema() if each.name in hidden]
-        return pa.schema(fields), evolved.changes
+        return _EvolvedColumns(pa.schema(fields), evolved.changes)
 
     # -- commits
 
@@ -201,49 +205,77 @@ class DeltaOutput(TableOutput):
         return replace(found, duplicate=False)
 
     def _find_same(self, table: DeltaTable | None, batch: OutputBatch) -> CommittedBatch | None:
+        """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`."""
         found = None if table is None else _find_in(table, batch.producer, batch.number)
         return same_batch(self.name, found, batch.producer, batch.number, batch.clock, batch.lake)
 
     def _commit_once(
         self, table: DeltaTable | None, batch: OutputBatch, commit: str
     ) -> CommittedBatch:
-        from deltalake import write_deltalake
-
+        """Commit a batch to the table as it was opened, None to create it. A batch without rows
+        that replaces none is not committed.
+        """
+        result = CommittedBatch(batch.number, to_microseconds(batch.clock), commit, lake=batch.lake)
+        properties = _commit_properties(batch, result, creates=table is None)
+        options: dict[str, Any] = {"commit_properties": properties}
         if table is None:
             self._check_partitions(batch.columns)
-            columns = batch.columns.arrow_schema()
-        else:
-            columns, _ = self._evolve(batch.columns, _arrow_schema(table))
+            sent = _SentRows(batch, batch.columns.arrow_schema(), self.name)
+            options |= {
+                "mode": "error",
+                "partition_by": list(self.table.partition_by) or None,
+                "storage_options": delta_options(self.table.url),
+            }
+            _write(delta_place(self.table.url), sent, options)
+            return replace(result, rows=sent.rows)
+        stored = _arrow_schema(table)
+        columns = self._evolve(batch.columns, stored).schema
         sent = _SentRows(batch, columns, self.name)
-        removed = None
-        if table is not None and batch.replaces and SOURCE_OFFSET in _arrow_schema(table).names:
-            _check_few(self.name, batch.replaces)
-            removed = replaced_sql(batch.replaces)
-        result = CommittedBatch(batch.number, to_microseconds(batch.clock), commit, lake=batch.lake)
-        if table is not None and removed is None and not sent.has_rows():
-            return replace(result, rows=0)
-        properties = _commit_properties(batch, result, creates=table is None)
-        options: dict[str, Any] = {"mode": "append", "commit_properties": properties}
-        if table is None:
-            options |= {"mode": "error", "partition_by": list(self.table.partition_by) or None}
-            options["storage_options"] = delta_options(self.table.url)
-        elif not columns.equals(_arrow_schema(table)):
-            options["schema_mode"] = "merge"
+        removed = self._find_removed(stored, batch.replaces)
         if removed is not None:
             options |= {"mode": "overwrite", "predicate": removed}
-        try:
-            write_deltalake(table or delta_place(self.table.url), sent.reader(), **options)
-        except Exception as error:
-            if sent.failed is not None:
-                raise sent.failed from error
-            raise
+        elif sent.has_rows():
+            options["mode"] = "append"
+        else:
+            return replace(result, rows=0)
+        if not columns.equals(stored):
+            options["schema_mode"] = "merge"
+        _write(table, sent, options)
         return replace(result, rows=sent.rows)
+
+    def _find_removed(self, stored: pa.Schema, ranges: Sequence[ReplacedRange]) -> str | None:
+        """Return the SQL condition for the rows that a batch removes, None if it removes none.
+        Raises TableError for too many.
+        """
+        if not ranges or SOURCE_OFFSET not in stored.names:
+            return None
+        _check_few(self.name, ranges)
+        return replaced_sql(ranges)
+
+
+class _EvolvedColumns(NamedTuple):
+    """A table's columns after a commit, and what changes, in words."""
+
+    schema: pa.Schema
+    changes: Sequence[str]
+
+
+def _write(target: DeltaTable | str, sent: _SentRows, options: dict[str, Any]) -> None:
+    """Write rows to a table. Raises the error that ended them, or what delta-rs raises."""
+    from deltalake import write_deltalake
+
+    try:
+        write_deltalake(target, sent.reader(), **options)
+    except Exception as error:
+        if sent.failed is not None:
+            raise sent.failed from error
+        raise
 
 
 def _commit_properties(
     batch: OutputBatch, result: CommittedBatch, *, creates: bool
 ) -> CommitProperties:
-    """Return what the commit of a batch says of itself."""
+    """Return the properties of a batch's commit, by which `_find_in` finds it again."""
     from deltalake import CommitProperties, Transaction
 
     named = {
@@ -281,18 +313,20 @@ class _SentRows:
     _first: list[pa.Table] = field(default_factory=list)
 
     def has_rows(self) -> bool:
-        """Whether there are any rows; computes the first part."""
+        """Return whether there are any rows; computes the first part."""
         if self._parts is None:
             self._parts = fitted_parts(self.batch, self.columns, self.name)
-            self._first = [part for part in [next(self._parts, None)] if part is not None]
+            self._first = list(itertools.islice(self._parts, 1))
         return bool(self._first)
 
     def reader(self) -> pa.RecordBatchReader:
+        """Return the rows as delta-rs takes them."""
         return pa.RecordBatchReader.from_batches(
             self.columns.remove_metadata(), self._record_batches()
         )
 
     def _record_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, then check that the run may still write."""
         try:
             self.has_rows()
             assert self._parts is not None
@@ -315,8 +349,8 @@ def _check_few(table: str, ranges: Sequence[ReplacedRange]) -> None:
     """Raise TableError for more separate ranges than delta-rs can look for: its parser overflows
     the stack of the process.
     """
-    for spans in by_source(ranges).values():
-        offsets = sum(end - start for start, end in spans)
+    for spans in group_by_source(ranges).values():
+        offsets = sum(span.end - span.start for span in spans)
         if len(spans) > MOST_COMPARED and offsets > _MOST_LISTED:
             raise errors.TableError(
                 f"a batch replaces the rows of {offsets:,} scattered records in table {table};"
@@ -342,8 +376,8 @@ def _lake_id(producer: str) -> str:
 def _find_in(table: DeltaTable, producer: str, sought: int) -> CommittedBatch | None:
     """Return the newest batch of a producer by the table's transactions.
 
-    By which attempt it was committed is known as long as the table's history has the commit; it is
-    read only if the batch has the number `sought`, or a later one.
+    The table's history says which attempt committed it and with how many rows, as long as it has
+    the commit. It is read only if the batch has the number `sought`, or a later one.
     """
     number = table.transaction_version(_app_id(producer))
     if number is None:
@@ -365,26 +399,30 @@ def _arrow_schema(table: DeltaTable) -> pa.Schema:
     return pa.schema(table.schema().to_arrow())
 
 
-def _same_but_added(after: Any, before: Any) -> bool:
-    """Whether a type is the one of before, with more members of structs at most."""
-    return holds_values_of(after, before) and _simple_types(before, after)
+def _has_only_more_members(after: Any, before: Any) -> bool:
+    """Return whether a type differs from the one before at most by more members of structs."""
+    return holds_values_of(after, before) and _keeps_simple_types(after, before)
 
 
-def _simple_types(before: Any, after: Any) -> bool:
+def _keeps_simple_types(after: Any, before: Any) -> bool:
+    """Return whether all simple types within a type are those of before."""
     from dagster_adjunct.resources.schemas.types import Array, Map, Simple, Struct
 
     if isinstance(before, Simple):
         return bool(before == after)
     if isinstance(before, Array):
-        return _simple_types(before.element, after.element)
+        return _keeps_simple_types(after.element, before.element)
     if isinstance(before, Map):
-        return _simple_types(before.value, after.value)
+        return _keeps_simple_types(after.value, before.value)
     assert isinstance(before, Struct)
-    return all(_simple_types(each.type, after.member(each.name).type) for each in before.members)
+    for member in before.members:
+        if not _keeps_simple_types(after.member(member.name).type, member.type):
+            return False
+    return True
 
 
 def _is_conflict(error: Exception) -> bool:
-    """Whether another commit came first, so that the next attempt may succeed."""
+    """Return whether another commit came first, so that the next attempt may succeed."""
     from deltalake.exceptions import CommitFailedError
 
     if isinstance(error, CommitFailedError):
@@ -395,6 +433,7 @@ def _is_conflict(error: Exception) -> bool:
 
 
 def _translate(table: str, error: Exception) -> errors.AdjunctError:
+    """Return the error of Adjunct for one of delta-rs."""
     from deltalake.exceptions import DeltaProtocolError, SchemaMismatchError
 
     if isinstance(error, SchemaMismatchError | DeltaProtocolError):
@@ -408,6 +447,7 @@ def _translate(table: str, error: Exception) -> errors.AdjunctError:
 
 
 def _unavailable(table: str, error: Exception) -> errors.TableUnavailableError:
+    """Return the error for a store that does not answer."""
     return errors.TableUnavailableError(
         f"the store of Delta table {table} does not answer, or refuses a request:"
         f" {errors.first_line(error)}.",

@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
-from dagster_adjunct.resources.output_tables.batches import ReplacedRange, by_source
+from dagster_adjunct.resources.output_tables.batches import ReplacedRange, group_by_source
 from dagster_adjunct.resources.streams.system import READER, SOURCE, SOURCE_OFFSET
 from dagster_adjunct.resources.threads import map_in_threads
 
@@ -55,24 +55,25 @@ class DataFiles:
         from pyiceberg.table import TableProperties
 
         self.rows += rows.num_rows
-        named = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES
-        size = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
-        size = int(self.metadata.properties.get(named, size))
+        target = self.metadata.properties.get(
+            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
+            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT,
+        )
         with_ids = schema_to_pyarrow(self.metadata.schema(), include_field_ids=True)
 
-        def write_partition(part: tuple[PartitionKey | None, pa.Array | None]) -> list[DataFile]:
-            key, places = part
-            chosen = rows if places is None else rows.take(places)
+        def write_partition(part: PartitionRows) -> list[DataFile]:
+            chosen = rows if part.places is None else rows.take(part.places)
             files = []
-            for batches in bin_pack_arrow_table(chosen, size):
+            for batches in bin_pack_arrow_table(chosen, int(target)):
                 table = pa.Table.from_batches(batches)
-                files.append(self._write_file(_with_schema(table, with_ids), key))
+                files.append(self._write_file(_with_schema(table, with_ids), part.key))
             return files
 
         for written in map_in_threads(write_partition, split_by_partition(rows, self.metadata)):
             self.files += written
 
     def _write_file(self, rows: pa.Table, key: PartitionKey | None) -> DataFile:
+        """Write rows of one partition to a file; return its entry for a manifest."""
         from pyiceberg.io.pyarrow import ParquetFormatWriter
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
         from pyiceberg.table.locations import load_location_provider
@@ -102,8 +103,8 @@ class DataFiles:
 def rewrite_without(
     tasks: Sequence[FileScanTask], ranges: Sequence[ReplacedRange], files: DataFiles, table: str
 ) -> list[DataFile]:
-    """Write those rows of data files again that are not in these ranges; return the files that have
-    others, too, which the commit removes.
+    """Rewrite data files without the rows of these ranges; return the files that have such rows,
+    which the commit removes.
 
     Raises TableError for a file from which somebody has deleted rows by a delete file.
     """
@@ -135,13 +136,16 @@ def is_replaced(rows: pa.Table, ranges: Sequence[ReplacedRange]) -> pa.Array:
     """Return which rows are in these ranges."""
     found = np.zeros(rows.num_rows, bool)
     offsets = pc.fill_null(rows.column(SOURCE_OFFSET), -1).to_numpy()
-    for (reader, source), spans in by_source(ranges).items():
-        here = pc.and_(pc.equal(rows.column(READER), reader), pc.equal(rows.column(SOURCE), source))
-        starts = np.array([start for start, _ in spans])
-        ends = np.array([end for _, end in spans])
-        at = np.searchsorted(starts, offsets, side="right") - 1
-        inside = (at >= 0) & (offsets < ends[np.maximum(at, 0)])
-        found |= inside & pc.fill_null(here, False).to_numpy()
+    for place, spans in group_by_source(ranges).items():
+        by_reader = pc.equal(rows.column(READER), place.reader)
+        of_source = pc.equal(rows.column(SOURCE), place.source)
+        is_here = pc.fill_null(pc.and_(by_reader, of_source), False).to_numpy()
+        starts = np.array([span.start for span in spans])
+        ends = np.array([span.end for span in spans])
+        # The last span that begins at or before each offset, -1 if none does.
+        last = np.searchsorted(starts, offsets, side="right") - 1
+        is_inside = (last >= 0) & (offsets < ends[np.maximum(last, 0)])
+        found |= is_inside & is_here
     return pa.array(found)
 
 
@@ -162,6 +166,7 @@ def project(stored: pa.Table, schema: Schema) -> pa.Table:
 
 
 def _id_of(each: pa.Field) -> bytes | None:
+    """Return the id of a field in a file of Iceberg, None if it has none."""
     found: bytes | None = (each.metadata or {}).get(_FIELD_ID)
     return found
 
@@ -198,35 +203,41 @@ def _with_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     )
 
 
-def split_by_partition(
-    rows: pa.Table, metadata: TableMetadata
-) -> list[tuple[PartitionKey | None, pa.Array | None]]:
-    """Return the key of each partition and the places of its rows, in their order: None for all
-    rows. The key is None for a table without partitions.
+class PartitionRows(NamedTuple):
+    """The key of a partition, None for a table without partitions, and the places of its rows in
+    their order, None for all rows.
     """
+
+    key: PartitionKey | None
+    places: pa.Array | None
+
+
+def split_by_partition(rows: pa.Table, metadata: TableMetadata) -> list[PartitionRows]:
+    """Return which rows belong to each partition that has some."""
     from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
 
     spec = metadata.spec()
     schema = metadata.schema()
     if spec.is_unpartitioned():
-        return [(None, None)]
+        return [PartitionRows(None, None)]
     values = []
     for each in spec.fields:
         source = _read_field(rows, schema, each.source_id)
         kind = schema.find_field(each.source_id).field_type
         values.append(transform_values(source, each.transform, kind))
-    codes, firsts = _number_groups(values)
-    order = np.argsort(codes, kind="stable")
-    ends = np.searchsorted(codes[order], np.arange(1, len(firsts) + 1))
+    groups = _number_groups(values)
+    order = np.argsort(groups.of_rows, kind="stable")
+    ends = np.searchsorted(groups.of_rows[order], np.arange(1, len(groups.first_rows) + 1))
     start = 0
-    parts: list[tuple[PartitionKey | None, pa.Array | None]] = []
-    for first, end in zip(firsts, ends.tolist(), strict=True):
-        fields = [
-            PartitionFieldValue(each, value[first].as_py())
-            for each, value in zip(spec.fields, values, strict=True)
-        ]
-        places = pa.array(order[start:end]) if len(firsts) > 1 else None
-        parts.append((PartitionKey(fields, spec, schema), places))
+    parts = []
+    for first, end in zip(groups.first_rows, ends.tolist(), strict=True):
+        fields = []
+        for each, value in zip(spec.fields, values, strict=True):
+            fields.append(PartitionFieldValue(each, value[first].as_py()))
+        places = None
+        if len(groups.first_rows) > 1:
+            places = pa.array(order[start:end])
+        parts.append(PartitionRows(PartitionKey(fields, spec, schema), places))
         start = end
     return parts
 
@@ -285,13 +296,20 @@ def _read_field(rows: pa.Table, schema: Schema, field_id: int) -> pa.ChunkedArra
         return rows.column(name)
     column, *steps = str(name).split(".")
     values = rows.column(column)
-    return reduce(lambda value, step: pc.struct_field(value, step), steps, values)
+    return reduce(pc.struct_field, steps, values)
 
 
-def _number_groups(values: list[pa.Array]) -> tuple[Any, list[int]]:
-    """Return the number of each row's group, and the place of the first row of each group; rows
-    of one group have equal values.
+class _RowGroups(NamedTuple):
+    """Groups of rows with equal values: the number of each row's group, and the place of the first
+    row of each group.
     """
+
+    of_rows: Any
+    first_rows: list[int]
+
+
+def _number_groups(values: list[pa.Array]) -> _RowGroups:
+    """Return the groups of the rows that have these values."""
     codes = np.zeros(len(values[0]), np.int64)
     for each in values:
         encoded = each.dictionary_encode(null_encoding="encode")
@@ -300,4 +318,4 @@ def _number_groups(values: list[pa.Array]) -> tuple[Any, list[int]]:
         )
         _, codes = np.unique(codes, return_inverse=True)
     _, firsts = np.unique(codes, return_index=True)
-    return codes, firsts.tolist()
+    return _RowGroups(codes, firsts.tolist())

@@ -13,24 +13,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
-
-from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import argument_error
-from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
 from dagster_adjunct.resources.schemas.matching_keys import WantedKeys
-from dagster_adjunct.resources.schemas.paths import normal_path, read_path, require_path
+from dagster_adjunct.resources.schemas.paths import read_path, require_path
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
-from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames, check_key_types
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames
 from dagster_adjunct.resources.small_work import SMALL_RECORDS, SMALL_ROWS
-from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -100,9 +95,6 @@ def _unreadable_partition(text: object) -> errors.InvalidNameError:
     return errors.InvalidNameError(problem, "Write it as in lake.flights.3.", name=f"{text!s:.300}")
 
 
-_NAME_LENGTH = 300
-
-
 def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:
     """Return the name (without the system) of the stream that all these partitions belong to.
 
@@ -127,222 +119,6 @@ def check_partition(ssp: SystemStreamPartition, count: int) -> None:
         raise errors.OffsetOutOfRangeError(
             problem, stream=ssp.qualified_stream, partition=ssp.partition
         )
-
-
-def check_producer(producer: str, sequence: int) -> None:
-    """Raise ConfigurationError for a producer or a sequence that can't be stored."""
-    if not isinstance(producer, str) or not 0 < len(producer) <= _NAME_LENGTH:
-        expected = f"a text of 1 to {_NAME_LENGTH} characters"
-        step = (
-            "Name what appends (an application's output, an import), with the same name in every"
-            " retry."
-        )
-        raise argument_error(
-            f"producer {producer!r} is not a name", expected, step, argument="producer"
-        )
-    found = f"sequence {sequence!r} of producer {producer!r}"
-    step = "Use the same number in every retry of an append."
-    if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 0:
-        raise argument_error(found, "an integer from 0", step, argument="sequence")
-
-
-def check_append(
-    producer: str, sequence: int, version: str | None, valid_from: datetime | None
-) -> int | None:
-    """Validate the arguments of an append; return `valid_from` in microseconds since the epoch, as
-    markers store it.
-
-    Raises ConfigurationError for a producer, a sequence or a version that can't be stored, and for
-    `valid_from` without time zone or version, or outside the years 1 to 9999 of UTC.
-    """
-    check_producer(producer, sequence)
-    if version is not None:
-        check_name("version", version)
-    if valid_from is None:
-        return None
-    zoned = isinstance(valid_from, datetime) and valid_from.tzinfo is not None
-    if version is None or not zoned or not fits_utc(valid_from):
-        what = "without end_of_dataset"
-        if version is not None:
-            what = f"of version {version!r}"
-        problem = (
-            f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time"
-            " zone, of the years 1 to 9999 in UTC."
-        )
-        step = "Pass end_of_dataset=…, and valid_from with tzinfo=UTC."
-        raise errors.ConfigurationError(problem, step, argument="valid_from")
-    return to_microseconds(valid_from)
-
-
-@validated
-def stale_sequence_error(
-    stream: str, producer: str, sequence: int, newest: int
-) -> errors.ProducerConflictError:
-    """Return the error for a sequence that is older than all of its producer that the stream
-    still remembers.
-    """
-    problem = (
-        f"sequence {sequence} of producer {producer!r} in {stream} is older than those that are"
-        f" still known; the newest is {newest}."
-    )
-    step = (
-        f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if"
-        " its counter restarted. A late retry of an earlier append needs nothing: its records are"
-        " in the stream."
-    )
-    return errors.ProducerConflictError(
-        problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest
-    )
-
-
-def check_same_contents(
-    stream: str, producer: str, sequence: int, newest: int, before: str, now: str
-) -> None:
-    """Raise ProducerConflictError if the digests of two appends under the same sequence differ."""
-    if before != now:
-        problem = (
-            f"sequence {sequence} of producer {producer!r} in {stream} was appended with other"
-            f" contents (digest {before[:12]}, now {now[:12]}); the newest is {newest}."
-        )
-        step = (
-            "Nothing was added. Retry with the same records, or give new records the sequence"
-            f" {newest + 1}."
-        )
-        raise errors.ProducerConflictError(
-            problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest
-        )
-
-
-def check_table_options(what: str, options: AppendOptions) -> None:
-    """Raise ConfigurationError if `order_by` or `partitioned` is given for an Arrow table."""
-    if options.order_by or options.partitioned:
-        problem = (
-            f"{what}: order_by and partitioned are only for Spark frames; a table keeps its order."
-        )
-        raise errors.ConfigurationError(
-            problem, "Sort the table first, and leave both out.", argument="order_by"
-        )
-
-
-def check_marker_partitions(
-    stream: str, version: str, chosen: Sequence[int], count: int, rows: Mapping[int, int] | None
-) -> None:
-    """Raise ConfigurationError if a marker is for no partition, or for one that the stream does not
-    have.
-
-    Also raises it if `rows`, the record counts by partition, lacks one of these partitions or has a
-    negative count.
-    """
-    wrong = [p for p in chosen if not 0 <= p < count]
-    if wrong or not chosen:
-        problem = (
-            f"marker {version!r}: partitions {wrong} are not partitions of {stream}, which has"
-            f" {count}."
-        )
-        step = f"Give partitions from 0 to {count - 1}."
-        raise errors.ConfigurationError(problem, step, argument="partitions", stream=stream)
-    if rows is None:
-        return
-    missing = [p for p in chosen if p not in rows]
-    if missing:
-        problem = f"marker {version!r} has no row count for partitions {missing} of {stream}."
-        step = "Give a count for every partition that gets the marker, or no counts."
-        raise errors.ConfigurationError(problem, step, argument="rows", stream=stream)
-    negative = [p for p in chosen if rows[p] < 0]
-    if negative:
-        found = f"marker {version!r} has row counts below 0 for partitions {negative} of {stream}"
-        raise argument_error(found, "counts from 0 on", argument="rows", stream=stream)
-
-
-def _schema_from_stored(value: Any) -> Schema:
-    """Return the columns of a stored document. Raises ValueError, as validators of pydantic do."""
-    try:
-        if isinstance(value, Schema):
-            return value
-        return Schema.from_json(value)
-    except errors.AdjunctError as error:
-        raise ValueError(str(error)) from error
-
-
-StoredSchema = Annotated[
-    Schema, PlainValidator(_schema_from_stored), PlainSerializer(Schema.to_json)
-]
-
-
-class StreamDeclaration(StoredDocument):
-    """A declared stream, as given to `create`. Systems with more options have a subclass.
-
-    The `key` has names of columns, and paths of values in columns (`normal_path`).
-    """
-
-    columns: StoredSchema
-    key: tuple[str, ...]
-    partitions: Annotated[int, Field(ge=1, le=100_000)]
-
-
-D = TypeVar("D", bound=StreamDeclaration)
-
-
-def build_declaration(
-    kind: type[D], stream: str, schema: Schema, key: tuple[str, ...], partitions: int, **more: Any
-) -> D:
-    """Return the validated declaration of `stream` ("lake.orders"); `more` are fields of this kind
-    of declaration.
-
-    Raises ConfigurationError or SchemaMismatchError.
-    """
-    what = f"stream {split_stream_name(stream)[1]!r}"
-    if not schema.fields:
-        raise errors.SchemaMismatchError(
-            f"{what} has no columns.", "Name at least one column.", stream=stream
-        )
-    key = tuple(name if name in schema else normal_path(name) for name in key)
-    if len(set(key)) != len(key):
-        problem = f"{what}: key columns {list(key)} contain a column twice."
-        raise errors.ConfigurationError(problem, argument="key", stream=stream)
-    check_key_types(schema, key, what)
-    if not key and partitions != 1:
-        problem = (
-            f"{what} has no key and {partitions} partitions: without a key it can only have one."
-        )
-        raise errors.ConfigurationError(
-            problem, "Name key columns, or declare partitions=1.", stream=stream
-        )
-    try:
-        return kind(columns=schema, key=key, partitions=partitions, **more)
-    except ValidationError as error:
-        found = error.errors(include_url=False)[0]["input"]
-        problem = f"{what}: {first_validation_problem(error)} (found {found!r})."
-        raise errors.ConfigurationError(problem, stream=stream) from None
-
-
-def check_same_declaration(
-    stream: str,
-    stored: StreamDeclaration,
-    wanted: StreamDeclaration,
-    columns: list[str] | None = None,
-    next_step: str = "Declare the stream as it exists, or use another name.",
-) -> None:
-    """Raise StreamExistsError with the differences if two declarations differ.
-
-    `columns` describes the differences of their columns; None compares these here. Fields that are
-    None in `wanted` are not compared: an application creates its output without knowing what was
-    configured since.
-    """
-    differences = list(columns or ())
-    if columns is None:
-        difference = stored.columns.difference(wanted.columns)
-        if difference:
-            differences.append(f"columns: {difference}")
-    for field_name in type(wanted).model_fields:
-        new = getattr(wanted, field_name)
-        old = getattr(stored, field_name)
-        if field_name != "columns" and new is not None and old != new:
-            differences.append(f"{field_name} is {new!r}, expected {old!r}")
-    if differences:
-        name = split_stream_name(stream)[1]
-        problem = f"stream {name!r} exists with another declaration: {'; '.join(differences)}."
-        raise errors.StreamExistsError(problem, next_step, stream=stream)
 
 
 def time_from_micros(micros: int) -> datetime:
@@ -1045,10 +821,12 @@ def check_places(stream: str, places: pa.Table, records: pa.Table) -> pa.Table:
     """
     if records.num_rows == places.num_rows:
         return records
-    there = {*zip(*(records.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)}
+    partitions = records.column(PARTITION).to_pylist()
+    found = set(zip(partitions, records.column(OFFSET).to_pylist(), strict=True))
     for place in places.to_pylist():
-        partition, offset = place[PARTITION], place[OFFSET]
-        if (partition, offset) not in there:
+        partition = place[PARTITION]
+        offset = place[OFFSET]
+        if (partition, offset) not in found:
             break
     problem = f"{stream}.{partition} has no record at offset {offset}."
     step = "Name offsets of records, each once, as find_records returns them."

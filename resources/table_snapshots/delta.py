@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachetools import TTLCache, cached
 
@@ -24,6 +24,7 @@ from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.table_snapshots.table import (
     ChangedFiles,
+    ChangedRows,
     StateFile,
     StateScan,
     TableHistory,
@@ -39,11 +40,20 @@ if TYPE_CHECKING:
 _LOG = "_delta_log"
 _CONFIGURATION = "configuration"
 _FEED = "delta.enableChangeDataFeed"
-_COMMIT = re.compile(r"_delta_log/(\d{20})\.json$")
-_CHECKPOINT = re.compile(r"_delta_log/(\d{20})\.checkpoint.*\.parquet$")
+_COMMIT = re.compile(r"_delta_log/(?P<version>\d{20})\.json$")
+_CHECKPOINT = re.compile(r"_delta_log/(?P<version>\d{20})\.checkpoint.*\.parquet$")
+# The only part of a version whose rows the query engine of delta-rs has to read (`_needs_engine`).
+_WHOLE_VERSION = None
 _ENGINE_FEATURES = frozenset({"columnMapping", "deletionVectors"})
 """Reader features with which files are no rows of the table by themselves."""
 _THREADS = 16
+
+
+class _Commits(NamedTuple):
+    """The files of a table's commits, by version, and the oldest version that can be read."""
+
+    files: dict[int, ListedFile]
+    oldest_readable: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,49 +87,57 @@ class DeltaVersions:
         return str(self.open().metadata().id)
 
     def history(self, since: TableState | None) -> TableHistory:
-        first = 0 if since is None else since.number + 1
-        commits, oldest = self._list_commits()
+        listed = self._list_commits()
+        first = listed.oldest_readable
+        if since is not None:
+            first = max(first, since.number + 1)
         newest = self.open()
-        wanted = [commits[number] for number in sorted(commits) if number >= max(first, oldest)]
+        wanted = [file for number, file in sorted(listed.files.items()) if number >= first]
         states = map_in_threads(self._read_state, wanted, _THREADS)
-        return TableHistory(str(newest.metadata().id), tuple(states), oldest)
+        identity = str(newest.metadata().id)
+        return TableHistory(identity, tuple(states), listed.oldest_readable)
 
-    def _list_commits(self) -> tuple[dict[int, ListedFile], int]:
-        """Return the files of the commits, by version, and the oldest version that can be read."""
+    def _list_commits(self) -> _Commits:
+        """Return the commits of the table's log. Raises DatasetError if there are none."""
         commits = {}
         checkpoints = {0}
         for file in open_tree(self.url).list("_delta_log/"):
-            if match := _COMMIT.search(file.path):
-                commits[int(match[1])] = file
-            elif match := _CHECKPOINT.search(file.path):
-                checkpoints.add(int(match[1]))
+            commit = _COMMIT.search(file.path)
+            if commit is not None:
+                commits[int(commit["version"])] = file
+                continue
+            checkpoint = _CHECKPOINT.search(file.path)
+            if checkpoint is not None:
+                checkpoints.add(int(checkpoint["version"]))
         if not commits:
             raise errors.DatasetError(
                 f"there is no {self.describe()}: it has no commits.",
                 "Create it, or correct the URL.",
                 table=self.url,
             )
-        # A version is made from a checkpoint and each commit after it.
-        first = max(commits)
+        newest = max(commits)
+        first = newest
         while first - 1 in commits:
             first -= 1
-        bases = [number for number in checkpoints if number in commits and number >= first]
-        bases += [number for number in checkpoints if number == first - 1]
-        return commits, min(bases, default=max(commits))
+        # A version is made from a checkpoint and each commit after it: so from one at, or just
+        # before, a commit of the unbroken series that ends with the newest.
+        bases = [number for number in checkpoints if first - 1 <= number <= newest]
+        return _Commits(commits, min(bases, default=newest))
 
     def _read_state(self, file: ListedFile) -> TableState:
         """Return the version that a commit made."""
         match = _COMMIT.search(file.path)
         assert match is not None
+        number = int(match["version"])
         actions = _parse_actions(open_tree(self.url).read(file))
         written: datetime = file.modified
         for action in actions:
-            if info := action.get("commitInfo"):
-                stamp = info.get("inCommitTimestamp", info.get("timestamp"))
-                if isinstance(stamp, int):
-                    written = datetime.fromtimestamp(stamp / 1000, UTC)
+            info = action.get("commitInfo") or {}
+            stamp = info.get("inCommitTimestamp", info.get("timestamp"))
+            if isinstance(stamp, int):
+                written = datetime.fromtimestamp(stamp / 1000, UTC)
         same_rows = not any(_list_changing(actions))
-        return TableState(str(int(match[1])), int(match[1]), written, same_rows)
+        return TableState(str(number), number, written, same_rows)
 
     def is_readable(self, state: TableState) -> bool:
         from pyarrow.fs import FileType
@@ -139,19 +157,20 @@ class DeltaVersions:
         table = self.open(state.number)
         columns = pa.schema(table.schema())
         missing = [name for name in names if name not in columns.names]
-        if missing:
+        if missing:  # this version may be older than the column
             known = pa.schema(self.open().schema()).names
             for name in missing:
                 if name not in known:
                     raise unknown_column_error(f"the {self.describe()}", name, known)
         columns = pa.schema([columns.field(name) for name in names if name not in missing])
         if _needs_engine(table):
-            return StateScan(columns, [None], None)
+            return StateScan(columns, parts=[_WHOLE_VERSION], rows=None)
         added = pa.table(table.get_add_actions())
         paths = added.column("path").to_pylist()
         sizes = added.column("size_bytes").to_pylist()
         counts = added.column("num_records").to_pylist()
-        rows = None if None in counts else sum(counts)
+        is_counted = None not in counts
+        rows = sum(counts) if is_counted else None
         parts = group_by_size(sorted(zip(paths, sizes, strict=True)))
         return StateScan(columns, parts, rows)
 
@@ -161,7 +180,7 @@ class DeltaVersions:
         table = self.open(state.number)
         there = [name for name in names if name in pa.schema(table.schema()).names]
         with self._naming(state.number):
-            if part is None:
+            if part is _WHOLE_VERSION:
                 for batch in table.scan(columns=there):
                     yield pa.table(batch)
                 return
@@ -185,10 +204,12 @@ class DeltaVersions:
     # -- changes
 
     def find_state(self, history: TableHistory, state_id: str) -> TableState | None:
-        """Return a version of which all later commits are there."""
         number = int(state_id)
-        newest = history.states[-1].number if history.states else number
-        if history.complete_since <= number + 1 and number <= newest:
+        newest = number
+        if history.states:
+            newest = history.states[-1].number
+        has_later_commits = history.complete_since <= number + 1
+        if has_later_commits and number <= newest:
             return TableState(state_id, number, datetime.fromtimestamp(0, UTC))
         return None
 
@@ -225,14 +246,17 @@ class DeltaVersions:
         """
         what = f"version {number} of the {self.describe()}"
         for action in actions:
-            settings = action.get("metaData", {_CONFIGURATION: {_FEED: "true"}})
-            if str(settings.get(_CONFIGURATION, {}).get(_FEED)).lower() != "true":
+            if "metaData" not in action:
+                continue
+            configuration = action["metaData"].get(_CONFIGURATION, {})
+            if str(configuration.get(_FEED)).lower() != "true":
                 raise _changes_error(what, "was written without the change data feed")
         changing = list(_list_changing(actions))
-        has_vectors = any(one.get("deletionVector") for one in changing)
-        if has_vectors and not any("cdc" in action for action in actions):
+        has_vectors = any(file.get("deletionVector") for file in changing)
+        records_changes = any("cdc" in action for action in actions)
+        if has_vectors and not records_changes:
             raise _changes_error(what, "deletes rows by deletion vectors")
-        return sum(int(one.get("size") or 0) for one in changing)
+        return sum(int(file.get("size") or 0) for file in changing)
 
     def check_feed(self) -> None:
         """Raise AdmittedFileError if the table records no changes now."""
@@ -244,15 +268,17 @@ class DeltaVersions:
 
     def changed_rows(
         self, before: TableState, after: TableState, names: Sequence[str]
-    ) -> tuple[Iterator[Any], Iterator[Any]]:
+    ) -> ChangedRows:
         with self._naming(after.number):
             feed = self.open().load_cdf(before.number + 1, after.number)
             changes = pa.table(feed)
         kinds = pc.cast(changes.column("_change_type"), pa.string())
-        old = pc.is_in(kinds, pa.array(["delete", "update_preimage"]))
+        is_before = pc.is_in(kinds, pa.array(["delete", "update_preimage"]))
         there = [name for name in names if name in changes.column_names]
         rows = pa.table({name: _without_view(changes.column(name)) for name in there})
-        return iter([rows.filter(old)]), iter([rows.filter(pc.invert(old))])
+        return ChangedRows(
+            before=iter([rows.filter(is_before)]), after=iter([rows.filter(pc.invert(is_before))])
+        )
 
     @contextmanager
     def _naming(self, version: int | None) -> Iterator[None]:
@@ -309,7 +335,9 @@ def _without_view(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _needs_engine(table: DeltaTable) -> bool:
-    """Whether only the engine of delta-rs reads the table's rows right, in one task."""
+    """Return whether only the query engine of delta-rs reads the table's rows correctly. It reads
+    a version in one task.
+    """
     features = {str(feature) for feature in table.protocol().reader_features or ()}
     mapped = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     return bool(features & _ENGINE_FEATURES) or mapped != "none"
@@ -320,6 +348,7 @@ def _path_of(fragment: Any) -> str:
 
 
 def _file_system(table: DeltaTable) -> Any:
+    """Return a file system of Arrow with the table's files."""
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import PyFileSystem
 
@@ -332,14 +361,16 @@ def _parse_actions(data: bytes) -> list[Mapping[str, Any]]:
 
 
 def _list_changing(actions: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield what adds or removes files with rows that others do not have."""
+    """Yield the files that a commit adds or removes, except where it only moves rows to other
+    files.
+    """
     for action in actions:
         for kind in ("add", "remove"):
             if kind in action and action[kind].get("dataChange", True):
                 yield action[kind]
 
 
-@cached(TTLCache(maxsize=64, ttl=60), key=lambda process, url: (process, url))
+@cached(TTLCache(maxsize=64, ttl=60))
 def _log_files(process: int, url: str) -> Any:
-    """Return access to a table's files, with the credentials of now."""
+    """Return a file system with the table's files, of this process and with recent credentials."""
     return _file_system(DeltaVersions(url).open())

@@ -23,6 +23,7 @@ from dagster_adjunct.resources.iceberg import IcebergTable, translate_client_err
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.table_snapshots.table import (
     ChangedFiles,
+    ChangedRows,
     StateFile,
     StateScan,
     TableHistory,
@@ -37,6 +38,20 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 _REPLACE = "replace"
+
+
+class TaggedStates(NamedTuple):
+    """The identity of a table, and the snapshots of some of its tags, by name."""
+
+    identity: str
+    states: dict[str, TableState]
+
+
+class _DifferentFiles(NamedTuple):
+    """The files of each of two snapshots that the other one does not have with the same rows."""
+
+    before: list[FileScanTask]
+    after: list[FileScanTask]
 
 
 class _Part(NamedTuple):
@@ -102,29 +117,29 @@ class IcebergSnapshots:
             chain.append(_state(at))
             at = known.get(at.parent_snapshot_id or 0)
         chain.reverse()
-        complete = 0
+        complete_since = 0
         if chain:
             # Each commit has the next number, also those to other branches.
             numbers = {snapshot.sequence_number or 0 for snapshot in known.values()}
-            complete = chain[0].number
-            while complete - 1 in numbers:
-                complete -= 1
-        return TableHistory(str(table.metadata.table_uuid), tuple(chain), complete)
+            complete_since = chain[0].number
+            while complete_since - 1 in numbers:
+                complete_since -= 1
+        return TableHistory(str(table.metadata.table_uuid), tuple(chain), complete_since)
 
-    def tags(self, pattern: str) -> tuple[str, dict[str, TableState]]:
-        """Return the identity of the table, and the snapshots of the tags that match a pattern, by
-        name.
-        """
+    def tags(self, pattern: str) -> TaggedStates:
+        """Return the snapshots of the tags whose names match a pattern such as "release-*"."""
         from pyiceberg.table.refs import SnapshotRefType
 
         table = self.load()
         found = {}
         for name, ref in table.refs().items():
-            if ref.snapshot_ref_type is SnapshotRefType.TAG and fnmatchcase(name, pattern):
-                snapshot = table.snapshot_by_id(ref.snapshot_id)
-                if snapshot is not None:
-                    found[name] = _state(snapshot)
-        return str(table.metadata.table_uuid), found
+            is_tag = ref.snapshot_ref_type is SnapshotRefType.TAG
+            if not is_tag or not fnmatchcase(name, pattern):
+                continue
+            snapshot = table.snapshot_by_id(ref.snapshot_id)
+            if snapshot is not None:
+                found[name] = _state(snapshot)
+        return TaggedStates(str(table.metadata.table_uuid), found)
 
     def is_readable(self, state: TableState) -> bool:
         return True  # files of a snapshot in the metadata are not deleted
@@ -135,10 +150,9 @@ class IcebergSnapshots:
         table = self.load()
         projected = self._project(table, names)
         tasks = self._plan_files(table, state)
-        rows: int | None = 0
-        for task in tasks:
-            if rows is not None:
-                rows = None if task.delete_files else rows + task.file.record_count
+        rows: int | None = None
+        if not any(task.delete_files for task in tasks):
+            rows = sum(task.file.record_count for task in tasks)
         sized = [(task, task.file.file_size_in_bytes) for task in tasks]
         columns = schema_to_pyarrow(projected, include_field_ids=False)
         parts = [_Part(table.metadata_location, group) for group in group_by_size(sized)]
@@ -150,7 +164,7 @@ class IcebergSnapshots:
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan
 
-        table = self._open_part(part)
+        table = self._load_static(part.metadata)
         scan = ArrowScan(table.metadata, table.io, self._project(table, names), AlwaysTrue())
         with self._naming_snapshot(state):
             yield from scan.to_record_batches(part.tasks)
@@ -174,31 +188,29 @@ class IcebergSnapshots:
         return self.read(state, part, names)
 
     def changed_files(self, before: TableState, after: TableState) -> ChangedFiles:
-        removed, added = self._compare(before, after)
-        if removed:
-            size = sum(task.file.file_size_in_bytes for task in [*removed, *added])
-            return ChangedFiles(None, size)
-        return ChangedFiles([_state_file(task) for task in added])
+        differ = self._compare(before, after)
+        if differ.before:
+            tasks = [*differ.before, *differ.after]
+            return ChangedFiles(None, sum(task.file.file_size_in_bytes for task in tasks))
+        return ChangedFiles([_state_file(task) for task in differ.after])
 
     def changed_rows(
         self, before: TableState, after: TableState, names: Sequence[str]
-    ) -> tuple[Iterator[Any], Iterator[Any]]:
-        removed, added = self._compare(before, after)
+    ) -> ChangedRows:
+        differ = self._compare(before, after)
         metadata = self.load().metadata_location
-        return (
-            self.read(before, _Part(metadata, removed), names),
-            self.read(after, _Part(metadata, added), names),
+        return ChangedRows(
+            before=self.read(before, _Part(metadata, differ.before), names),
+            after=self.read(after, _Part(metadata, differ.after), names),
         )
 
-    def _compare(
-        self, before: TableState, after: TableState
-    ) -> tuple[list[FileScanTask], list[FileScanTask]]:
-        """Return the files of each state that the other one does not have so."""
-        was = self._tasks(before)
-        now = self._tasks(after)
-        removed = [task for path, task in was.items() if not _is_same(task, now.get(path))]
-        added = [task for path, task in now.items() if not _is_same(task, was.get(path))]
-        return removed, added
+    def _compare(self, before: TableState, after: TableState) -> _DifferentFiles:
+        """Return the files in which two states differ."""
+        old = self._tasks(before)
+        new = self._tasks(after)
+        removed = [task for path, task in old.items() if not _is_same(task, new.get(path))]
+        added = [task for path, task in new.items() if not _is_same(task, old.get(path))]
+        return _DifferentFiles(removed, added)
 
     def _tasks(self, state: TableState) -> dict[str, FileScanTask]:
         """Return the files of a snapshot, which never change, by path."""
@@ -211,13 +223,10 @@ class IcebergSnapshots:
                 _planned[key] = found
         return found
 
-    def _open_part(self, part: _Part) -> Table:
-        """Return the table as it was planned; on an executor without its catalogue, from its
-        metadata.
-        """
-        return self._load_static(part.metadata)
-
     def _load_static(self, metadata: str) -> Table:
+        """Load the table as this metadata file has it; also where the catalogue is not configured,
+        as on executors.
+        """
         from pyiceberg.table import StaticTable
 
         properties = file_properties(metadata)
@@ -227,7 +236,7 @@ class IcebergSnapshots:
             return StaticTable.from_metadata(metadata, properties)
 
     def _project(self, table: Table, names: Sequence[str]) -> Schema:
-        """Return the columns of these names, by their ids."""
+        """Return the columns of these names, as the table calls them now; they have their ids."""
         known = table.schema().column_names
         top = [column.name for column in table.schema().fields]
         for name in names:
@@ -236,6 +245,9 @@ class IcebergSnapshots:
         return table.schema().select(*names)
 
     def _plan_files(self, table: Table, state: TableState) -> list[FileScanTask]:
+        """Return the files of a snapshot, in the order of their paths. Raises DatasetError if the
+        snapshot has expired.
+        """
         if table.snapshot_by_id(int(state.id)) is None:  # of which a scan would find no rows
             raise errors.DatasetError(
                 f"snapshot {state.id} of the {self.describe()} has expired.",
@@ -277,7 +289,9 @@ def _state_file(task: FileScanTask) -> StateFile:
 
 
 def _is_same(task: FileScanTask, other: FileScanTask | None) -> bool:
-    """Whether a file has the same rows in two snapshots."""
+    """Return whether a file has the same rows in two snapshots: the same rows were deleted from
+    it.
+    """
     if other is None:
         return False
     deletes = {file.file_path for file in task.delete_files}
@@ -300,6 +314,7 @@ def file_properties(location: str) -> dict[str, str]:
 
 
 def _state(snapshot: Snapshot) -> TableState:
+    """Return a snapshot as a state; a compaction has the operation "replace"."""
     operation = "" if snapshot.summary is None else snapshot.summary.operation.value
     return TableState(
         str(snapshot.snapshot_id),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import pa
@@ -35,7 +35,7 @@ class TableState:
 class TableHistory:
     """The states of a table that can still be read, the oldest first, and its identity.
 
-    There were no others from the number `complete_since` on.
+    None is missing from the number `complete_since` on.
     """
 
     identity: str
@@ -63,12 +63,21 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True)
 class ChangedFiles:
-    """How the changes between two states are read: `added` files whose rows are all new, if that
-    is all that has happened; else None, and the rows before and after have to be compared.
+    """How the changes between two states are read.
+
+    If the later state only has more files, all of whose rows are new, these are `added`. Otherwise
+    `added` is None: rows before and after have to be compared, in files of `size` bytes in total.
     """
 
     added: Sequence[StateFile] | None
     size: int = 0
+
+
+class ChangedRows(NamedTuple):
+    """Rows of the state before and of the state after, among them all that differ."""
+
+    before: Iterator[pa.RecordBatch | pa.Table]
+    after: Iterator[pa.RecordBatch | pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +94,15 @@ class StateScan:
 
 
 class VersionedTable(Protocol):
-    """A table whose earlier states can be read. A frozen value without secrets, which can be
-    pickled.
+    """A table whose earlier states can be read. Implementations are frozen values without secrets,
+    which can be pickled.
     """
 
     def describe(self) -> str:
         """Return the kind and the name of the table, for errors."""
 
     def identity(self) -> str:
-        """Return the id of the table, which another table at its place does not have."""
+        """Return the id of the table; a table that replaces it has another one."""
 
     def history(self, since: TableState | None) -> TableHistory:
         """Return the states that can be read now; those before `since` may be left out.
@@ -114,10 +123,12 @@ class VersionedTable(Protocol):
     def read(
         self, state: TableState, part: Any, names: Sequence[str]
     ) -> Iterator[pa.RecordBatch | pa.Table]:
-        """Yield the rows of a part, with these columns or less. Raises DatasetError."""
+        """Yield the rows of a part, with those of these columns that the state has. Raises
+        DatasetError.
+        """
 
     def find_state(self, history: TableHistory, state_id: str) -> TableState | None:
-        """Return a state whose changes to later ones can be told, None if it has expired."""
+        """Return the state with this id, None if the changes since then can't be read any more."""
 
     def files(self, state: TableState) -> Sequence[StateFile]:
         """Return the data files of a state, in order of their paths."""
@@ -125,23 +136,23 @@ class VersionedTable(Protocol):
     def file_rows(
         self, state: TableState, path: str, names: Sequence[str]
     ) -> Iterator[pa.RecordBatch | pa.Table]:
-        """Yield the rows of a file of a state, in an order that stays."""
+        """Yield the rows of a file of a state, each time in the same order."""
 
     def changed_files(self, before: TableState, after: TableState) -> ChangedFiles:
         """Return how the changes between two states are read.
 
-        Raises AdmittedFileError for changes that can't be told.
+        Raises AdmittedFileError for changes that the table has not recorded.
         """
 
     def changed_rows(
         self, before: TableState, after: TableState, names: Sequence[str]
-    ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
-        """Return rows of the state before and of the state after, with all that differ."""
+    ) -> ChangedRows:
+        """Return rows of both states with these columns, among them all that differ."""
 
 
 def check_types(columns: pa.Schema, schema: Schema, what: str) -> None:
-    """Raise DatasetError for a column of another kind than declared: an integer may be wider than
-    in the table, a text is no number.
+    """Raise DatasetError for a column that is not of the declared type. An integer, for example,
+    may be declared wider than it is in the table; a text can't be declared a number.
     """
     for declared in schema.fields:
         place = columns.get_field_index(declared.name)
@@ -164,9 +175,8 @@ def fit_rows(rows: Any, schema: Schema, what: str) -> pa.Table:
 
     Raises SchemaMismatchError for a value that the declared type does not hold.
     """
-    table = (
-        pa.table(rows) if not isinstance(rows, pa.RecordBatch) else pa.Table.from_batches([rows])
-    )
+    is_batch = isinstance(rows, pa.RecordBatch)
+    table = pa.Table.from_batches([rows]) if is_batch else pa.table(rows)
     for declared in schema.fields:
         if declared.name not in table.column_names:
             nulls = pa.nulls(table.num_rows, arrow_type(declared.type))
@@ -175,11 +185,12 @@ def fit_rows(rows: Any, schema: Schema, what: str) -> pa.Table:
 
 
 def group_by_size(files: Iterable[tuple[Any, int]]) -> list[list[Any]]:
-    """Return files, given with their sizes, in groups of about `TASK_BYTES`."""
+    """Return files, each given with its size in bytes, in groups of about `TASK_BYTES`."""
     groups: list[list[Any]] = []
     room = 0
     for file, size in files:
-        if not groups or size > room:
+        starts_group = not groups or size > room
+        if starts_group:
             groups.append([])
             room = TASK_BYTES
         groups[-1].append(file)

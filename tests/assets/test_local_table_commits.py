@@ -93,7 +93,7 @@ def do(
         for sent in sends:
             writes.send(rows(*sent), order_by=("__offset",), partitioned=False)
             matched.append(dict(writes.reader().items()))
-        return writes.commit()[1], matched
+        return writes.commit().is_repeated, matched
 
 
 def held(lake: Lake, spec: AdjunctDataset | None = None) -> dict[str, int]:

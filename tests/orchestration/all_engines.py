@@ -188,7 +188,7 @@ def _left_by(world: StepWorld, report: StepReport, app: Application) -> Left:
     for stream in streams.list_streams():
         rows = streams.read_arrow(streams.all_ranges(stream), positions=True)
         left[f"stream {stream}"] = [repr(row) for row in rows.to_pylist()]
-        for producer, sent in streams.state(stream)[1].producers.items():
+        for producer, sent in streams.state(stream).state.producers.items():
             left[f"digests of {stream} by {producer}"] = [
                 (each.sequence, each.digest) for each in sent
             ]

@@ -111,7 +111,7 @@ def rows(world: StepWorld, stream: str) -> list[dict[str, Any]]:
 
 def left_by(world: StepWorld) -> dict[str, Any]:
     digests = {
-        stream: [sent.digest for sent in world.streams.state(stream)[1].producers["shopping"]]
+        stream: [sent.digest for sent in world.streams.state(stream).state.producers["shopping"]]
         for stream in ("enriched", "priced")
     }
     return {"digests": digests, "things": world.records()} | {
@@ -225,7 +225,7 @@ def test_merged_looked_up_and_rejected_records_are_the_same(world: StepWorld) ->
     for one, engine in ((twin_of(world), SmallBatchesInProcess), (world, BatchEngine)):
         report = run_step(one.context(merging(one)), engine())
         assert report.in_process_batches == (engine is SmallBatchesInProcess)
-        digest = one.streams.state("merged")[1].producers["merging"][-1].digest
+        digest = one.streams.state("merged").state.producers["merging"][-1].digest
         with sqlite3.connect(one.folder / "small.sqlite") as connection:
             stored = connection.execute("SELECT k, v FROM small ORDER BY k").fetchall()
         letters = rows(one, "letters")
@@ -276,7 +276,7 @@ def test_functions_of_records_give_the_same(world: StepWorld) -> None:
     for one, engine in ((twin_of(world), SmallBatchesInProcess), (world, BatchEngine)):
         report = run_step(one.context(calling(one)), engine())
         assert report.in_process_batches == (engine is SmallBatchesInProcess)
-        sent = one.streams.state("placed")[1].producers["calling"][-1].digest
+        sent = one.streams.state("placed").state.producers["calling"][-1].digest
         left.append((rows(one, "placed"), sent, report.counters))
     places = ["None in None", "a in Ulm", "a in Ulm", "a in Ulm", "x in None", "ß in None"]
     assert sorted(row["place"] for row in left[0][0]) == places

@@ -154,7 +154,7 @@ def left_by(world: StepWorld) -> tuple[Any, ...]:
     for stream in ("tags", "entries"):
         records = world.streams.read_arrow(world.streams.all_ranges(stream), positions=True)
         sent.append(to_rows(records.drop_columns(["__timestamp"])))
-        sent.append(world.streams.state(stream)[1].producers["app"][-1].digest)
+        sent.append(world.streams.state(stream).state.producers["app"][-1].digest)
     with sqlite3.connect(world.folder / "tags.sqlite") as connection:
         counted = connection.execute("SELECT k, n FROM tags ORDER BY k").fetchall()
     return *sent, counted

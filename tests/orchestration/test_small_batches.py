@@ -95,7 +95,7 @@ def left_by(world: StepWorld, producer: str, *streams: str) -> list[Any]:
             world.streams.all_ranges(stream), positions=True
         ).drop_columns(["__timestamp"])
         left.append((rows.schema, repr(rows.to_pylist())))
-        left.append([sent.digest for sent in world.streams.state(stream)[1].producers[producer]])
+        left.append([sent.digest for sent in world.streams.state(stream).state.producers[producer]])
     return left
 
 

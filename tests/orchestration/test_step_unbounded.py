@@ -454,7 +454,7 @@ def test_an_open_batch_meets_what_retention_left_of_a_table_of_one_run(world: St
         run(world, app, on_event=crash_at("outputs"))
     assert enriched(world) == [(1, 100), (2, 200)]
     newest = list(
-        list_segments(world.streams.state("planes")[1], world.streams.files_of("planes"))
+        list_segments(world.streams.state("planes").state, world.streams.files_of("planes"))
     )[-1]
     world.streams.configure("planes", retention=Retention(max_bytes=newest.size), compaction=None)
     world.streams.maintain("planes")

@@ -43,6 +43,10 @@ from dagster_adjunct.resources.spark.tasks import (
     map_in_arrow,
     translate_spark_errors,
 )
+from dagster_adjunct.resources.streams.append_checks import (
+    check_same_contents,
+    stale_sequence_error,
+)
 from dagster_adjunct.resources.streams.kafka.client import (
     TRANSIENT_CODES,
     BrokerRefusals,
@@ -66,8 +70,6 @@ from dagster_adjunct.resources.streams.system import (
     TIMESTAMP,
     TOMBSTONE,
     AppendResult,
-    check_same_contents,
-    stale_sequence_error,
 )
 
 if TYPE_CHECKING:

@@ -28,7 +28,12 @@ from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.types import write_name
 from dagster_adjunct.resources.spark.in_process import resolve_session
-from dagster_adjunct.resources.streams import system
+from dagster_adjunct.resources.streams import append_checks, system
+from dagster_adjunct.resources.streams.declaration import (
+    StreamDeclaration,
+    build_declaration,
+    check_same_declaration,
+)
 from dagster_adjunct.resources.streams.kafka import consume, produce
 from dagster_adjunct.resources.streams.kafka.client import (
     KafkaAdmin,
@@ -54,7 +59,6 @@ from dagster_adjunct.resources.streams.system import (
     NumberedOffsets,
     OffsetRange,
     StreamCapabilities,
-    StreamDeclaration,
     StreamInfo,
     StreamSystem,
     StreamWriter,
@@ -152,7 +156,7 @@ class DeclaredTopics:
             there = wanted
             if created is not None:
                 there = created.declaration
-        system.check_same_declaration(self._qualified(stream), there, wanted)
+        check_same_declaration(self._qualified(stream), there, wanted)
         return topic or self._build_created(stream, wanted).known()
 
     def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
@@ -167,9 +171,7 @@ class DeclaredTopics:
             there = self._find_created(snapshot, stream)
             if there is None:
                 return {stream: made.model_dump(mode="json")}, None
-            system.check_same_declaration(
-                self._qualified(stream), there.declaration, made.declaration
-            )
+            check_same_declaration(self._qualified(stream), there.declaration, made.declaration)
             return {}, None
 
         self._namespace.transact(decide, by="create")
@@ -179,7 +181,7 @@ class DeclaredTopics:
         self, stream: str, schema: Schema, key: Sequence[str], partitions: int
     ) -> StreamDeclaration:
         """Return the declaration of a stream with these columns, key and partitions, checked."""
-        return system.build_declaration(
+        return build_declaration(
             StreamDeclaration, self._qualified(stream), schema, tuple(key), partitions
         )
 
@@ -432,7 +434,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         SchemaMismatchError, PermanentError for a record that Kafka rejects, ProducerConflictError,
         CommitConflictError, and StreamUnavailableError, after which the same call may be repeated.
         """
-        system.check_append(producer, sequence, end_of_dataset, valid_from)
+        append_checks.check_append(producer, sequence, end_of_dataset, valid_from)
         facts = self.topic(stream)
         markers: dict[int, bytes] = {}
         if end_of_dataset is not None:
@@ -452,7 +454,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
                 produce.send_frame(cast("DataFrame", data), append, options.order_by),
                 before,
             )
-        system.check_table_options(name, options)
+        append_checks.check_table_options(name, options)
         declared = facts.declared
         table = to_arrow_table(data, name, declared.schema(), declared.key_names)
         table = encode_table(table, declared, name)
@@ -477,10 +479,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         (with a time zone) is when the version becomes valid.
         """
         check_name("version", version)
-        system.check_append(producer, sequence, version, valid_from)
+        append_checks.check_append(producer, sequence, version, valid_from)
         facts = self.topic(stream)
         chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
-        system.check_marker_partitions(str(facts), version, chosen, facts.partitions, rows)
+        append_checks.check_marker_partitions(str(facts), version, chosen, facts.partitions, rows)
         same: Any = {
             "version": version,
             "checksum": checksum,
@@ -500,7 +502,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         A transaction that a crash left open does not count; the producer's next append aborts it.
         Raises ProducerConflictError for a sequence before the last.
         """
-        system.check_producer(producer, sequence)
+        append_checks.check_producer(producer, sequence)
         facts = self.topic(stream)
         if not facts.declared.transactional:
             return None
@@ -511,7 +513,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         if last.sequence < sequence:
             return None
         if last.sequence > sequence:
-            raise system.stale_sequence_error(str(facts), producer, sequence, last.sequence)
+            raise append_checks.stale_sequence_error(str(facts), producer, sequence, last.sequence)
         return produce.result_from_spans(produce.spans_from_marks(marks, sequence), duplicate=True)
 
     def markers(

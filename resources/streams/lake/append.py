@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_adjunct.resources.bucketing.hashing import arrow_checksum, row_digests
 from dagster_adjunct.resources.bucketing.writer import (
@@ -55,7 +55,7 @@ from dagster_adjunct.resources.schemas.types import (
     tree_from_spark,
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.streams import system
+from dagster_adjunct.resources.streams import append_checks
 from dagster_adjunct.resources.streams.lake import manifest
 from dagster_adjunct.resources.streams.lake.manifest import (
     OPTIONAL_META,
@@ -65,6 +65,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     MarkerEntry,
     Segment,
     SentSequence,
+    Span,
     StreamFiles,
     StreamState,
     StreamStates,
@@ -104,12 +105,16 @@ FILE_PRODUCERS = 128
 Producers = Mapping[str, tuple[SentSequence, ...]]
 
 
-def content_digest(
-    files: Iterable[tuple[int, int, int | str | None]], markers: Iterable[object]
-) -> str:
-    """Return the digest of an append's `files` (partition, rows, digest) and of its marker
-    (`NewMarker.content`).
-    """
+class DigestedFile(NamedTuple):
+    """What the digest of an append has of each file."""
+
+    partition: int
+    rows: int
+    digest: int | str | None
+
+
+def content_digest(files: Iterable[DigestedFile], markers: Iterable[object]) -> str:
+    """Return the digest of an append's files and of its marker (`NewMarker.content`)."""
     content = json.dumps([sorted(files), list(markers)], separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -127,11 +132,14 @@ def find_sequence(
         if sent.sequence == sequence:
             return sent
     if len(window) >= WINDOW and sequence < window[0].sequence:
-        raise system.stale_sequence_error(f"lake.{stream}", producer, sequence, window[-1].sequence)
+        raise append_checks.stale_sequence_error(
+            f"lake.{stream}", producer, sequence, window[-1].sequence
+        )
     return None
 
 
 def result_from_sequence(sent: SentSequence, *, duplicate: bool) -> AppendResult:
+    """Return the result of an append that the stream remembers."""
     first = dict(enumerate(map(str, sent.first)))
     after = dict(enumerate(map(str, sent.next)))
     return AppendResult(first, after, sent.rows, duplicate)
@@ -176,7 +184,10 @@ class NewMarker:
     valid_from: int | None = None
 
     def content(self) -> list[object]:
-        rows = sorted(self.rows.items()) if isinstance(self.rows, Mapping) else self.rows
+        """Return what the digest of an append has of its marker."""
+        rows: object = self.rows
+        if isinstance(self.rows, Mapping):
+            rows = sorted(self.rows.items())
         content: list[object] = [self.version, list(self.partitions), rows, self.checksum]
         if self.valid_from is not None:
             content.append(self.valid_from)
@@ -187,8 +198,15 @@ class NewMarker:
         rows = delivered
         if isinstance(self.rows, Mapping):
             rows = self.rows[partition]
-        facts = (self.checksum, self.rows is None, self.valid_from)
-        return MarkerEntry(partition, offset, self.version, rows, *facts)
+        return MarkerEntry(
+            partition,
+            offset,
+            self.version,
+            rows,
+            self.checksum,
+            counted=self.rows is None,
+            valid_from=self.valid_from,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +232,20 @@ class Append:
     chained: bool = False
 
 
+class AppendDecision(NamedTuple):
+    """The stream's state after an append, None if its sequence was appended before; and the
+    append's result.
+    """
+
+    state: StreamState | None
+    result: AppendResult
+
+
 def decide_append(
     state: StreamState, append: Append, now_ms: int, fold: Fold | None = None
-) -> tuple[StreamState | None, AppendResult]:
-    """Return the stream's state after the append (None if the sequence was appended before), and
-    the append's result. `fold` is the index page that the commit may add.
+) -> AppendDecision:
+    """Return what an append changes, and its result. `fold` is the index page that the commit may
+    add.
 
     Raises ProducerConflictError for other contents under the sequence, and CommitConflictError if
     the stream was recreated or the files may have been deleted meanwhile.
@@ -232,10 +259,10 @@ def decide_append(
     if before is not None:
         newest = state.producers[append.producer][-1].sequence
         name = f"lake.{append.stream}"
-        system.check_same_contents(
+        append_checks.check_same_contents(
             name, append.producer, append.sequence, newest, before.digest, append.digest
         )
-        return None, result_from_sequence(before, duplicate=True)
+        return AppendDecision(None, result_from_sequence(before, duplicate=True))
     if append.files and append.started < state.horizon:
         problem = (
             f"{what}: its files were written by an attempt begun"
@@ -265,10 +292,12 @@ def decide_append(
     if segment.next != segment.base:  # an empty append only stores its sequence
         index = state.index
         state = state.with_index(tail=(*index.tail, segment), next_segment=segment.id + 1)
-    return state.model_copy(update=update), result_from_sequence(sent, duplicate=False)
+    after = state.model_copy(update=update)
+    return AppendDecision(after, result_from_sequence(sent, duplicate=False))
 
 
 def _build_segment(state: StreamState, append: Append, appended: int) -> Segment:
+    """Return the segment with the append's files, and its marker after their records."""
     offsets = list(state.next)
     for file in append.files:
         offsets[file.partition] += file.rows
@@ -306,21 +335,25 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
         types: dict[str, Any] = {field.name: field.type for field in data.schema}
     else:
         types = {field.name: tree_from_spark(field.dataType) for field in data.schema.fields}
-    names = types.keys() - OPTIONAL_META.keys()
-    for place in range(len(state.earlier), -1, -1):
-        columns = state.with_columns_at(place).columns
-        known = set(columns.names)
-        same_names = known <= names and names - known <= set(order_by)
-        if same_names and all(_fits(types[each.name], each.type) for each in columns.fields):
-            return place
-    return len(state.earlier)
+    given = types.keys() - OPTIONAL_META.keys()
+    newest = len(state.earlier)
+    for index in range(newest, -1, -1):
+        columns = state.with_columns_at(index).columns
+        declared = set(columns.names)
+        is_complete = declared <= given
+        has_others = not given - declared <= set(order_by)
+        if not is_complete or has_others:
+            continue
+        if all(_fits(types[each.name], each.type) for each in columns.fields):
+            return index
+    return newest
 
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 def _is_narrower(given: str, declared: str) -> bool:
-    """Whether a Spark frame's values of the first type are cast to the second."""
+    """Return whether a Spark frame's values of the first type are cast to the second."""
     if given == "void":  # F.lit(None): a column without values has every type
         return True
     if given not in _INTEGERS or declared not in _INTEGERS:
@@ -329,6 +362,7 @@ def _is_narrower(given: str, declared: str) -> bool:
 
 
 def _fits(given: Any, kind: str) -> bool:
+    """Return whether a column of this type, Spark's or Arrow's, can be sent as one of `kind`."""
     if isinstance(given, Simple | Array | Map | Struct):
         return find_difference(given, parse_type(kind), "", _is_narrower) is None
     return is_same_family(given, arrow_type(kind))
@@ -363,19 +397,24 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
             marked = marked.append_column(name, _optional_column(table, name, what))
     for copy, path in declaration.copied.items():
         marked = marked.append_column(copy, read_path(plain, path.steps))
-    if (found := first_unreadable(marked)) is not None:
+    found = first_unreadable(marked)
+    if found is not None:
         hidden = found.column in declaration.columns.sensitive
         raise found.error(what, f"row {found.row}", hidden=hidden, row=found.row)
     return marked.combine_chunks()
 
 
 def _optional_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
+    """Return a column of OPTIONAL_META, nulls if the table does not have it. Raises
+    SchemaMismatchError for another type than its own.
+    """
     kind = arrow_type(OPTIONAL_META[name])
     if name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, kind)])
     column = table.column(name)
-    aware = not pa.types.is_timestamp(column.type) or column.type.tz is not None
-    if not pa.types.is_null(column.type) and not (column.type.id == kind.id and aware):
+    lacks_zone = pa.types.is_timestamp(column.type) and column.type.tz is None
+    has_type = column.type.id == kind.id and not lacks_zone
+    if not has_type and not pa.types.is_null(column.type):
         problem = f"{what}: column {name!r} holds {column.type}, expected {kind}."
         raise SchemaMismatchError(problem, "Cast it, or leave the column out.", column=name)
     return cast_column(column, name, OPTIONAL_META[name], what)
@@ -427,6 +466,9 @@ def _with_copies(df: DataFrame, declaration: LakeStreamDeclaration) -> DataFrame
 
 
 def _check_frame_types(types: Mapping[str, Type], schema: Schema, what: str) -> None:
+    """Raise SchemaMismatchError for a column of a Spark frame whose type is not the declared one,
+    or a narrower one.
+    """
     for each in schema.fields:
         found = find_difference(types[each.name], parse_type(each.type), each.name, _is_narrower)
         if found is not None:
@@ -446,27 +488,28 @@ def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
 
     Raises SchemaMismatchError if `sources` are given and the records lack one of these columns.
     """
-    there = list(data.column_names if is_table(data) else data.columns)
-    missing = [name for name in POSITION if name not in there]
-    if sources is not None and missing:
-        problem = f"{what}: sources are given, but the records lack {', '.join(missing)}."
-        raise SchemaMismatchError(
-            problem, "Add these columns, or leave the sources out.", column=missing[0]
-        )
-    if sources is not None or len(missing) == len(POSITION):
+    names = data.column_names if is_table(data) else data.columns
+    there = [name for name in POSITION if name in names]
+    if sources is not None:
+        missing = [name for name in POSITION if name not in there]
+        if missing:
+            problem = f"{what}: sources are given, but the records lack {', '.join(missing)}."
+            raise SchemaMismatchError(
+                problem, "Add these columns, or leave the sources out.", column=missing[0]
+            )
         return data
-    names = [name for name in POSITION if name in there]
+    if not there:
+        return data
     if is_table(data):
-        return data.drop_columns(names)
-    return data.drop(*names)
+        return data.drop_columns(there)
+    return data.drop(*there)
 
 
 def _digested_columns(declaration: LakeStreamDeclaration, there: Sequence[str]) -> list[str]:
-    """Return the columns that each record's digest is computed of, in an order that does not depend
-    on the records'.
+    """Return the columns that each record's digest is computed from, in an order of their own.
 
-    So a retry has the same digest, whatever the form of its records. Source positions are not part
-    of it.
+    So a retry has the same digest, whatever the form of its records and the order of their columns.
+    Source positions are not part of it.
     """
     optional = []
     for name in (TIMESTAMP, TOMBSTONE, EPOCH):
@@ -482,25 +525,32 @@ def _stored_checksum(
     repeat: RepeatedAppend,
     retired: Collection[Steps],
 ) -> str:
-    """Return the checksum of the stored records of an append, of those columns that the repeated
-    records have, too; a text that is no checksum if the records are no longer known.
+    """Return the checksum of the stored records of an append, over the columns that the repeated
+    records have too; a text that equals no checksum if the records are no longer known.
     """
     kept = repeat.without_lost(retired).before
-    is_known = bool(kept.columns.fields) and bool(sent.first)
-    if not is_known or any(
-        start < oldest for start, oldest in zip(sent.first, state.oldest, strict=True)
-    ):
-        return "of records that are no longer known"
-    spans = dict(enumerate(zip(sent.first, sent.next, strict=True)))
-    segments = manifest.walk_segments(
-        state, files, lambda entry: manifest.overlaps_spans(entry, spans)
-    )
-    parts = read_tables(files, kept.columns, kept.names, list(segments), spans, positions=False)
+    if not kept.columns.fields or not sent.first:
+        return _UNKNOWN_CHECKSUM
+    spans = {}
+    for partition, (start, end) in enumerate(zip(sent.first, sent.next, strict=True)):
+        if start < state.oldest[partition]:  # retention has dropped records
+            return _UNKNOWN_CHECKSUM
+        spans[partition] = Span(start, end)
+    segments = manifest.list_overlapping(state, files, spans)
+    parts = read_tables(files, kept.columns, kept.names, segments, spans, positions=False)
     empty = with_meta_columns(kept.columns.to_arrow()).empty_table()
     return arrow_checksum(pa.concat_tables([empty, *parts]), kept.columns)
 
 
 _COMMIT_ATTEMPTS = 100
+_UNKNOWN_CHECKSUM = "of records that are no longer known"
+
+
+class _WrittenAppend(NamedTuple):
+    """An append with its files, and the keys of their objects."""
+
+    append: Append
+    keys: list[str]
 
 
 @validated_methods
@@ -533,7 +583,7 @@ class LakeAppends(StreamStates):
         SchemaMismatchError, ProducerConflictError, and CommitConflictError or
         CommitStateUnknownError, after which the same call may be repeated.
         """
-        valid_micros = system.check_append(producer, sequence, end_of_dataset, valid_from)
+        valid_micros = append_checks.check_append(producer, sequence, end_of_dataset, valid_from)
         _, state = self.state(stream)
         if not hasattr(data, "mapInArrow"):
             declared = state.declaration
@@ -553,26 +603,25 @@ class LakeAppends(StreamStates):
             first = self._find_first_result(state, data, append, options.order_by)
             if first is not None:
                 return first
-            append, files = self._write(state, data, append, options)
+            written = self._write(state, data, append, options)
             try:
-                result = self._commit(state, append)
+                result = self._commit(state, written.append)
             except ProducerConflictError:
-                _, state = self.state(stream)
+                state = self.state(stream).state
                 sent = find_sequence(state.producers, producer, sequence, stream)
-                if sent is None or sent.columns == append.columns:
+                if sent is None or sent.columns == written.append.columns:
                     raise
-                # another process appended the sequence with other columns: compare the records with
-                # these
+                # Another process has appended the sequence with other columns: compare the records
+                # with these.
                 continue
             if result.duplicate:
-                self.lake.store.delete_many(files)
+                self.lake.store.delete_many(written.keys)
             return result
 
     def _write(
         self, state: StreamState, data: Any, append: Append, given: AppendOptions
-    ) -> tuple[Append, list[str]]:
-        """Write the records of an append to files; return the append with these files, and the keys
-        of their objects.
+    ) -> _WrittenAppend:
+        """Write the records of an append to files.
 
         They are written with the newest of the stream's columns that match (`match_columns`). If
         the sequence was appended before, they are written with the columns and partitions of that
@@ -600,7 +649,7 @@ class LakeAppends(StreamStates):
         )
         try:
             if is_table(data):
-                system.check_table_options(what, given)
+                append_checks.check_table_options(what, given)
                 data = conform_table(data, declaration, what)
                 layout = declaration.layout_of(data.column_names)
                 data = data.append_column(
@@ -631,7 +680,7 @@ class LakeAppends(StreamStates):
         facts = []
         for file in files:
             digest = file.sha256 if file.digest is None else file.digest
-            facts.append((file.bucket, file.rows, digest))
+            facts.append(DigestedFile(file.bucket, file.rows, digest))
         written = replace(
             append,
             marker=marker,
@@ -642,16 +691,16 @@ class LakeAppends(StreamStates):
             columns=columns,
             chained=any(file.stats.get("differing") for file in files),
         )
-        return written, [f"{folder}/{file.name}" for file in files]
+        return _WrittenAppend(written, [f"{folder}/{file.name}" for file in files])
 
     def _find_first_result(
         self, state: StreamState, data: Any, append: Append, order_by: Sequence[str]
     ) -> AppendResult | None:
-        """Return the result of the first append of this sequence if the records lack columns that
-        it had, and that were dropped since; else None.
+        """Return the result of the first append of this sequence, if it had columns that were
+        dropped since and that the records lack; else None.
 
-        Digests can't be compared then: the other columns are compared with the stored records.
-        Raises ProducerConflictError if they differ, or can't be compared.
+        Digests can't be compared in this case: the other columns are compared with the stored
+        records. Raises ProducerConflictError if they differ, or can't be compared.
         """
         sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
         retired = state.declaration.names.retired
@@ -666,7 +715,7 @@ class LakeAppends(StreamStates):
         now = repeat.without_lost(retired).checksum(data, order_by, what)
         stored = _stored_checksum(state, self.files_of(append.stream), sent, repeat, retired)
         newest = state.producers[append.producer][-1].sequence
-        system.check_same_contents(
+        append_checks.check_same_contents(
             f"lake.{append.stream}", append.producer, append.sequence, newest, stored, now
         )
         return result_from_sequence(sent, duplicate=True)
@@ -689,14 +738,16 @@ class LakeAppends(StreamStates):
         validation; by default the stream counts them since the partition's previous marker.
         `valid_from` (with a time zone) is when the version becomes valid.
         """
-        valid_micros = system.check_append(producer, sequence, version, valid_from)
+        valid_micros = append_checks.check_append(producer, sequence, version, valid_from)
         _, state = self.state(stream)
         sent = find_sequence(state.producers, producer, sequence, stream)
         count = state.declaration.partitions
         if sent is not None and sent.partitions:
             count = sent.partitions
-        chosen = tuple(sorted(set(range(count) if partitions is None else partitions)))
-        system.check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
+        chosen = tuple(range(count))
+        if partitions is not None:
+            chosen = tuple(sorted(set(partitions)))
+        append_checks.check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
         # JSON has no NumPy integers
         counts = None
         if rows is not None:
@@ -716,54 +767,60 @@ class LakeAppends(StreamStates):
         return self._commit(state, append)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        sent = find_sequence(self.state(stream)[1].producers, producer, sequence, stream)
+        sent = find_sequence(self.state(stream).state.producers, producer, sequence, stream)
         if sent is None:
             return None
         return result_from_sequence(sent, duplicate=True)
 
     def _commit(self, seen: StreamState, append: Append) -> AppendResult:
-        result: list[AppendResult] = []
+        """Commit an append whose files are written; return its result. Raises the errors of
+        `decide_append`.
+        """
+        decided: AppendDecision | None = None
         fold = self._write_fold(append.stream, seen)
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
+            nonlocal decided
             state = self._parse(self._require_commit(append.stream, commit))
-            after, decided = decide_append(state, append, self.now_ms(), fold)
-            result[:] = [decided]
-            if after is None:
+            decided = decide_append(state, append, self.now_ms(), fold)
+            if decided.state is None:
                 return None
-            return after.body()
+            return decided.state.body()
 
         self._transact(append.stream, decide, append.producer)
-        return result[0]
+        assert decided is not None
+        return decided.result
 
     def _transact(
         self, stream: str, decide: Callable[[Commit | None], dict[str, Any] | None], by: str
     ) -> Commit | None:
-        """Commit what `decide` returns; a snapshot decides first over the commit that it has read.
+        """Commit what `decide` returns, as `CommitLog.transact` does.
 
-        Where that has lost against another writer before, it decides over the current commit.
+        A snapshot calls it first with the commit that it has read; with the current commit, if
+        others append to the stream at the same time.
         """
-        known = {} if self._snapshot is None else self._snapshot
-        # After a conflict or a commit, what was read is no longer the current commit.
-        read, state = known.pop(stream, (None, None))
-        seen = read
-        if stream in self._contended:
-            seen = None
+        read = None
+        if self._snapshot is not None:
+            # After a conflict or a commit, what was read is no longer the current commit.
+            read = self._snapshot.pop(stream, None)
+        seen = None
+        if read is not None and stream not in self._contended:
+            seen = read.commit
         commit = self.log(stream).transact(decide, by=by, attempts=_COMMIT_ATTEMPTS, seen=seen)
         if commit is None:
             return None
         if seen is not None and commit.number > seen.number + 1:
             self._contended.add(stream)
-        if state is not None and commit is read:
-            known[stream] = commit, state
+        if self._snapshot is not None and read is not None and commit is read.commit:
+            self._snapshot[stream] = read
         return commit
 
     def _write_fold(self, stream: str, state: StreamState) -> Fold | None:
-        """Write the page that the index needs next, None if it needs none: `decide_append`
-        itself does no I/O.
+        """Write the page that the index needs next; return None if it needs none. (`decide_append`
+        itself does no I/O.)
         """
         full = manifest.find_full_level(state)
         if full is None:
             return None
-        level, entries = full
-        return Fold(self.files_of(stream).write(level, entries), entries, self.now_ms())
+        page = self.files_of(stream).write(full.level, full.entries)
+        return Fold(page, full.entries, self.now_ms())

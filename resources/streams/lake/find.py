@@ -7,6 +7,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,6 +62,9 @@ class _Values:
 
     @classmethod
     def of(cls, names: Sequence[str], declared: LakeStreamDeclaration, what: str) -> _Values:
+        """Return the values of these names, after the places of the records. Raises
+        SchemaMismatchError, in which `what` names the stream.
+        """
         types = declared.columns.types
         paths: dict[str, Path | None] = dict.fromkeys((*_PLACE, *names))
         for name in names:
@@ -107,9 +111,8 @@ class LakeFinds(LakeReads):
         scan = _Scan.of(key, wanted)
         parts = find_parts(at.segments, at.spans) if wanted.keys.num_rows else []
         segments = {part.segment.id: part.segment for part in parts}
-        looked_up = map_in_threads(
-            lambda segment: key_index.look_up(at.files, segment, key, wanted), segments.values()
-        )
+        look_up = partial(key_index.look_up, at.files, key, wanted)
+        looked_up = map_in_threads(look_up, segments.values())
         rows_by_segment = dict(zip(segments, looked_up, strict=True))
 
         def read(part: FilePart) -> list[pa.Table]:
@@ -165,11 +168,9 @@ class LakeFinds(LakeReads):
             here = offsets[partitions == partition]
             span = OffsetRange(str(here[0]), str(here[-1] + 1))
             spans |= spans_from_ranges(state, {ssp: span})
-        walked = manifest.walk_segments(
-            state, self.files_of(stream), lambda entry: manifest.overlaps_spans(entry, spans)
-        )
+        segments = manifest.list_overlapping(state, self.files_of(stream), spans)
         found = []
-        for part in find_parts(list(walked), spans):
+        for part in find_parts(segments, spans):
             partition = part.file.partition
             here = offsets[partitions == partition]
             base = part.segment.base[partition]
@@ -198,10 +199,12 @@ class _Scan:
 
     @classmethod
     def of(cls, key: StoredKey, wanted: WantedKeys) -> _Scan:
-        ordered = []
+        ordered: list[list[Any] | None] = []
         for values in wanted.distinct:
-            is_comparable = pt.is_integer(values.type) or pt.is_string(values.type)
-            ordered.append(sorted(values.to_pylist()) if is_comparable else None)
+            if pt.is_integer(values.type) or pt.is_string(values.type):
+                ordered.append(sorted(values.to_pylist()))
+            else:
+                ordered.append(None)
         return cls(key, wanted, tuple(ordered))
 
     def may_find(self, parquet: pq.ParquetFile, group: int) -> bool:
@@ -229,18 +232,17 @@ def _scan_file(
     for group in iter_groups_between(parquet, part.low, part.high):
         if not scan.may_find(parquet, group):
             continue
-        rows, keys = scan.key.read(parquet, group)
-        first, last = np.searchsorted(rows, [part.low, part.high])
-        found = scan.wanted.find([column.slice(first, last - first) for column in keys])
+        keys = scan.key.read(parquet, group)
+        first, last = np.searchsorted(keys.numbers, [part.low, part.high])
+        found = scan.wanted.find([column.slice(first, last - first) for column in keys.values])
         chosen = np.nonzero(found.to_numpy())[0] + first
         if not chosen.size:
             continue
         if values.are_places:
-            yield _places(part, rows[chosen])
-        else:
-            _, table = values.form.read(parquet, group)
-            records = _finish_rows(table, rows, chosen, part, values.form)
-            yield values.select(records)
+            yield _places(part, keys.numbers[chosen])
+            continue
+        rows = values.form.read(parquet, group).take(chosen)
+        yield values.select(values.form.finish(rows, part.segment, part.file.partition))
 
 
 def _read_values(
@@ -270,20 +272,13 @@ def _read_rows(
     if not len(rows):
         return
     parquet = open_segment_file(files, part.segment, part.file, for_few=True)
-    for group, least, greatest, _ in iter_row_groups(parquet, ROW):
-        first, last = 0, len(rows)
-        if isinstance(least, int) and isinstance(greatest, int):
-            first, last = np.searchsorted(rows, [least, greatest + 1])
-        if first == last:
+    for stats in iter_row_groups(parquet, ROW):
+        wanted = rows
+        if stats.least is not None:
+            first, last = np.searchsorted(rows, [stats.least, stats.greatest + 1])
+            wanted = rows[first:last]
+        if not len(wanted):
             continue
-        there, table = form.read(parquet, group)
-        chosen = np.nonzero(np.isin(there, rows[first:last]))[0]
-        yield _finish_rows(table, there, chosen, part, form)
-
-
-def _finish_rows(
-    table: pa.Table, rows: Rows, chosen: Rows, part: FilePart, form: RecordForm
-) -> pa.Table:
-    """Return those rows of a row group as records whose places in it are `chosen`."""
-    some = table.take(pa.array(chosen))
-    return form.finish(rows[chosen], some, part.segment, part.file.partition)
+        there = form.read(parquet, stats.group)
+        places = np.nonzero(np.isin(there.numbers, wanted))[0]
+        yield form.finish(there.take(places), part.segment, part.file.partition)

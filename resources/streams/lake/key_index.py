@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from dagster_adjunct.resources.bucketing.hashing import spark_hash
@@ -99,16 +99,24 @@ class StoredKey:
         """The paths of the values in Parquet files."""
         return tuple(".".join(steps) for steps in self.steps)
 
-    def read(self, parquet: pq.ParquetFile, group: int) -> tuple[Rows, list[pa.ChunkedArray]]:
-        """Return the `__row` of each row of a row group, and the values of the key's columns."""
-        rows, table = read_rows(parquet, group, self.paths)
+    def read(self, parquet: pq.ParquetFile, group: int) -> KeyRows:
+        """Return the keys of a row group."""
+        rows = read_rows(parquet, group, self.paths)
         values = []
         for steps, kind in zip(self.steps, self.types, strict=True):
-            if _has_steps(table.schema, steps):
-                values.append(cast_values(read_path(table, steps), kind))
+            if _has_steps(rows.table.schema, steps):
+                values.append(cast_values(read_path(rows.table, steps), kind))
             else:
-                values.append(pa.chunked_array([pa.nulls(len(rows), arrow_type(kind))]))
-        return rows, values
+                nulls = pa.nulls(len(rows.numbers), arrow_type(kind))
+                values.append(pa.chunked_array([nulls]))
+        return KeyRows(rows.numbers, values)
+
+
+class KeyRows(NamedTuple):
+    """The `__row` of each row of a row group, and the values of each of the key's columns."""
+
+    numbers: Rows
+    values: list[pa.ChunkedArray]
 
 
 def _has_steps(schema: pa.Schema, steps: Steps) -> bool:
@@ -165,6 +173,7 @@ def _write_file(path: str, key: StoredKey, parts: Iterator[pa.Table], size: int)
 
 
 def _index_schema(key: StoredKey) -> pa.Schema:
+    """Return the columns of an index: the hash of each key, its place, and its values."""
     own = [(_HASH, pa.int32()), (_PLACE, pa.int64())]
     values = [(f"k{place}", arrow_type(kind)) for place, kind in enumerate(key.types)]
     return pa.schema([*own, *values])
@@ -187,9 +196,10 @@ def _iter_keys(files: StreamFiles, segment: Segment, key: StoredKey) -> Iterator
     for file in segment.files:
         parquet = open_segment_file(files, segment, file)
         for group in range(parquet.metadata.num_row_groups):
-            rows, values = key.read(parquet, group)
-            places = pa.array(rows + firsts[file.partition])
-            keys = pa.table([places, *values], names=schema.names[1:]).drop_null().combine_chunks()
+            rows = key.read(parquet, group)
+            places = pa.array(rows.numbers + firsts[file.partition])
+            keys = pa.table([places, *rows.values], names=schema.names[1:])
+            keys = keys.drop_null().combine_chunks()
             if not keys.num_rows:
                 continue
             hashes = pa.array(spark_hash(keys.columns[1:]))
@@ -204,7 +214,7 @@ def _iter_keys(files: StreamFiles, segment: Segment, key: StoredKey) -> Iterator
 
 
 def look_up(
-    files: StreamFiles, segment: Segment, key: StoredKey, wanted: WantedKeys
+    files: StreamFiles, key: StoredKey, wanted: WantedKeys, segment: Segment
 ) -> dict[int, Rows] | None:
     """Return the rows of a segment that have one of these keys, by partition, in order; None if the
     segment has no index that can be read.
@@ -245,7 +255,7 @@ def _groups_to_read(parquet: pq.ParquetFile, hashes: Any) -> Iterator[list[int]]
     """Yield the row groups that may have one of the hashes, which are in order; as many at once as
     fit into memory.
     """
-    bounds = [(least, greatest) for _, least, greatest, _ in iter_row_groups(parquet, _HASH)]
+    bounds = [(stats.least, stats.greatest) for stats in iter_row_groups(parquet, _HASH)]
     lows, highs = np.array(bounds, np.int64).reshape(-1, 2).T
     has_some = np.searchsorted(hashes, lows) < np.searchsorted(hashes, highs, "right")
     groups = np.nonzero(has_some)[0].tolist()

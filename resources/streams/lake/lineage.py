@@ -13,17 +13,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.streams.lake.manifest import (
+    CommittedState,
     Coverage,
     ReadCoverage,
     RepartitionRecord,
     Segment,
+    Span,
     StreamState,
     SupersededRange,
     list_superseded,
@@ -40,9 +41,6 @@ from dagster_adjunct.resources.streams.system import (
     SystemStreamPartition,
 )
 
-if TYPE_CHECKING:
-    pass
-
 EVERY_EPOCH = 2**31 - 1
 
 
@@ -51,7 +49,7 @@ class ReadStreams(Protocol):
 
     @property
     def name(self) -> str: ...
-    def state(self, stream: str) -> tuple[Commit, StreamState]:
+    def state(self, stream: str) -> CommittedState:
         """Return a stream's current commit and the state in it."""
 
     def read_parts(
@@ -75,6 +73,7 @@ class Lineage:
 
     @classmethod
     def of(cls, state: StreamState) -> Lineage:
+        """Return the lineage of the stream in this state."""
         ids = [rewriting.id for rewriting in state.rewritings]
         return cls((*ids, state.id), state.rewritings)
 
@@ -92,25 +91,27 @@ class Lineage:
 
         `reads` are the reader's coverages of the identities in `ids`.
         """
-        at = self.index_of(identity)
-        if at is None:
+        index = self.index_of(identity)
+        if index is None:
             return None
-        for later in range(len(self.ids) - 1, at, -1):
+        for later in range(len(self.ids) - 1, index, -1):
             extent = _reread_extent(self.rewritings[later - 1], stream, reads[later])
-            if extent != "none":
-                whole = extent == "all" and not self._has_loss_between(at, later)
-                return _Replayed(self.rewritings[at], whole)
+            if extent == "none":
+                continue
+            whole = extent == "all" and not self._has_loss_between(index, later)
+            return _Replayed(self.rewritings[index], whole)
         return None
 
-    def _has_loss_between(self, at: int, later: int) -> bool:
-        """Return whether retention dropped records between the repartitionings `at` and `later`.
+    def _has_loss_between(self, earlier: int, later: int) -> bool:
+        """Return whether retention dropped records between these two of the `rewritings`.
 
-        Then the dropped records can't be mapped to older partitions.
+        If it did, the dropped records can't be mapped to older partitions.
         """
-        return any(
-            max(rewriting.oldest) > any(before.oldest)
-            for before, rewriting in pairwise(self.rewritings[at:later])
-        )
+        for before, after in pairwise(self.rewritings[earlier:later]):
+            first = int(any(before.oldest))  # the first offset after the repartitioning `before`
+            if max(after.oldest) > first:
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def _find_replaced_by_repartition(
     retention dropped records in between, since the replaced results can't be determined then.
     """
     replaced: list[SupersededRange] = []
-    for reader, name in sorted(_streams_by_reader(read)):
+    for reader, name in sorted(_list_reads(read)):
         application, _, identity = reader.partition("@")
         lineage = lineage_of(name)
         if lineage is None:
@@ -164,10 +165,10 @@ def _old_ranges(reader: str, stream: str, was: RepartitionRecord) -> Iterator[Su
 def translate_coverage(
     before: ReadCoverage, now: ReadCoverage, lineage_of: LineageOf
 ) -> ReadCoverage:
-    """Return the coverage `before`, with streams that were repartitioned since in terms of their
-    new partitions.
+    """Return the coverage `before`, in which streams that were repartitioned since have their new
+    partitions.
 
-    There, all records that were repartitioned count as read.
+    All records that were repartitioned count as read from these.
     """
     known = {reader: dict(partitions) for reader, partitions in before.items()}
     for reader, partitions in now.items():
@@ -177,11 +178,13 @@ def translate_coverage(
             lineage = lineage_of(ssp.qualified_stream)
             if lineage is None:
                 continue
-            at = lineage.index_of(identity) or 0
-            if any(f"{application}@{earlier}" in before for earlier in lineage.ids[:at]):
-                coverage = known.setdefault(reader, {}).get(source, Coverage())
-                until = max(coverage.until, lineage.rewritings[at - 1].next[ssp.partition])
-                known[reader][source] = coverage.model_copy(update={"until": until})
+            index = lineage.index_of(identity) or 0
+            had_read = any(f"{application}@{one}" in before for one in lineage.ids[:index])
+            if not had_read:
+                continue
+            coverage = known.setdefault(reader, {}).get(source, Coverage())
+            until = max(coverage.until, lineage.rewritings[index - 1].next[ssp.partition])
+            known[reader][source] = coverage.model_copy(update={"until": until})
     return known
 
 
@@ -207,9 +210,19 @@ def _stream(source: str) -> str:
     return SystemStreamPartition.parse(source).qualified_stream
 
 
-def _streams_by_reader(read: ReadCoverage) -> set[tuple[str, str]]:
-    """Return each reader with each stream that it has read."""
-    return {(reader, _stream(source)) for reader, sources in read.items() for source in sources}
+class _Read(NamedTuple):
+    """A stream that a reader has read."""
+
+    reader: str
+    stream: str
+
+
+def _list_reads(read: ReadCoverage) -> set[_Read]:
+    """Return which streams each reader has read."""
+    reads: set[_Read] = set()
+    for reader, sources in read.items():
+        reads.update(_Read(reader, _stream(source)) for source in sources)
+    return reads
 
 
 WithoutPosition = Literal["refuse", "keep"]
@@ -257,10 +270,10 @@ def _find_upstream_replacements(
     state_of = _state_lookup(streams)
     replaced = _find_replaced_by_repartition(stream, state.read, lineage_lookup(streams))
     # All results that these readers made of these streams are replaced.
-    rewritten = {(span.reader, _stream(span.source)) for span in replaced}
+    rewritten = {_Read(span.reader, _stream(span.source)) for span in replaced}
     unknown: set[str] = set()
-    for reader, name in sorted(_streams_by_reader(state.read) - rewritten):
-        identity = reader.partition("@")[2]
+    for reader, name in sorted(_list_reads(state.read) - rewritten):
+        _, _, identity = reader.partition("@")
         above = state_of(name)
         if above is None or Lineage.of(above).index_of(identity) is None:
             unknown.add(name)
@@ -287,8 +300,8 @@ def _is_replayed(state_of: StateOf, name: str, seen: Collection[str]) -> bool:
         return False
     if list_superseded(state.read):
         return True
-    sources = {source for _, source in _streams_by_reader(state.read)}
-    return any(_is_replayed(state_of, each, {*seen, name}) for each in sources)
+    upstream = {read.stream for read in _list_reads(state.read)}
+    return any(_is_replayed(state_of, each, {*seen, name}) for each in upstream)
 
 
 def _find_replaced_upstream(
@@ -304,9 +317,10 @@ def _find_replaced_upstream(
     """
     application = reader.partition("@")[0]
     ends = {f"{name}.{p}": end for p, end in enumerate(above.next)}
-    behind = [
-        source for source, end in ends.items() if partitions.get(source, Coverage()).until != end
-    ]
+    behind = []
+    for source, end in ends.items():
+        if partitions.get(source, Coverage()).until != end:
+            behind.append(source)
     if behind:
         why = (
             f"{name} was replayed, and {application!r} has not read all of it yet (in"
@@ -326,29 +340,28 @@ def _find_replaced_upstream(
             " record."
         )
         raise _ambiguous_error(stream, why, step)
-    kept: dict[int, list[Any]] = {}
-    ranges = {
-        SystemStreamPartition.parse(source): OffsetRange("0", str(end))
-        for source, end in ends.items()
-    }
+    kept: dict[int, list[Any]] = {}  # the offsets of latest records, by partition
+    ranges = {}
+    for source, end in ends.items():
+        ranges[SystemStreamPartition.parse(source)] = OffsetRange("0", str(end))
     for part in streams.read_parts(ranges, [], epochs="latest"):
         for partition in part.column(PARTITION).unique().to_pylist():
             rows = part.filter(pc.equal(part.column(PARTITION), partition))
             kept.setdefault(partition, []).append(rows.column(OFFSET).to_numpy())
     replaced = []
     for p, (source, until) in enumerate(ends.items()):
-        for start, end in _find_gaps(kept.get(p, []), until):
-            replaced.append(SupersededRange(reader, source, start, end, EVERY_EPOCH))
+        for gap in _find_gaps(kept.get(p, []), until):
+            replaced.append(SupersededRange(reader, source, gap.start, gap.end, EVERY_EPOCH))
     return replaced
 
 
-def _find_gaps(kept: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
+def _find_gaps(kept: Sequence[Any], until: int) -> Iterator[Span]:
     """Yield the ranges of [0, until) that contain none of the `kept` offsets (arrays, in
     ascending order).
     """
     offsets = np.concatenate([[-1], *kept, [until]])
-    for at in np.nonzero(np.diff(offsets) > 1)[0]:
-        yield int(offsets[at]) + 1, int(offsets[at + 1])
+    for place in np.nonzero(np.diff(offsets) > 1)[0]:
+        yield Span(int(offsets[place]) + 1, int(offsets[place + 1]))
 
 
 def _state_lookup(streams: ReadStreams) -> StateOf:
@@ -362,7 +375,7 @@ def _state_lookup(streams: ReadStreams) -> StateOf:
         if system != streams.name:
             return None
         try:
-            return streams.state(stream)[1]
+            return streams.state(stream).state
         except StreamNotFoundError:
             return None
 
@@ -383,6 +396,9 @@ def lineage_lookup(streams: ReadStreams) -> LineageOf:
 
 
 def _repartitioned_error(stream: str, reader: str, name: str) -> ConfigurationError:
+    """Return the error for a source of `stream` that was repartitioned, and then partly replayed by
+    its reader.
+    """
     application = reader.partition("@")[0]
     why = (
         f"{name} was repartitioned after {application!r} had read it, and then partly replayed:"
@@ -410,21 +426,36 @@ def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Ta
     offsets = pc.fill_null(table.column(SOURCE_OFFSET), -1).to_numpy()
     epochs = pc.fill_null(table.column(SOURCE_EPOCH), 0).to_numpy()
     is_replaced = np.zeros(table.num_rows, bool)
-    # By reader, source and cause: within a group, ranges are in order and disjoint, as
-    # `searchsorted` requires. Ranges that were replaced upstream (EVERY_EPOCH) may overlap those
-    # that were replaced in this stream.
-    spans: dict[tuple[str, str, bool], list[SupersededRange]] = {}
-    for span in replaced:
-        spans.setdefault((span.reader, span.source, span.epoch == EVERY_EPOCH), []).append(span)
-    for (reader, source, _), mine in spans.items():
-        of = pc.and_(pc.equal(table.column(READER), reader), pc.equal(table.column(SOURCE), source))
-        rows = np.nonzero(pc.fill_null(of, False).to_numpy())[0]
+    for group, spans in _group_ranges(replaced).items():
+        by_reader = pc.equal(table.column(READER), group.reader)
+        of_source = pc.equal(table.column(SOURCE), group.source)
+        rows = np.nonzero(pc.fill_null(pc.and_(by_reader, of_source), False).to_numpy())[0]
         if not rows.size:
             continue
-        starts, ends, highest = (
-            np.array([getattr(s, name) for s in mine]) for name in ("start", "end", "epoch")
-        )
-        at = np.searchsorted(starts, offsets[rows], side="right") - 1
-        inside = (at >= 0) & (offsets[rows] < ends[at])
-        is_replaced[rows] |= inside & (epochs[rows] < highest[at])
+        starts = np.array([span.start for span in spans])
+        ends = np.array([span.end for span in spans])
+        later_epochs = np.array([span.epoch for span in spans])
+        # The place of the last range that begins at or before each row's offset.
+        place = np.searchsorted(starts, offsets[rows], side="right") - 1
+        is_inside = (place >= 0) & (offsets[rows] < ends[place])
+        is_replaced[rows] |= is_inside & (epochs[rows] < later_epochs[place])
     return table.filter(pa.array(~is_replaced))
+
+
+class _Group(NamedTuple):
+    """Ranges of results that are disjoint. Those that were replaced upstream, in all epochs, may
+    overlap those that were replaced in the stream itself.
+    """
+
+    reader: str
+    source: str
+    replaced_upstream: bool
+
+
+def _group_ranges(ranges: Sequence[SupersededRange]) -> dict[_Group, list[SupersededRange]]:
+    """Return the ranges in groups within which they are disjoint; they keep their order."""
+    groups: dict[_Group, list[SupersededRange]] = {}
+    for span in ranges:
+        group = _Group(span.reader, span.source, span.epoch == EVERY_EPOCH)
+        groups.setdefault(group, []).append(span)
+    return groups

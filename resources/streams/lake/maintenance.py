@@ -22,7 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import accumulate, takewhile
+from itertools import accumulate, chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from dagster_adjunct.resources import errors
@@ -34,7 +35,7 @@ from dagster_adjunct.resources.bucketing.writer import (
     write_bucket_file,
 )
 from dagster_adjunct.resources.lazy_modules import pa, pc
-from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
+from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo, delete_holds, holder_prefix
 from dagster_adjunct.resources.schemas.types import arrow_type
@@ -46,6 +47,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     FileEntry,
     IndexEntry,
     LakeStreamDeclaration,
+    Leaf,
     MarkerEntry,
     Retention,
     Segment,
@@ -157,7 +159,7 @@ def merge_files(
     options = WriteOptions(prefix, range_of=TIMESTAMP)
     layout = declaration.layout_of((EPOCH, *find_position_columns(stored, run)))
     folder = manifest.data_folder(prefix, attempt)
-    parts: dict[int, list[tuple[Segment, FileEntry]]] = defaultdict(list)
+    parts: dict[int, list[_StoredFile]] = defaultdict(list)
     markers: list[MarkerEntry] = []
     positioned = True
     for segment in run:
@@ -165,7 +167,7 @@ def merge_files(
         if segment.files:
             positioned &= segment.positioned
         for file in segment.files:
-            parts[file.partition].append((segment, file))
+            parts[file.partition].append(_StoredFile(segment, file))
     files: list[FileEntry] = []
     for partition, merged in sorted(parts.items()):
         writer = BucketFileWriter(stored.store, folder, partition, layout, options)
@@ -174,7 +176,7 @@ def merge_files(
         if done is not None:
             written = done.rows
             files.append(FileEntry.of(done))
-        expected = sum(file.rows for _, file in merged)
+        expected = sum(each.file.rows for each in merged)
         check_row_count(prefix, f"compaction of partition {partition}", written, expected)
     return Segment(
         id=0,  # assigned by the commit
@@ -189,12 +191,19 @@ def merge_files(
     )
 
 
+class _StoredFile(NamedTuple):
+    """A file, and the segment that it belongs to."""
+
+    segment: Segment
+    file: FileEntry
+
+
 def _iter_merged_rows(
-    stored: StreamFiles,
-    layout: BucketLayout,
-    merged: Iterable[tuple[Segment, FileEntry]],
-    first: Segment,
+    stored: StreamFiles, layout: BucketLayout, merged: Iterable[_StoredFile], first: Segment
 ) -> Iterator[pa.Table]:
+    """Yield the rows of files of one partition as rows of a segment that begins at the base of the
+    `first` one.
+    """
     for segment, file in merged:
         for rows in iter_file_rows(stored, segment, file, layout):
             yield conform_to_layout(_rebase_rows(rows, segment, file.partition, first), layout)
@@ -207,9 +216,10 @@ def find_position_columns(stored: StreamFiles, run: Sequence[Segment]) -> tuple[
     A segment that was merged from some with positions and some without has the columns, but is not
     `positioned`.
     """
-    if any(segment.positioned and segment.files for segment in run):
+    with_files = [segment for segment in run if segment.files]
+    if any(segment.positioned for segment in with_files):
         return tuple(POSITION)
-    for segment in run:
+    for segment in with_files:
         for file in segment.files:
             if SOURCE in open_segment_file(stored, segment, file).schema_arrow.names:
                 return tuple(POSITION)
@@ -275,11 +285,15 @@ def count_expired(
     drop = 0
     if retention.max_age is not None:
         limit = now_ms - int(retention.max_age.total_seconds() * 1000)
-        times = (each.appended if each.appended <= now_ms else stored(each) for each in segments)
-        expired = list(takewhile(lambda at: at is None or at <= limit, times))
-        while expired and expired[-1] is None:
-            expired.pop()
-        drop = len(expired)
+        for count, segment in enumerate(segments, start=1):
+            begin: int | None = segment.appended
+            if segment.appended > now_ms:
+                begin = stored(segment)
+            if begin is None:
+                continue
+            if begin > limit:
+                break
+            drop = count
     if retention.max_bytes is not None:
         sizes = [*accumulate(segment.size for segment in reversed(segments))]
         drop = max(drop, len(segments) - bisect_right(sizes, retention.max_bytes))
@@ -312,23 +326,29 @@ def plan_merges(
     groups: list[list[Segment]] = [[]]
     size = 0
     for segment in segments:
-        small = 2 * segment.size < policy.target_bytes
-        if not small or size + segment.size > policy.target_bytes:
+        is_small = 2 * segment.size < policy.target_bytes
+        if not is_small or size + segment.size > policy.target_bytes:
             groups.append([])
             size = 0
-        if small:
+        if is_small:
             groups[-1].append(segment)
             size += segment.size
     runs = []
     for group in groups:
-        rest = sum(segment.size for segment in group)
-        begin = 0
-        while begin < len(group) and 2 * group[begin].size > rest:
-            rest -= group[begin].size
-            begin += 1
-        if len(group) - begin >= policy.min_segments:
-            runs.append(tuple(group[begin:]))
+        run = _without_large_beginning(group)
+        if len(run) >= policy.min_segments:
+            runs.append(run)
     return runs
+
+
+def _without_large_beginning(group: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Return the segments from the first one on that is not larger than all after it together."""
+    size = sum(segment.size for segment in group)
+    for begin, segment in enumerate(group):
+        if 2 * segment.size <= size:
+            return tuple(group[begin:])
+        size -= segment.size
+    return ()
 
 
 _GRACE = timedelta(hours=1)
@@ -356,6 +376,8 @@ class MaintenanceResult:
 
 
 class _Merge(NamedTuple):
+    """Segments, and the one into which they were merged."""
+
     run: tuple[Segment, ...]
     into: Segment
 
@@ -368,6 +390,13 @@ class _Plan(NamedTuple):
     state: StreamState | None
     dropped: tuple[Segment, ...] = ()
     merges: tuple[_Merge, ...] = ()
+
+
+class _Committed(NamedTuple):
+    """A plan that was committed, and the stream's state since then."""
+
+    plan: _Plan
+    after: StreamState
 
 
 def maintain(streams: StreamStates, stream: str, now: datetime) -> MaintenanceResult:
@@ -390,9 +419,10 @@ def _write_indexes(streams: StreamStates, stream: str) -> int:
     there = {item.key for item in streams.lake.store.list(f"{files.prefix}/data/")}
     written = 0
     for segment in manifest.list_segments(state, files):
+        if segment.rows < key_index.FEWEST_RECORDS:
+            continue
         for key in keys:
-            is_large = segment.rows >= key_index.FEWEST_RECORDS
-            if is_large and key_index.index_key(files, segment, key) not in there:
+            if key_index.index_key(files, segment, key) not in there:
                 key_index.write_index(files, segment, key)
                 written += 1
     return written
@@ -404,28 +434,30 @@ def _keys_to_find(declaration: LakeStreamDeclaration) -> list[StoredKey]:
 
 
 def _apply_policies(streams: StreamStates, stream: str, now: datetime) -> MaintenanceResult:
+    """Apply retention and compaction in one commit, then delete what nothing refers to."""
     now_ms = int(now.timestamp() * 1000)
     horizon = now_ms - int(_GRACE.total_seconds() * 1000)
     pages = streams.files_of(stream)
     _, state = streams.state(stream)
     merges = _write_merges(streams, stream, state, pages, now_ms)
 
-    def commit_plan() -> tuple[_Plan, Commit, StreamState] | None:
+    def commit_plan() -> _Committed | None:
         commit, state = streams.state(stream)
         plan = _plan_maintenance(state, pages, merges, now_ms, horizon)
         plan = _drop_indexes(plan, state, pages, now_ms)
-        garbage = bool(_find_unreachable(streams, stream, plan.state or state, pages, horizon))
-        if plan.state is None and not garbage:
+        after = plan.state or state
+        if plan.state is None and not _find_unreachable(streams, stream, after, pages, horizon):
             return None
-        after = (plan.state or state).model_copy(update={"horizon": max(state.horizon, horizon)})
-        return plan, streams.log(stream).commit(commit, after.body(), by="maintain"), after
+        after = after.model_copy(update={"horizon": max(state.horizon, horizon)})
+        streams.log(stream).commit(commit, after.body(), by="maintain")
+        return _Committed(plan, after)
 
     committed = retry_conflicts(lambda: commit_plan, attempts=_ATTEMPTS)
     if committed is None:
         return MaintenanceResult()
-    plan, _, after = committed
+    plan, after = committed
     objects = _find_unreachable(streams, stream, after, pages, after.horizon)
-    streams.lake.store.delete_many([key for key, _ in objects])
+    streams.lake.store.delete_many([item.key for item in objects])
     return MaintenanceResult(
         dropped_segments=len(plan.dropped),
         dropped_rows=sum(segment.rows for segment in plan.dropped),
@@ -433,20 +465,22 @@ def _apply_policies(streams: StreamStates, stream: str, now: datetime) -> Mainte
         merged_segments=sum(len(merge.run) for merge in plan.merges),
         merged_into=len(plan.merges),
         deleted_objects=len(objects),
-        deleted_bytes=sum(size for _, size in objects),
+        deleted_bytes=sum(item.size for item in objects),
     )
 
 
 def _write_merges(
     streams: StreamStates, stream: str, state: StreamState, pages: StreamFiles, now_ms: int
 ) -> tuple[_Merge, ...]:
+    """Merge the files of the segments that compaction chooses; nothing refers to the merged files
+    before they are committed.
+    """
     declaration = state.declaration
     segments = manifest.list_segments(state, pages)
-    alive = segments[
-        count_expired(segments, declaration.retention, now_ms, partial(_stored_ms, pages)) :
-    ]
+    stored_ms = partial(_stored_ms, pages)
+    expired = count_expired(segments, declaration.retention, now_ms, stored_ms)
     merges = []
-    for run in plan_merges(alive, declaration.compaction):
+    for run in plan_merges(segments[expired:], declaration.compaction):
         attempt = f"{now_ms:013d}-{uuid.uuid4().hex[:12]}"
         merges.append(_Merge(run, merge_files(pages, declaration, run, attempt)))
     return tuple(merges)
@@ -461,37 +495,44 @@ def _plan_maintenance(
     Writes index pages, deletes nothing.
     """
     leaves = manifest.list_leaves(state, pages)
-    segments: list[Segment] = []
-    for _, inside in leaves:
-        segments += inside
-    drop = count_expired(segments, state.declaration.retention, now_ms, partial(_stored_ms, pages))
-    used = _find_usable_merges(merges, segments[drop:], state.horizon)
+    segments = list(chain.from_iterable(leaf.segments for leaf in leaves))
+    retention = state.declaration.retention
+    expired = count_expired(segments, retention, now_ms, partial(_stored_ms, pages))
+    used = _find_usable_merges(merges, segments[expired:], state.horizon)
     waiting = tuple(entry for entry in state.index.dropped if entry.at >= horizon)
-    if not drop and not used:
+    if not expired and not used:
         if waiting == state.index.dropped:
             return _Plan(None)
         return _Plan(state.with_index(dropped=waiting))
-    gone: dict[int, Segment | None] = {segment.id: None for segment in segments[:drop]}
-    for number, merge in enumerate(used, state.index.next_segment):
-        gone |= {segment.id: None for segment in merge.run}
-        gone[merge.run[0].id] = merge.into.model_copy(update={"id": number})
-    after = manifest.rebuild_index(state, _replace_segments(leaves, gone), pages)
-    removed = []
-    for segment in segments:
-        if segment.id in gone and segment.files:
-            removed.append(segment.folder(pages.prefix))
+    replaced_by = _list_replacements(segments[:expired], used, state.index.next_segment)
+    after = manifest.rebuild_index(state, _replace_segments(leaves, replaced_by), pages)
+    gone = [segment for segment in segments if segment.id in replaced_by and segment.files]
+    removed = [segment.folder(pages.prefix) for segment in gone]
     pages_before = manifest.list_page_keys(state, pages)
     removed += sorted(pages_before - manifest.list_page_keys(after, pages))
+    dropped = [DroppedKey(key, now_ms) for key in removed]
     after = after.with_index(
-        next_segment=state.index.next_segment + len(used),
-        dropped=(*waiting, *(DroppedKey(key, now_ms) for key in removed)),
+        next_segment=state.index.next_segment + len(used), dropped=(*waiting, *dropped)
     )
-    return _Plan(after, tuple(segments[:drop]), tuple(used))
+    return _Plan(after, tuple(segments[:expired]), tuple(used))
+
+
+def _list_replacements(
+    expired: Iterable[Segment], merges: Iterable[_Merge], next_segment: int
+) -> dict[int, Segment | None]:
+    """Return what takes the place of each segment that leaves the index, by its id; None for
+    nothing.
+    """
+    replaced_by: dict[int, Segment | None] = {segment.id: None for segment in expired}
+    for number, merge in enumerate(merges, next_segment):
+        replaced_by |= {segment.id: None for segment in merge.run}
+        replaced_by[merge.run[0].id] = merge.into.model_copy(update={"id": number})
+    return replaced_by
 
 
 def _drop_indexes(plan: _Plan, state: StreamState, pages: StreamFiles, now_ms: int) -> _Plan:
-    """Return the plan with the indexes that `find_by` no longer needs among what has left the
-    index of segments: they stay for their readers as long.
+    """Return the plan with the key indexes that `find_by` no longer needs among the dropped
+    objects, so that they stay for their readers as long as those.
     """
     after = plan.state or state
     known = {entry.key for entry in (*state.index.dropped, *after.index.dropped)}
@@ -516,30 +557,32 @@ def _find_usable_merges(
     merges: Iterable[_Merge], segments: Sequence[Segment], horizon: int
 ) -> list[_Merge]:
     """Return the merges whose inputs are all among the segments, and whose files still exist."""
-    position = {segment.id: at for at, segment in enumerate(segments)}
+    places = {segment.id: place for place, segment in enumerate(segments)}
     usable = []
     for merge in merges:
         if int(merge.into.attempt[:13]) < horizon:
             continue  # so slow that other maintenance may have deleted its files
-        at = position.get(merge.run[0].id)
-        if at is not None and tuple(segments[at : at + len(merge.run)]) == merge.run:
+        first = places.get(merge.run[0].id)
+        if first is None:
+            continue
+        if tuple(segments[first : first + len(merge.run)]) == merge.run:
             usable.append(merge)
     return usable
 
 
 def _replace_segments(
-    leaves: Iterable[tuple[IndexEntry, Sequence[Segment]]], new: Mapping[int, Segment | None]
+    leaves: Iterable[Leaf], replaced_by: Mapping[int, Segment | None]
 ) -> list[IndexEntry]:
-    """Return the leaves of the index with new segments by the id of the old ones; None removes a
-    segment.
+    """Return the entries of the index after some segments, given by id, are replaced by others;
+    None removes a segment.
     """
     kept: list[IndexEntry] = []
-    for entry, inside in leaves:
-        if new.keys().isdisjoint(segment.id for segment in inside):
-            kept.append(entry)
+    for leaf in leaves:
+        if replaced_by.keys().isdisjoint(segment.id for segment in leaf.segments):
+            kept.append(leaf.entry)
             continue
-        for segment in inside:
-            instead = new.get(segment.id, segment)
+        for segment in leaf.segments:
+            instead = replaced_by.get(segment.id, segment)
             if instead is not None:
                 kept.append(instead)
     return kept
@@ -547,9 +590,8 @@ def _replace_segments(
 
 def _find_unreachable(
     streams: StreamStates, stream: str, state: StreamState, pages: StreamFiles, horizon: int
-) -> list[tuple[str, int]]:
-    """Return (key, size) of the stream's objects that nothing refers to and that are older than the
-    horizon.
+) -> list[ObjectInfo]:
+    """Return the stream's objects that nothing refers to and that are older than the horizon.
 
     Objects that left the index less than the grace period ago, and those on hold, are still in use.
     Includes old manifests.
@@ -566,38 +608,36 @@ def _find_unreachable(
         if item.key not in reached and item.modified.timestamp() * 1000 < horizon:
             unreached.append(item)
     unreached += streams.log(stream).list_old_manifests(time_from_micros(horizon * 1000))
-    objects = [(item.key, item.size) for item in unreached]
-    return objects + _find_old_reader_manifests(streams.lake, stream)
+    return unreached + _find_old_reader_manifests(streams.lake, stream)
 
 
 def _find_unreached_data(
     pages: StreamFiles, declaration: LakeStreamDeclaration, reached: Collection[str], horizon: int
 ) -> list[ObjectInfo]:
-    """Return the data files in old folders that are not reached, and indexes that are not needed,
-    unless they are reached themselves.
+    """Return the files of old folders that are not reached, and the key indexes that are neither
+    needed nor reached themselves.
     """
     unreached = []
     for item in pages.store.list(f"{pages.prefix}/data/"):
         attempt = item.key.removeprefix(f"{pages.prefix}/data/").split("/")[0]
         started = attempt[:13]
-        is_left = manifest.data_folder(pages.prefix, attempt) not in reached
         is_old = started.isdecimal() and int(started) < horizon
+        is_left = is_old and manifest.data_folder(pages.prefix, attempt) not in reached
         is_unneeded = _is_unneeded_index(item.key, declaration) and item.key not in reached
-        if is_unneeded or (is_left and is_old):
+        if is_left or is_unneeded:
             unreached.append(item)
     return unreached
 
 
-def _find_old_reader_manifests(lake: Lake, stream: str) -> list[tuple[str, int]]:
-    """Return (key, size) of all manifests of named readers except each reader's newest 100
-    (_MANIFESTS_KEPT).
-    """
-    by_reader: dict[str, list[tuple[str, int]]] = {}
+def _find_old_reader_manifests(lake: Lake, stream: str) -> list[ObjectInfo]:
+    """Return all manifests of named readers except each reader's newest 100 (_MANIFESTS_KEPT)."""
+    by_reader: dict[str, list[ObjectInfo]] = {}
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/"):
         folder, _, name = item.key.rpartition("/manifests/")
         if folder and name:
-            by_reader.setdefault(folder, []).append((item.key, item.size))
+            by_reader.setdefault(folder, []).append(item)
     old = []
     for manifests in by_reader.values():
-        old += sorted(manifests)[:-_MANIFESTS_KEPT]
+        manifests.sort(key=attrgetter("key"))
+        old += manifests[:-_MANIFESTS_KEPT]
     return old

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import chain, groupby, islice
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, cast
 
 from pydantic import Field, model_validator
@@ -40,6 +40,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.paths import Path, find_path
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, StoredNamesField
+from dagster_adjunct.resources.streams.declaration import StoredSchema, StreamDeclaration
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     POSITION,
@@ -47,8 +48,6 @@ from dagster_adjunct.resources.streams.system import (
     TOMBSTONE,
     SourceRange,
     Sources,
-    StoredSchema,
-    StreamDeclaration,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -107,7 +106,9 @@ def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[s
     for source, added in spans.items():
         before = mine.get(source, Coverage())
         again = [ReplayedRange(one.start, one.end, one.epoch) for one in added if one.epoch]
-        replayed = _add_ranges((*before.replayed, *again)) if again else before.replayed
+        replayed = before.replayed
+        if again:
+            replayed = _add_ranges((*before.replayed, *again))
         until = max(before.until, *(span.end for span in added))
         mine[source] = Coverage(until=until, replayed=replayed)
     return after
@@ -145,23 +146,34 @@ def _add_ranges(ranges: Iterable[ReplayedRange]) -> tuple[ReplayedRange, ...]:
     """
     edges = []
     for known in ranges:
-        edges += [(known.start, known.epoch, True), (known.end, known.epoch, False)]
+        edges.append(_Edge(known.start, known.epoch, begins=True))
+        edges.append(_Edge(known.end, known.epoch, begins=False))
     merged: list[ReplayedRange] = []
-    open_epochs: list[int] = []
-    start = epoch = 0
-    for edge, at_edge in groupby(sorted(edges), key=itemgetter(0)):
-        if merged and (merged[-1].end, merged[-1].epoch) == (start, epoch):
-            merged[-1] = merged[-1]._replace(end=edge)
+    open_epochs: list[int] = []  # of the ranges that have begun, and have not ended
+    start = 0
+    epoch = 0  # the highest one from `start` on
+    for offset, at_offset in groupby(sorted(edges), key=attrgetter("offset")):
+        continues = bool(merged) and merged[-1].end == start and merged[-1].epoch == epoch
+        if continues:
+            merged[-1] = merged[-1]._replace(end=offset)
         elif epoch:
-            merged.append(ReplayedRange(start, edge, epoch))
-        for _, changed, begins in at_edge:
-            if begins:
-                open_epochs.append(changed)
+            merged.append(ReplayedRange(start, offset, epoch))
+        for edge in at_offset:
+            if edge.begins:
+                open_epochs.append(edge.epoch)
             else:
-                open_epochs.remove(changed)
-        start = edge
+                open_epochs.remove(edge.epoch)
+        start = offset
         epoch = max(open_epochs, default=0)
     return tuple(merged)
+
+
+class _Edge(NamedTuple):
+    """The offset at which a range of this epoch begins, or ends."""
+
+    offset: int
+    epoch: int
+    begins: bool
 
 
 def split_by_epoch(
@@ -256,7 +268,8 @@ class LakeStreamDeclaration(StreamDeclaration):
         """
         there = {*_IN_ALL_FILES, *self.copied, *columns}
         layout = self.layout
-        return replace(layout, hidden=tuple(item for item in layout.hidden if item[0] in there))
+        hidden = tuple((name, kind) for name, kind in layout.hidden if name in there)
+        return replace(layout, hidden=hidden)
 
 
 class EarlierColumns(StoredDocument):
@@ -284,6 +297,7 @@ class FileEntry(NamedTuple):
 
     @classmethod
     def of(cls, file: BucketFile) -> FileEntry:
+        """Return the entry of a file that was just written."""
         low, high = file.stats.get("range") or (None, None)
         untimed = int(file.stats.get("range_nulls", 0))
         return cls(file.bucket, file.rows, file.size, file.sha256, low, high, untimed)
@@ -356,19 +370,20 @@ class Segment(StoredDocument):
         return None
 
     def folder(self, prefix: str) -> str:
+        """Return the folder of the segment's files; `prefix` is that of the stream's objects."""
         return data_folder(prefix, self.attempt)
 
     def key_of(self, prefix: str, file: FileEntry) -> str:
+        """Return the object key of a file; `prefix` is that of the stream's objects."""
         return f"{self.folder(prefix)}/{bucket_file_name(file.partition, self.attempt)}"
 
     def generation(self, number: int, prefix: str) -> Generation:
-        files = tuple(
-            BucketFile(
-                f.partition, bucket_file_name(f.partition, self.attempt), f.rows, f.size, f.sha256
-            )
-            for f in self.files
-        )
-        return Generation(number, self.folder(prefix), files)
+        """Return the segment as a generation of the bucketed table that Spark reads."""
+        files = []
+        for file in self.files:
+            name = bucket_file_name(file.partition, self.attempt)
+            files.append(BucketFile(file.partition, name, file.rows, file.size, file.sha256))
+        return Generation(number, self.folder(prefix), tuple(files))
 
 
 class Page(StoredDocument):
@@ -484,7 +499,10 @@ class StreamState(StoredDocument):
     read: dict[str, dict[str, Coverage]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _index_is_whole(self) -> StreamState:
+    def _check_offsets(self) -> StreamState:
+        """Raise ValueError unless the entries follow each other without a gap, from `oldest` to
+        `next`, in as many partitions as are declared.
+        """
         n = self.declaration.partitions
         for name in ("oldest", "marked_until"):
             count = len(getattr(self, name))
@@ -540,6 +558,7 @@ class StreamState(StoredDocument):
 
     @classmethod
     def empty(cls, declaration: LakeStreamDeclaration) -> StreamState:
+        """Return the state of a new stream."""
         zeros = (0,) * declaration.partitions
         return cls(
             declaration=declaration,
@@ -550,10 +569,12 @@ class StreamState(StoredDocument):
         )
 
     def body(self) -> dict[str, Any]:
+        """Return the body of a commit."""
         return self.model_dump(mode="json")
 
 
 def data_folder(prefix: str, attempt: str) -> str:
+    """Return the folder of the files of an attempt to append, merge or repartition."""
     return f"{prefix}/data/{attempt}"
 
 
@@ -563,7 +584,13 @@ _RESTORE = (
 )
 FAN_OUT = 32
 _MAX_CACHED_PAGES = 128
-Span = tuple[int, int]
+
+
+class Span(NamedTuple):
+    """The offsets, or rows, [start, end)."""
+
+    start: int
+    end: int
 
 
 @dataclass(slots=True)
@@ -613,6 +640,7 @@ class StreamFiles:
 
 
 def _find_latest(entries: Iterable[IndexEntry], partition: int) -> int | None:
+    """Return the latest timestamp of the partition's records, None without records."""
     times = []
     for entry in entries:
         latest = entry.latest(partition)
@@ -630,6 +658,13 @@ def walk_segments(
     It must be true for a page if it is for one of its entries.
     """
     return (entry for entry in _walk(state, files, wanted) if isinstance(entry, Segment))
+
+
+def list_overlapping(
+    state: StreamState, files: StreamFiles, spans: Mapping[int, Span]
+) -> list[Segment]:
+    """Return the segments with an offset of one of these spans, oldest first."""
+    return list(walk_segments(state, files, lambda entry: overlaps_spans(entry, spans)))
 
 
 def _walk(
@@ -651,6 +686,7 @@ def _walk(
 
 
 def list_segments(state: StreamState, files: StreamFiles) -> list[Segment]:
+    """Return all segments, oldest first. Reads all pages."""
     return [entry for entry in _walk(state, files) if isinstance(entry, Segment)]
 
 
@@ -684,8 +720,8 @@ def find_markers(
     found = []
     for segment in walk_segments(state, files, may_have_some):
         for marker in segment.markers:
-            start, end = spans.get(marker.partition, (0, 0))
-            if start <= marker.offset < end:
+            span = spans.get(marker.partition)
+            if span is not None and span.start <= marker.offset < span.end:
                 found.append(marker)
     return found
 
@@ -701,14 +737,19 @@ class Fold:
     made: int
 
 
-def find_full_level(state: StreamState) -> tuple[int, tuple[IndexEntry, ...]] | None:
-    """Return the level and the entries of the next index page to write, or None if no level is
-    full.
-    """
+class FullLevel(NamedTuple):
+    """The level and the entries of an index page that is to be written."""
+
+    level: int
+    entries: tuple[IndexEntry, ...]
+
+
+def find_full_level(state: StreamState) -> FullLevel | None:
+    """Return the next index page to write, or None if no level is full."""
     rows: list[Sequence[IndexEntry]] = [state.index.tail, *state.index.levels]
     for level, entries in enumerate(rows, start=1):
         if len(entries) >= 2 * FAN_OUT:
-            return level, tuple(entries[:FAN_OUT])
+            return FullLevel(level, tuple(entries[:FAN_OUT]))
     return None
 
 
@@ -723,28 +764,35 @@ def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
         return state
     level = fold.page.level
     count = len(fold.entries)
+    # The tail is level 0; the last, empty one is for the first page of a new level.
     rows: list[tuple[IndexEntry, ...]] = [state.index.tail, *state.index.levels, ()]
-    if level >= len(rows) or rows[level - 1][:count] != fold.entries:
+    if level >= len(rows):
         return state
-    rows[level - 1] = rows[level - 1][count:]
+    below = rows[level - 1]
+    if below[:count] != fold.entries:
+        return state
+    rows[level - 1] = below[count:]
     rows[level] = (*rows[level], fold.page)
     while not rows[-1] and len(rows) > 1:
         rows.pop()
     return state.with_index(tail=rows[0], levels=tuple(rows[1:]))
 
 
-def list_leaves(
-    state: StreamState, files: StreamFiles
-) -> list[tuple[IndexEntry, tuple[Segment, ...]]]:
-    """Return the pages of level 1, each with its segments, then the tail's segments, each with
-    itself; oldest first.
-    """
-    leaves: list[tuple[IndexEntry, tuple[Segment, ...]]] = []
+class Leaf(NamedTuple):
+    """A page of level 1 with its segments, or a segment of the tail with itself."""
+
+    entry: IndexEntry
+    segments: tuple[Segment, ...]
+
+
+def list_leaves(state: StreamState, files: StreamFiles) -> list[Leaf]:
+    """Return the pages of level 1, then the tail's segments; oldest first."""
+    leaves = []
     for entry in _walk(state, files, lowest=1):
         if isinstance(entry, Segment):
-            leaves.append((entry, (entry,)))
+            leaves.append(Leaf(entry, (entry,)))
         elif entry.level == 1:
-            leaves.append((entry, cast("tuple[Segment, ...]", files.read(entry))))
+            leaves.append(Leaf(entry, cast("tuple[Segment, ...]", files.read(entry))))
     return leaves
 
 
@@ -793,6 +841,13 @@ def rebuild_index(
 NAMES_PREFIX = "streams/_names"
 
 
+class CommittedState(NamedTuple):
+    """A commit of a stream, and the state in it."""
+
+    commit: Commit
+    state: StreamState
+
+
 class StreamStates:
     """Reads the states of a lake's streams. Safe to use from several threads and processes."""
 
@@ -802,7 +857,7 @@ class StreamStates:
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
         self._pages: dict[str, StreamFiles] = {}
-        self._snapshot: dict[str, tuple[Commit, StreamState]] | None = None
+        self._snapshot: dict[str, CommittedState] | None = None
         # Streams to which others append at the same time; views share it.
         self._contended: set[str] = set()
 
@@ -814,17 +869,17 @@ class StreamStates:
         """Return the stream's commit log (internal)."""
         return self.lake.commit_log(self.lake.stream_prefix(stream), STREAM_KIND)
 
-    def state(self, stream: str) -> tuple[Commit, StreamState]:
+    def state(self, stream: str) -> CommittedState:
         """Return the stream's current commit and the state in it (internal). Raises
         StreamNotFoundError.
         """
         if self._snapshot is not None and stream in self._snapshot:
             return self._snapshot[stream]
         commit = self._require_commit(stream, self.log(stream).current())
-        state = self._parse(commit)
+        current = CommittedState(commit, self._parse(commit))
         if self._snapshot is not None:
-            self._snapshot[stream] = commit, state
-        return commit, state
+            self._snapshot[stream] = current
+        return current
 
     def _exists(self, stream: str) -> bool:
         try:
@@ -834,6 +889,9 @@ class StreamStates:
         return commit is not None and not commit_log.is_deletion_commit(commit)
 
     def _require_commit(self, stream: str, commit: Commit | None) -> Commit:
+        """Return the commit. Raises StreamNotFoundError if there is none, or it deletes the
+        stream.
+        """
         if commit is None or commit_log.is_deletion_commit(commit):
             there = ", ".join(self.list_streams()) or "none"
             problem = f"there is no stream {stream!r} in {self.lake.url}. Streams: {there}."

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial, reduce
 from itertools import chain
 from operator import or_
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from dagster_adjunct.resources.bucketing.files import (
     GENERATION_COLUMN,
@@ -91,16 +90,16 @@ def read_tables(
     """
     form = RecordForm.of(columns, names, positions=positions)
 
-    def read(part: FilePart) -> Iterator[pa.Table]:
-        for table in _read_file(files, part, form):
-            yield finish(table)
+    def read(part: FilePart) -> list[pa.Table]:
+        return [finish(table) for table in _read_file(files, part, form)]
 
     parts = find_parts(segments, spans)
     if whole:
-        yield from chain.from_iterable(map_in_threads(lambda part: list(read(part)), parts))
-    else:
-        for part in parts:
-            yield from read(part)
+        yield from chain.from_iterable(map_in_threads(read, parts))
+        return
+    for part in parts:
+        for table in _read_file(files, part, form):
+            yield finish(table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,35 +113,51 @@ class RecordForm:
 
     @classmethod
     def of(cls, columns: Schema, names: StoredNames, *, positions: bool) -> RecordForm:
+        """Return the form of records with these columns, which files have under stored `names`."""
         schema = with_meta_columns(columns.to_arrow(), positions=positions)
         stored = schema
         if names.names:
             stored = with_meta_columns(names.store(columns).to_arrow(), positions=positions)
         return cls(schema, stored)
 
-    def read(self, parquet: pq.ParquetFile, group: int) -> tuple[Rows, pa.Table]:
-        """Return the rows of a row group, as `read_rows` does, with the columns that the file has
-        of these.
-        """
+    def read(self, parquet: pq.ParquetFile, group: int) -> GroupRows:
+        """Return the rows of a row group with those of these columns that the file has."""
         # Columns added after the file was written are missing here, and read as null.
         return read_rows(parquet, group, self.stored.names)
 
-    def finish(self, rows: Rows, table: pa.Table, segment: Segment, partition: int) -> pa.Table:
-        """Return rows that were read as records."""
-        when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
-        missing = pa.nulls(len(rows))
-        there = dict(zip(table.column_names, table.columns, strict=True))
-        there |= {
-            PARTITION: pa.array(np.full(len(rows), partition, np.int32)),
-            OFFSET: pa.array(rows + segment.base[partition]),
-            TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
-            EPOCH: pc.fill_null(there.get(EPOCH, missing.cast("int32")), 0),
+    def finish(self, rows: GroupRows, segment: Segment, partition: int) -> pa.Table:
+        """Return rows of a file, as `read` returns them, as records."""
+        numbers, table = rows
+        appended = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
+        missing = pa.nulls(len(numbers))
+        values = dict(zip(table.column_names, table.columns, strict=True))
+        values |= {
+            PARTITION: pa.array(np.full(len(numbers), partition, np.int32)),
+            OFFSET: pa.array(numbers + segment.base[partition]),
+            TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), appended),
+            EPOCH: pc.fill_null(values.get(EPOCH, missing.cast("int32")), 0),
         }
-        found = pa.table({name: there.get(name, missing) for name in self.stored.names})
+        found = pa.table({name: values.get(name, missing) for name in self.stored.names})
         records = cast_table(found, self.stored)
         if self.stored is self.schema:
             return records
         return rename_columns(records, self.schema)
+
+
+class GroupRows(NamedTuple):
+    """Rows of a row group: their `__row`, and a table with other columns of theirs."""
+
+    numbers: Rows
+    table: pa.Table
+
+    def between(self, low: int, high: int) -> GroupRows:
+        """Return those of the rows, which are in order, that are in [low, high)."""
+        first, last = np.searchsorted(self.numbers, [low, high])
+        return GroupRows(self.numbers[first:last], self.table.slice(first, last - first))
+
+    def take(self, places: Rows) -> GroupRows:
+        """Return the rows at these places in the row group."""
+        return GroupRows(self.numbers[places], self.table.take(pa.array(places)))
 
 
 class FilePart(NamedTuple):
@@ -164,18 +179,19 @@ def find_parts(segments: Sequence[Segment], spans: Mapping[int, Span]) -> list[F
             base = segment.base[partition]
             for file in segment.files:
                 if file.partition == partition:
-                    parts.append(FilePart(segment, file, span[0] - base, span[1] - base))
+                    parts.append(FilePart(segment, file, span.start - base, span.end - base))
     return parts
 
 
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
-    """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then
-    those of POSITION.
+    """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then,
+    with `positions`, those of POSITION.
     """
     more = dict(RECORD_META_COLUMNS)
     if positions:
         more |= POSITION
-    return pa.schema([*schema, *(pa.field(name, arrow_type(more[name])) for name in more)])
+    added = [pa.field(name, arrow_type(kind)) for name, kind in more.items()]
+    return pa.schema([*schema, *added])
 
 
 def open_segment_file(
@@ -219,72 +235,78 @@ def open_segment_file(
 
 def _columns_in_dictionaries(parquet: pq.ParquetFile) -> list[str]:
     """Return the columns of texts that a file has in dictionaries."""
+    if not parquet.metadata.num_row_groups:
+        return []
     names = []
-    if parquet.metadata.num_row_groups:
-        facts = parquet.metadata.row_group(0)
-        for column in map(facts.column, range(facts.num_columns)):
-            is_text = column.physical_type == "BYTE_ARRAY" and "." not in column.path_in_schema
-            if is_text and column.has_dictionary_page:
-                names.append(column.path_in_schema)
+    facts = parquet.metadata.row_group(0)
+    for column in map(facts.column, range(facts.num_columns)):
+        is_text = column.physical_type == "BYTE_ARRAY"
+        is_nested = "." in column.path_in_schema
+        if is_text and not is_nested and column.has_dictionary_page:
+            names.append(column.path_in_schema)
     return names
 
 
-def iter_row_groups(
-    parquet: pq.ParquetFile, column: str
-) -> Iterator[tuple[int, object, object, int]]:
-    """Yield (row group, minimum, maximum, number of nulls) of a column.
-
-    Without statistics the minimum and maximum are None, and the number of nulls is that of the
-    rows.
+class GroupStatistics(NamedTuple):
+    """What a file says of a column in a row group. Without statistics, `least` and `greatest` are
+    None, and all rows count as `nulls`.
     """
+
+    group: int
+    least: Any
+    greatest: Any
+    nulls: int
+
+
+def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[GroupStatistics]:
+    """Yield the statistics of a column in each row group."""
     index = _column_index(parquet, column)
     for group in range(parquet.metadata.num_row_groups):
-        stats = parquet.metadata.row_group(group).column(index).statistics
+        facts = parquet.metadata.row_group(group)
+        stats = facts.column(index).statistics
         if stats is not None and stats.has_min_max:
-            yield group, stats.min, stats.max, stats.null_count or 0
+            yield GroupStatistics(group, stats.min, stats.max, stats.null_count or 0)
         else:
-            yield group, None, None, parquet.metadata.row_group(group).num_rows
+            yield GroupStatistics(group, None, None, facts.num_rows)
 
 
 def _column_index(parquet: pq.ParquetFile, column: str) -> int:
+    """Return the place of a column among the leaves of a file's schema."""
     names = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
     return names.index(column)
 
 
-def read_rows(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> tuple[Rows, pa.Table]:
-    """Return the `__row` of each row of a row group, and a table with the columns that the file has
-    of these.
+def read_rows(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> GroupRows:
+    """Return the rows of a row group with those of these columns that the file has.
 
-    Rows without a gap, as most are, need not be read: their statistics tell them.
+    If their `__row` has no gap, as in most files, it follows from the statistics, and is not read.
     """
     facts = parquet.metadata.row_group(group)
     stats = facts.column(_column_index(parquet, ROW)).statistics
-    if stats is not None and stats.has_min_max and stats.max - stats.min + 1 == facts.num_rows:
+    has_bounds = stats is not None and stats.has_min_max
+    if has_bounds and stats.max - stats.min + 1 == facts.num_rows:
         table = parquet.read_row_group(group, columns=columns)
-        return np.arange(stats.min, stats.max + 1, dtype=np.int64), table
+        return GroupRows(np.arange(stats.min, stats.max + 1, dtype=np.int64), table)
     table = parquet.read_row_group(group, columns=[*columns, ROW])
-    return table.column(ROW).to_numpy(), table
+    return GroupRows(table.column(ROW).to_numpy(), table)
 
 
 def iter_groups_between(parquet: pq.ParquetFile, low: int, high: int) -> Iterator[int]:
     """Yield the row groups that may have one of the rows [low, high)."""
-    for group, least, greatest, _ in iter_row_groups(parquet, ROW):
-        if isinstance(greatest, int) and greatest < low:
+    for stats in iter_row_groups(parquet, ROW):
+        if stats.greatest is not None and stats.greatest < low:
             continue
-        if isinstance(least, int) and least >= high:
+        if stats.least is not None and stats.least >= high:
             break  # rows are in order
-        yield group
+        yield stats.group
 
 
 def _read_file(files: StreamFiles, part: FilePart, form: RecordForm) -> Iterator[pa.Table]:
     """Yield the records of a part of a file, by row group."""
-    segment, file, low, high = part
-    parquet = open_segment_file(files, segment, file)
-    for group in iter_groups_between(parquet, low, high):
-        rows, table = form.read(parquet, group)
-        first, last = np.searchsorted(rows, [low, high])
-        some = table.slice(first, last - first)
-        yield form.finish(rows[first:last], some, segment, file.partition)
+    parquet = open_segment_file(files, part.segment, part.file)
+    for group in iter_groups_between(parquet, part.low, part.high):
+        rows = form.read(parquet, group).between(part.low, part.high)
+        yield form.finish(rows, part.segment, part.file.partition)
 
 
 def find_offset_at_time(
@@ -310,15 +332,17 @@ def find_offset_at_time(
 def _find_row_at_time(
     files: StreamFiles, segment: Segment, file: FileEntry, time_us: int
 ) -> int | None:
+    """Return the `__row` of the first record of a file at or after this time, None if there is
+    none.
+    """
     parquet = open_segment_file(files, segment, file)
-    appended = segment.appended * 1000
-    for group, _, greatest, nulls in iter_row_groups(parquet, TIMESTAMP):
-        latest = time_us
-        if greatest is not None:
-            latest = to_microseconds(cast("datetime", greatest))
-        if latest < time_us and not (nulls and appended >= time_us):
+    appended = segment.appended * 1000  # the time of records without a timestamp
+    for stats in iter_row_groups(parquet, TIMESTAMP):
+        may_have_stored = stats.greatest is None or to_microseconds(stats.greatest) >= time_us
+        may_have_appended = stats.nulls > 0 and appended >= time_us
+        if not may_have_stored and not may_have_appended:
             continue
-        table = parquet.read_row_group(group, columns=[ROW, TIMESTAMP])
+        table = parquet.read_row_group(stats.group, columns=[ROW, TIMESTAMP])
         times = pc.fill_null(table.column(TIMESTAMP).cast("int64"), appended).to_numpy()
         places = np.nonzero(times >= time_us)[0]
         if places.size:
@@ -353,7 +377,7 @@ def find_row_ranges(
     segments: Sequence[Segment], spans: Mapping[int, Span], partitions: int
 ) -> RowRanges:
     """Return which rows of the segments are in the spans, which are [start, end) by partition."""
-    wanted = {p for p, (start, end) in spans.items() if start < end}
+    wanted = {partition for partition, (start, end) in spans.items() if start < end}
     has_others = False
     # By segment and partition.
     lows, highs, widths = np.zeros((3, len(segments), partitions), np.int64)
@@ -362,19 +386,21 @@ def find_row_ranges(
         has_others |= not filled <= wanted
         for p in filled & wanted:
             start, end = spans[p]
-            widths[i, p] = width = segment.next[p] - segment.base[p]
+            widths[i, p] = segment.next[p] - segment.base[p]
             lows[i, p] = max(start - segment.base[p], 0)
-            highs[i, p] = min(end - segment.base[p], width)
+            highs[i, p] = min(end - segment.base[p], widths[i, p])
     has_rows = lows < highs
-    rows = zip(lows[has_rows].tolist(), highs[has_rows].tolist(), strict=True)
-    intervals = _merge_intervals(rows)
+    intervals = _merge_intervals(map(Span, lows[has_rows].tolist(), highs[has_rows].tolist()))
+    all_rows = Span(0, widths.max(initial=0))
+    if intervals == (all_rows,):
+        intervals = ()
     return RowRanges(
-        tuple(sorted(wanted)) if has_others else None,
-        () if intervals == ((0, widths.max(initial=0)),) else intervals,
-        tuple(np.nonzero((lows > 0).any(axis=1))[0].tolist()),
-        tuple(np.nonzero((highs < widths).any(axis=1))[0].tolist()),
-        tuple(lows.ravel().tolist()),
-        tuple(highs.ravel().tolist()),
+        partitions=tuple(sorted(wanted)) if has_others else None,
+        rows=intervals,
+        clipped_low=tuple(np.nonzero((lows > 0).any(axis=1))[0].tolist()),
+        clipped_high=tuple(np.nonzero((highs < widths).any(axis=1))[0].tolist()),
+        lows=tuple(lows.ravel().tolist()),
+        highs=tuple(highs.ravel().tolist()),
     )
 
 
@@ -383,18 +409,15 @@ def _merge_intervals(rows: Iterable[Span]) -> tuple[Span, ...]:
     _MAX_INTERVALS.
     """
     merged: list[Span] = []
-    for low, high in sorted(rows):
-        if merged:
-            last_low, last_high = merged[-1]
-            if low <= last_high:
-                merged[-1] = (last_low, max(last_high, high))
-                continue
-        merged.append((low, high))
+    for span in sorted(rows):
+        if merged and span.start <= merged[-1].end:
+            last = merged[-1]
+            merged[-1] = Span(last.start, max(last.end, span.end))
+        else:
+            merged.append(span)
     if len(merged) <= _MAX_INTERVALS:
         return tuple(merged)
-    lowest, _ = merged[0]
-    _, highest = merged[-1]
-    return ((lowest, highest),)
+    return (Span(merged[0].start, merged[-1].end),)
 
 
 def read_frame(
@@ -410,30 +433,28 @@ def read_frame(
     """Return the records of these spans with the columns of RECORD_META, as a bucketed scan.
 
     With `positions`, those of POSITION follow, and with `copies` those that copy values of the key
-    (`copy_name`). `touched` are the segments that overlap the spans;
-    each is a generation of the bucketed table. What differs by segment and partition (the first
-    offset, the time of the append) is looked up in array literals.
+    (`copy_name`). `touched` are the segments that overlap the spans; each is a generation of the
+    bucketed table. What differs by segment and partition (the first offset, the time of the append)
+    is looked up in array literals.
     """
     schema = declaration.columns
-    n = declaration.partitions
-    segments = []
-    for segment in touched:
-        if manifest.has_records_in(segment, spans):
-            segments.append(segment)
+    partitions = declaration.partitions
+    segments = [segment for segment in touched if manifest.has_records_in(segment, spans)]
     generations = [segment.generation(i, files.prefix) for i, segment in enumerate(segments)]
     layout = declaration.layout
     frame = bucketed_frame(spark, files.store, files.prefix, layout, generations)
     copied = []
-    for copy, path in declaration.copied.items() if copies else ():
-        copied.append(named_column(copy).alias(copy_name(str(path))))
+    if copies:
+        for copy, path in declaration.copied.items():
+            copied.append(named_column(copy).alias(copy_name(str(path))))
     if not segments:
         return _empty_frame(frame, schema.names, copied, positions=positions)
 
     partition: Column = F.lit(0)
     if layout.bucket_by:
-        partition = F.pmod(F.hash(*map(named_column, layout.bucket_by)), F.lit(n))
-    place = F.col(GENERATION_COLUMN) * n + partition
-    base = bigint_array(offset for segment in segments for offset in segment.base)
+        partition = F.pmod(F.hash(*map(named_column, layout.bucket_by)), F.lit(partitions))
+    place = F.col(GENERATION_COLUMN) * partitions + partition
+    base = bigint_array(chain.from_iterable(segment.base for segment in segments))
     appended = bigint_array(segment.appended * 1000 for segment in segments)
     meta = {
         PARTITION: partition.cast("int"),
@@ -444,7 +465,8 @@ def read_frame(
         TOMBSTONE: F.col(TOMBSTONE),
         EPOCH: F.coalesce(F.col(EPOCH), F.lit(0)),  # files without the column read as null
     }
-    for condition in _row_conditions(find_row_ranges(segments, spans, n), place, len(segments)):
+    ranges = find_row_ranges(segments, spans, partitions)
+    for condition in _row_conditions(ranges, place, len(segments)):
         frame = frame.where(condition)
     columns = [named_column(name) for name in schema.names]
     columns += [meta[name].alias(name) for name in RECORD_META]
@@ -537,7 +559,7 @@ def spans_from_ranges(
         start = system.parse_offset(given.start, str(ssp))
         end = system.parse_offset(given.end, str(ssp))
         system.check_range(ssp, start, end, state.oldest[ssp.partition], state.next[ssp.partition])
-        spans[ssp.partition] = (start, end)
+        spans[ssp.partition] = Span(start, end)
     return spans
 
 
@@ -553,10 +575,8 @@ class ReadOptions(TypedDict, total=False):
 
 
 class _Located(NamedTuple):
-    """Where the records of ranges of one stream are: segments, [start, end) by partition, and what
-    is left out.
-
-    `replaced` are the ranges of results to leave out, with `epochs="latest"`.
+    """Where the records of ranges of one stream are: in which segments, and at which offsets, by
+    partition. `replaced` are the ranges of results to leave out, with `epochs="latest"`.
     """
 
     state: StreamState
@@ -576,8 +596,9 @@ class LakeReads(StreamStates, NumberedOffsets):
         stream = system.require_one_stream(self.name, ranges)
         _, state = self.state(stream)
         spans = spans_from_ranges(state, ranges)
-        width = sum(end - start for start, end in spans.values())
-        return width - len(manifest.find_markers(state, self.files_of(stream), spans))
+        offsets = sum(span.end - span.start for span in spans.values())
+        markers = manifest.find_markers(state, self.files_of(stream), spans)
+        return offsets - len(markers)
 
     def read(
         self,
@@ -691,14 +712,14 @@ class LakeReads(StreamStates, NumberedOffsets):
         copies: bool = False,
         without_position: WithoutPosition = "refuse",
     ) -> _Located:
+        """Return where the records of these ranges are; `positions` and `copies` make no
+        difference. Raises OffsetOutOfRangeError, and ConfigurationError as `read` does.
+        """
         stream = system.require_one_stream(self.name, ranges)
         _, state = self.state(stream)
         spans = spans_from_ranges(state, ranges)
         files = self.files_of(stream)
-        walked = manifest.walk_segments(
-            state, files, lambda entry: manifest.overlaps_spans(entry, spans)
-        )
-        segments = list(walked)
+        segments = manifest.list_overlapping(state, files, spans)
         replaced = []
         if epochs == "latest":
             replaced = lineage.find_replaced_results(
@@ -726,14 +747,22 @@ class LakeReads(StreamStates, NumberedOffsets):
         for ssp in ssps:
             if ssp in since:
                 start = system.parse_offset(since[ssp], str(ssp))
-                spans[ssp.partition] = (start, state.next[ssp.partition])
+                spans[ssp.partition] = Span(start, state.next[ssp.partition])
         found = []
         for entry in manifest.find_markers(state, self.files_of(stream), spans):
             valid_from = None
             if entry.valid_from is not None:
                 valid_from = system.time_from_micros(entry.valid_from)
-            marked = (entry.version, entry.rows, entry.checksum, entry.counted, valid_from)
-            found.append(Marker(ssps[entry.partition], str(entry.offset), *marked))
+            marker = Marker(
+                ssps[entry.partition],
+                str(entry.offset),
+                entry.version,
+                rows=entry.rows,
+                checksum=entry.checksum,
+                counted=entry.counted,
+                valid_from=valid_from,
+            )
+            found.append(marker)
         return found
 
 

@@ -8,8 +8,10 @@ and where the new ones continue, so that a reader that was at the end can contin
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import le, sub
+from typing import NamedTuple
 
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
@@ -33,6 +35,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     Segment,
     SegmentIndex,
     SentSequence,
+    Span,
     StreamFiles,
     StreamState,
 )
@@ -40,9 +43,20 @@ from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import EPOCH, TIMESTAMP, time_from_micros
 
 _MAX_ATTEMPTS = 10
-Ranges = tuple[tuple[int, int], ...]
-WrittenFiles = tuple[str, tuple[FileEntry, ...]]
-"""The name of the folder with the files of one step (`Segment.attempt`), and the files."""
+
+
+class WrittenFiles(NamedTuple):
+    """The files of one step, and the name of their folder (`Segment.attempt`)."""
+
+    attempt: str
+    files: tuple[FileEntry, ...]
+
+
+class StepKey(NamedTuple):
+    """What identifies a step in another attempt."""
+
+    segment_id: int
+    ranges: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +66,12 @@ class RewriteStep:
     """
 
     segment: Segment
-    ranges: Ranges
+    ranges: tuple[Span, ...]
 
     @property
-    def key(self) -> tuple[int, Ranges]:
+    def key(self) -> StepKey:
         """What identifies the step in another attempt."""
-        return self.segment.id, self.ranges
+        return StepKey(self.segment.id, self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +112,33 @@ def plan_rewrite(
         _check_checksums(stream, markers)
         valid_from = _find_valid_from(stream, markers)
         ends = [marker.offset for marker in markers]
-        steps, counts = _plan_steps(segments, starts, ends)
-        version = markers[0].version
-        miscounted = _count_differences(markers, counts)
-        result += steps
-        result.append(
-            MarkerBarrier(version, markers[0].checksum, miscounted, appended[index], valid_from)
+        planned = _plan_steps(segments, starts, ends)
+        result += planned.steps
+        barrier = MarkerBarrier(
+            version=markers[0].version,
+            checksum=markers[0].checksum,
+            miscounted=_count_differences(markers, planned.counts),
+            appended=appended[index],
+            valid_from=valid_from,
         )
+        result.append(barrier)
         starts = [end + 1 for end in ends]
     if segments:
-        result += _plan_steps(segments, starts, segments[-1].next)[0]
+        result += _plan_steps(segments, starts, segments[-1].next).steps
     return result
+
+
+class _PlannedSteps(NamedTuple):
+    """Steps, and how many offsets they rewrite, by old partition."""
+
+    steps: list[RewriteStep]
+    counts: list[int]
 
 
 def _plan_steps(
     segments: Sequence[Segment], starts: Sequence[int], ends: Sequence[int]
-) -> tuple[list[RewriteStep], list[int]]:
-    """Return the steps for the rows at [start, end) of each old partition, and how many offsets
-    these are by partition.
-    """
+) -> _PlannedSteps:
+    """Return the steps for the rows at [start, end) of each old partition."""
     steps = []
     counts = [0] * len(starts)
     for segment in segments:
@@ -126,16 +148,19 @@ def _plan_steps(
         for p, start in enumerate(starts):
             low = max(start - segment.base[p], 0)
             high = min(ends[p], segment.next[p]) - segment.base[p]
-            ranges.append((low, high))
+            ranges.append(Span(low, high))
             if low < high:
                 counts[p] += high - low
                 has_rows |= p in filled
         if has_rows:
             steps.append(RewriteStep(segment, tuple(ranges)))
-    return steps, counts
+    return _PlannedSteps(steps, counts)
 
 
 def _count_differences(markers: Iterable[MarkerEntry], counts: Iterable[int]) -> int | None:
+    """Return how many records the markers' counts differ by from these, summed up; None if a marker
+    has no count.
+    """
     difference = 0
     for marker, count in zip(markers, counts, strict=True):
         if marker.rows is None:
@@ -145,12 +170,16 @@ def _count_differences(markers: Iterable[MarkerEntry], counts: Iterable[int]) ->
 
 
 def _check_same_versions(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None:
-    sequences = [[marker.version for marker in in_partition] for in_partition in marked]
-    for p, versions in enumerate(sequences):
-        if versions != sequences[0]:
+    """Raise ConfigurationError unless all partitions have markers of the same versions, in the same
+    order.
+    """
+    expected = [marker.version for marker in marked[0]]
+    for p, markers in enumerate(marked):
+        versions = [marker.version for marker in markers]
+        if versions != expected:
             raise _not_repartitionable_error(
                 stream,
-                f"partition 0 has the markers of {', '.join(sequences[0]) or 'no version'}, but"
+                f"partition 0 has the markers of {', '.join(expected) or 'no version'}, but"
                 f" partition {p} those of {', '.join(versions) or 'no version'}. Expected the same"
                 " markers in all partitions",
                 "Append the missing markers (append_markers), or let retention drop these records.",
@@ -158,6 +187,9 @@ def _check_same_versions(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -
 
 
 def _check_checksums(stream: str, markers: Sequence[MarkerEntry]) -> None:
+    """Raise ConfigurationError for a version whose markers have checksums of the records in each
+    partition.
+    """
     checksums = {marker.checksum for marker in markers}
     if len(checksums) > 1 or any(map(parse_records_checksum, checksums)):
         raise _not_repartitionable_error(
@@ -212,27 +244,30 @@ def repartition(
     Raises ConfigurationError for what can't be repartitioned, such as a stream without key, and
     CommitConflictError if appends do not stop.
     """
-    written: dict[tuple[int, Ranges], WrittenFiles] = {}
+    written: dict[StepKey, WrittenFiles] = {}
 
     def is_written(step: RewriteStep, horizon: int) -> bool:
+        files = written.get(step.key)
+        if files is None:
+            return False
         # Maintenance may have deleted files from before the horizon, as no index lists them yet.
-        return step.key in written and int(written[step.key][0][:13]) >= horizon
+        return int(files.attempt[:13]) >= horizon
 
     def rewrite_and_commit() -> StreamState:
         commit, state = streams.state(stream)
-        old, steps = plan_repartitioning(streams, stream, state, partitions)
+        plan = plan_repartitioning(streams, stream, state, partitions)
         declaration = state.declaration.model_copy(update={"partitions": partitions})
         pages = streams.files_of(stream)
         check(state)
-        for step in steps:
+        for step in plan.steps:
             if isinstance(step, RewriteStep) and not is_written(step, state.horizon):
                 written[step.key] = _write_step(streams, stream, state, declaration, step)
-        after = _build_state(streams, state, declaration, steps, written, reason)
-        replaced = [segment.folder(pages.prefix) for segment in old if segment.files]
+        after = _build_state(streams, state, declaration, plan.steps, written, reason)
+        replaced = [segment.folder(pages.prefix) for segment in plan.segments if segment.files]
         replaced += sorted(manifest.list_page_keys(state, pages))
-        at = streams.now_ms()
+        now = streams.now_ms()
         after = manifest.rebuild_index(after, after.index.tail, pages)
-        dropped = [DroppedKey(key, at) for key in replaced]
+        dropped = [DroppedKey(key, now) for key in replaced]
         after = after.with_index(dropped=(*state.index.dropped, *dropped))
         check(state)  # again, since writing takes a while
         streams.log(stream).commit(commit, after.body(), by=by)
@@ -241,12 +276,18 @@ def repartition(
     return retry_conflicts(lambda: rewrite_and_commit, attempts=_MAX_ATTEMPTS)
 
 
+class RepartitionPlan(NamedTuple):
+    """The segments of a stream, and the steps that rewrite them, in order."""
+
+    segments: list[Segment]
+    steps: list[RewriteStep | MarkerBarrier]
+
+
 def plan_repartitioning(
     streams: LakeStreams, stream: str, state: StreamState, partitions: int
-) -> tuple[list[Segment], list[RewriteStep | MarkerBarrier]]:
-    """Return the stream's segments and the plan for rewriting them.
-
-    Raises ConfigurationError for what can't be repartitioned.
+) -> RepartitionPlan:
+    """Return the plan for rewriting the stream. Raises ConfigurationError for what can't be
+    repartitioned.
     """
     stored = state.declaration
     what = f"stream {stream!r}"
@@ -262,7 +303,7 @@ def plan_repartitioning(
             found, "another number from 1 to 100,000", argument="partitions", **about
         )
     segments = manifest.list_segments(state, streams.files_of(stream))
-    return segments, plan_rewrite(stream, segments, stored.partitions)
+    return RepartitionPlan(segments, plan_rewrite(stream, segments, stored.partitions))
 
 
 def _write_step(
@@ -306,7 +347,7 @@ def _write_step(
         expected += max(high - low, 0)
     what = f"repartitioning of segment {step.segment.id}"
     check_row_count(prefix, what, sum(file.rows for file in done), expected)
-    return attempt, tuple(done)
+    return WrittenFiles(attempt, tuple(done))
 
 
 def _read_rows(stored: StreamFiles, layout: BucketLayout, step: RewriteStep) -> Iterator[pa.Table]:
@@ -327,41 +368,42 @@ def _build_state(
     state: StreamState,
     declaration: LakeStreamDeclaration,
     steps: Iterable[RewriteStep | MarkerBarrier],
-    written: dict[tuple[int, Ranges], WrittenFiles],
+    written: Mapping[StepKey, WrittenFiles],
     reason: str,
 ) -> StreamState:
     """Return the state after the repartitioning, with all segments in `tail`."""
-    n = declaration.partitions
+    partitions = declaration.partitions
     now = streams.now_ms()
     # Offsets from 0 would mean that no record was ever dropped (`StreamInfo.has_all_keys`).
-    oldest = (int(any(state.oldest)),) * n
-    whole = all(old <= marked for old, marked in zip(state.oldest, state.marked_until, strict=True))
-    marked = oldest if whole else (0,) * n
-    at = oldest
+    oldest = (int(any(state.oldest)),) * partitions
+    # Retention may have dropped records of the version that has no marker yet. Its marker then
+    # counts from 0, one more than there are, so that the version stays incomplete.
+    marked = (0,) * partitions
+    is_whole = all(map(le, state.oldest, state.marked_until))
+    if is_whole:
+        marked = oldest
+    upcoming = oldest
+    version_begins = oldest
     segments: list[Segment] = []
-    counted = [0] * n
     for step in steps:
         number = len(segments)
         if isinstance(step, RewriteStep):
-            segment = _rewritten_segment(step, number, at, written[step.key])
-            counted = [
-                count + after - before
-                for count, before, after in zip(counted, at, segment.next, strict=True)
-            ]
+            segment = _rewritten_segment(step, number, upcoming, written[step.key])
         else:
-            segment = _marker_segment(step, number, at, counted, now)
+            counted = list(map(sub, upcoming, version_begins))
+            segment = _marker_segment(step, number, upcoming, counted, now)
             marked = segment.next
-            counted = [0] * n
-        at = segment.next
+            version_begins = segment.next
+        upcoming = segment.next
         segments.append(segment)
     rewritten = RepartitionRecord(
-        id=state.id, ended=state.next, next=at, at=now, reason=reason, oldest=state.oldest
+        id=state.id, ended=state.next, next=upcoming, at=now, reason=reason, oldest=state.oldest
     )
     after = {
         "declaration": declaration,
         "id": uuid.uuid4().hex,
         "oldest": oldest,
-        "next": at,
+        "next": upcoming,
         "marked_until": marked,
         "index": SegmentIndex(tail=tuple(segments), next_segment=len(segments)),
         "producers": _forget_offsets(state),
@@ -371,18 +413,20 @@ def _build_state(
 
 
 def _rewritten_segment(
-    step: RewriteStep, number: int, base: tuple[int, ...], piece: WrittenFiles
+    step: RewriteStep, number: int, base: tuple[int, ...], written: WrittenFiles
 ) -> Segment:
-    attempt, files = piece
+    """Return the segment of the new partitions, from the offsets `base`, with the files of a
+    step.
+    """
     after = list(base)
-    for file in files:
+    for file in written.files:
         after[file.partition] += file.rows
     update = {
         "id": number,
-        "attempt": attempt,
+        "attempt": written.attempt,
         "base": base,
         "next": tuple(after),
-        "files": files,
+        "files": written.files,
         "markers": (),
     }
     return step.segment.model_copy(update=update)
@@ -391,15 +435,28 @@ def _rewritten_segment(
 def _marker_segment(
     barrier: MarkerBarrier, number: int, base: tuple[int, ...], counted: Sequence[int], now_ms: int
 ) -> Segment:
+    """Return the segment with a version's markers, one at the offset `base` of each new partition.
+
+    `counted` are the version's records by partition. If the old markers counted others, so does the
+    one of partition 0: a version that was incomplete stays incomplete.
+    """
     markers = []
-    for p, offset in enumerate(base):
-        rows: int | None = counted[p]
-        if barrier.miscounted is None:
-            rows = None
-        elif p == 0:
-            rows = counted[0] + barrier.miscounted  # an incomplete version stays incomplete
-        facts = (barrier.version, rows, barrier.checksum, False, barrier.valid_from)
-        markers.append(MarkerEntry(p, offset, *facts))
+    for partition, offset in enumerate(base):
+        rows: int | None = None
+        if barrier.miscounted is not None:
+            rows = counted[partition]
+            if partition == 0:
+                rows += barrier.miscounted
+        marker = MarkerEntry(
+            partition,
+            offset,
+            barrier.version,
+            rows,
+            barrier.checksum,
+            counted=False,
+            valid_from=barrier.valid_from,
+        )
+        markers.append(marker)
     return Segment(
         id=number,
         attempt=f"{now_ms:013d}",

@@ -163,6 +163,9 @@ def _narrow_table(table: pa.Table, before: Schema, now: Schema) -> pa.Table:
 
 
 def _narrow_column(name: str, given: str, before: Schema) -> Column:
+    """Return a column of the type `given`; if it was narrower in the first append, as that type,
+    with null for values that do not fit.
+    """
     if name not in before:
         return named_column(name)
     kind = before.field(name).type

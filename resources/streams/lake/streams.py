@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.bucketing.hashing import parse_records_checksum
@@ -48,6 +48,7 @@ from dagster_adjunct.resources.schemas.schema import (
 )
 from dagster_adjunct.resources.schemas.types import Array, Map, Struct, Type
 from dagster_adjunct.resources.streams import system
+from dagster_adjunct.resources.streams.declaration import build_declaration, check_same_declaration
 from dagster_adjunct.resources.streams.lake import manifest
 from dagster_adjunct.resources.streams.lake.append import LakeAppends
 from dagster_adjunct.resources.streams.lake.find import LakeFinds
@@ -57,6 +58,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     CompactionPolicy,
     LakeStreamDeclaration,
     Retention,
+    Span,
     StreamState,
 )
 from dagster_adjunct.resources.streams.lake.read import find_offset_at_time
@@ -100,14 +102,19 @@ def declare_keys(name: str, schema: Schema, find_by: FindBy | None) -> Keys | No
     what = f"stream {name!r}: find_by"
     keys = []
     for given in find_by or ():
-        names = (given,) if isinstance(given, str) else tuple(given)
-        key = tuple(sorted(each if each in schema else normal_path(each) for each in names))
+        key = _normal_key((given,) if isinstance(given, str) else given, schema)
         check_key_types(schema, key, what)
-        if not key or len(set(key)) < len(key) or key in keys:
+        has_duplicates = len(set(key)) < len(key)
+        if not key or has_duplicates or key in keys:
             expected = "different keys, each with one column or several different ones"
             raise argument_error(f"{what} is {find_by!r}", expected, argument="find_by")
         keys.append(key)
     return tuple(sorted(keys)) or None
+
+
+def _normal_key(names: Iterable[str], schema: Schema) -> tuple[str, ...]:
+    """Return the columns and paths of a key in order, paths in their normal form."""
+    return tuple(sorted(name if name in schema else normal_path(name) for name in names))
 
 
 def declare_stream(
@@ -121,7 +128,7 @@ def declare_stream(
     """Return the validated declaration of a lake stream. Raises ConfigurationError or
     SchemaMismatchError.
     """
-    declaration = system.build_declaration(
+    declaration = build_declaration(
         LakeStreamDeclaration,
         f"lake.{name}",
         schema,
@@ -132,26 +139,32 @@ def declare_stream(
         compaction=policies.get("compaction"),
         find_by=declare_keys(name, schema, policies.get("find_by")),
     )
-    what = f"stream {name!r}"
-    if timestamp is not None and timestamp not in schema and find_path(timestamp, schema.types):
+    if timestamp is not None:
+        _check_timestamp(schema, timestamp, f"stream {name!r}")
+    return declaration
+
+
+def _check_timestamp(schema: Schema, timestamp: str, what: str) -> None:
+    """Raise SchemaMismatchError unless `timestamp` is a column that is a timestamp."""
+    if timestamp not in schema and find_path(timestamp, schema.types):
         problem = f"{what}: timestamp= is {timestamp!r}, which is a value inside a column."
         step = (
             "Give the records a column with the time, or send it as __timestamp, and leave"
             " timestamp= out."
         )
         raise SchemaMismatchError(problem, step, column=timestamp)
-    if timestamp is not None and (kind := schema.field(timestamp, what).type) != "timestamp":
+    kind = schema.field(timestamp, what).type
+    if kind != "timestamp":
         problem = (
             f"{what}: column {timestamp!r} is {kind}, but the record's time must be a timestamp."
         )
         step = "Cast it to a timestamp, or leave out timestamp= to use the time of the append."
         raise SchemaMismatchError(problem, step, column=timestamp)
-    return declaration
 
 
 def _follow_keys(stored: LakeStreamDeclaration, now: Schema, changes: ColumnChanges) -> Keys | None:
-    """Return the keys of `find_by` after the columns have changed, without those that have no
-    columns any more by which records can be found.
+    """Return the keys of `find_by` after the columns have changed, without those of which a column
+    was dropped, or got a type by which records can't be found.
     """
     keys = []
     for key in stored.find_by or ():
@@ -162,12 +175,19 @@ def _follow_keys(stored: LakeStreamDeclaration, now: Schema, changes: ColumnChan
     return tuple(sorted(keys)) or None
 
 
+class EvolvedDeclaration(NamedTuple):
+    """A declaration after its columns have changed, and what has changed."""
+
+    declaration: LakeStreamDeclaration
+    evolution: Evolution
+
+
 def evolve_declaration(
     name: str,
     stored: LakeStreamDeclaration,
     wanted: LakeStreamDeclaration,
     changes: ColumnChanges = NO_CHANGES,
-) -> tuple[LakeStreamDeclaration, Evolution]:
+) -> EvolvedDeclaration:
     """Return the stored declaration with the columns that `wanted` adds or widens, and those that
     `changes` renames or drops.
 
@@ -180,7 +200,7 @@ def evolve_declaration(
     stored = _with_columns(stored, evolution, changes)
     # Callers don't declare the columns' names in files, so these are no difference.
     comparable = wanted.model_copy(update={"names": stored.names})
-    system.check_same_declaration(
+    check_same_declaration(
         f"lake.{name}",
         stored,
         comparable,
@@ -190,17 +210,20 @@ def evolve_declaration(
         f" with configure, and partitions with adjunct stream repartition {name} --partitions N"
         " --reason ….",
     )
-    return stored, evolution
+    return EvolvedDeclaration(stored, evolution)
 
 
 def _fixed_columns(stored: LakeStreamDeclaration) -> FixedColumns:
-    fixed = [*stored.key, *filter(None, [stored.timestamp])]
+    """Return the columns that can't change."""
+    fixed = list(stored.key)
+    if stored.timestamp is not None:
+        fixed.append(stored.timestamp)
     return FixedColumns(fixed, "the key or the record's time")
 
 
 def _keeps_places(before: Type, after: Type) -> bool:
-    """Whether the members of structs keep their places at every depth, and others only follow
-    them, so that checksums of records (`records_checksum`) stay the same.
+    """Return whether the members of structs keep their places at every depth, with new ones only
+    after them, so that checksums of records (`records_checksum`) stay the same.
     """
     if isinstance(before, Struct) and isinstance(after, Struct):
         if len(before.members) > len(after.members):
@@ -218,6 +241,7 @@ def _keeps_places(before: Type, after: Type) -> bool:
 def _with_columns(
     stored: LakeStreamDeclaration, evolution: Evolution, changes: ColumnChanges
 ) -> LakeStreamDeclaration:
+    """Return the declaration with the columns after an evolution; itself if they are the same."""
     same = evolution.schema.to_json() == stored.columns.to_json()
     if same and evolution.names == stored.names:
         return stored
@@ -236,15 +260,18 @@ def _describe_stream(name: str, state: StreamState) -> StreamInfo:
     repartitioned = None
     if rewritten is not None:
         ended = tuple(map(str, rewritten.ended))
-        repartitioned = Repartitioning(rewritten.id, ended, tuple(map(str, rewritten.next)))
-    facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.columns)
+        continued_at = tuple(map(str, rewritten.next))
+        repartitioned = Repartitioning(rewritten.id, ended, continued_at)
     former = {}
     if declared.names != AS_NAMED:
         earlier = [(each.columns, each.names) for each in state.earlier]
         former = describe_former(earlier, declared.columns, declared.names)
     return StreamInfo(
         name,
-        *facts,
+        declared.partitions,
+        declared.key,
+        NEW_STREAMS.partitioner,
+        declared.columns,
         default_offset="oldest",
         identity=state.id,
         repartitioned=repartitioned,
@@ -306,11 +333,11 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
                     self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
                 return StreamState.empty(declaration).body()
             state = self._parse(commit)
-            now, evolution = evolve_declaration(name, state.declaration, declaration, changes)
-            if now is state.declaration:
+            evolved = evolve_declaration(name, state.declaration, declaration, changes)
+            if evolved.declaration is state.declaration:
                 return None
-            self._check_markers(name, state, evolution)
-            return state.with_declaration(now).body()
+            self._check_markers(name, state, evolved.evolution)
+            return state.with_declaration(evolved.declaration).body()
 
         commit = self._transact(name, decide, "create")
         return _describe_stream(name, self._parse(self._require_commit(name, commit)))
@@ -328,8 +355,8 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
         commit = self.log(name).current()
         if commit is not None and not commit_log.is_deletion_commit(commit):
             state = self._parse(commit)
-            _, evolution = evolve_declaration(name, state.declaration, declaration, changes)
-            self._check_markers(name, state, evolution)
+            evolved = evolve_declaration(name, state.declaration, declaration, changes)
+            self._check_markers(name, state, evolved.evolution)
 
     def change_columns(
         self,
@@ -361,10 +388,9 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
             evolution = evolve(
                 stored.columns, stored.names, schema, changes, _fixed_columns(stored), ordered=True
             )
-            problems = [
-                f"there is no {path}: {describe_part(stored.columns, path)}"
-                for path in changes.unknown(stored.columns, stored.names)
-            ]
+            problems = []
+            for path in changes.unknown(stored.columns, stored.names):
+                problems.append(f"there is no {path}: {describe_part(stored.columns, path)}")
             problems += evolution.problems
             if problems:
                 problem = f"stream {stream!r} can't change so: {'; '.join(problems)}."
@@ -392,8 +418,8 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
         if _keeps_places(before, after):
             return
         spans = {}
-        for p, (start, end) in enumerate(zip(state.oldest, state.next, strict=True)):
-            spans[p] = (start, end)
+        for partition, (oldest, upcoming) in enumerate(zip(state.oldest, state.next, strict=True)):
+            spans[partition] = Span(oldest, upcoming)
         for marker in manifest.find_markers(state, self.files_of(stream), spans):
             if parse_records_checksum(marker.checksum):
                 problem = (
@@ -408,10 +434,10 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
                 raise SchemaMismatchError(problem, step, stream=f"lake.{stream}")
 
     def info(self, stream: str) -> StreamInfo:
-        return _describe_stream(stream, self.state(stream)[1])
+        return _describe_stream(stream, self.state(stream).state)
 
     def stored_bytes(self, stream: str) -> int:
-        return sum(entry.size for entry in self.state(stream)[1].entries())
+        return sum(entry.size for entry in self.state(stream).state.entries())
 
     def describe(self, stream: str) -> dict[str, Any]:
         """Return the stream's declaration, offsets by partition and totals, as `adjunct stream
@@ -420,6 +446,7 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
         commit, state = self.state(stream)
         entries = state.entries()
         declared = state.declaration
+        stored = declared.model_dump(mode="json")
         return {
             "name": stream,
             "partitions": declared.partitions,
@@ -434,10 +461,10 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
             "upcoming": list(state.next),
             "commits": commit.number,
             "changed_at": commit.created_at,
-            "retention": declared.retention and declared.retention.model_dump(mode="json"),
-            "compaction": declared.compaction and declared.compaction.model_dump(mode="json"),
-            "find_by": declared.find_by and [list(key) for key in declared.find_by],
-            "schema": declared.columns.to_json(),
+            "retention": stored["retention"],
+            "compaction": stored["compaction"],
+            "find_by": stored["find_by"],
+            "schema": stored["columns"],
         }
 
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
@@ -453,11 +480,8 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
         check_timestamp_ms("timestamp_ms", timestamp_ms, str(ssp))
         _, state = self.state(system.require_one_stream(self.name, [ssp]))
         system.check_partition(ssp, state.declaration.partitions)
-        return str(
-            find_offset_at_time(
-                self.files_of(ssp.stream), state, ssp.partition, timestamp_ms * 1000
-            )
-        )
+        files = self.files_of(ssp.stream)
+        return str(find_offset_at_time(files, state, ssp.partition, timestamp_ms * 1000))
 
     def configure(
         self,
@@ -513,12 +537,13 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
         ssps: Iterable[SystemStreamPartition],
         select: Callable[[StreamState], tuple[int, ...]],
     ) -> dict[SystemStreamPartition, str]:
+        """Return the offset that `select` reads from the state of each partition's stream."""
         result: dict[SystemStreamPartition, str] = {}
         by_stream: dict[str, tuple[int, ...]] = {}
         for ssp in ssps:
             stream = system.require_one_stream(self.name, [ssp])
             if stream not in by_stream:
-                by_stream[stream] = select(self.state(stream)[1])
+                by_stream[stream] = select(self.state(stream).state)
             offsets = by_stream[stream]
             system.check_partition(ssp, len(offsets))
             result[ssp] = str(offsets[ssp.partition])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import starmap
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.assets.unbounded.tied_changes import TieRule, resolve_group
+from dagster_adjunct.assets.unbounded.tied_changes import NumberedChange, TieRule, resolve_group
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.resources.errors import KeyOrderError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -184,12 +185,12 @@ def test_rows_are_compared_with_their_last_change_and_nan_equals_itself() -> Non
 
     nan = float("nan")
     same = [change(0, 7, nan), change(2, 1, 3.0), change(2, 2, nan)]
-    assert resolve_group(list(enumerate(same)), None, rule) == []
+    assert resolve_group(starmap(NumberedChange, enumerate(same)), None, rule) == []
     other = [change(2, 1, 3.0), change(0, 7, nan), change(2, 2, None)]
-    ties = resolve_group(list(enumerate(other)), None, rule)
+    ties = resolve_group(starmap(NumberedChange, enumerate(other)), None, rule)
     assert [(tie.row, tie.with_row["__partition"]) for tie in ties] == [(0, 0), (2, 0)]
     stored = {name: value for name, value in change(2, 0, 1.0).items() if name != "__offset"}
-    ties = resolve_group([(4, change(0, 7, 2.0))], stored, rule)
+    ties = resolve_group([NumberedChange(4, change(0, 7, 2.0))], stored, rule)
     assert [tie.row for tie in ties] == [4]
 
 

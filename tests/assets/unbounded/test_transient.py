@@ -89,7 +89,7 @@ class Runs:
     def drop_the_front(self) -> None:
         """Let retention drop all but the newest append."""
         streams = self.world.streams
-        newest = list(list_segments(streams.state("table")[1], streams.files_of("table")))[-1]
+        newest = list(list_segments(streams.state("table").state, streams.files_of("table")))[-1]
         streams.configure("table", retention=Retention(max_bytes=newest.size), compaction=None)
         streams.maintain("table")
 

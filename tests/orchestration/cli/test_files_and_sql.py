@@ -250,7 +250,7 @@ def test_many_files_make_a_stream_forget_no_other_producer(world: World) -> None
     assert world.streams.append(
         "s", [{"k": "app", "n": 0}], producer="application", sequence=1
     ).duplicate
-    producers = world.streams.state("s")[1].producers
+    producers = world.streams.state("s").state.producers
     assert len(producers) == FILE_PRODUCERS + 1
     for number in range(PRODUCERS + 1):
         world.streams.append("s", [{"k": "q", "n": 0}], producer=f"p{number}", sequence=1)

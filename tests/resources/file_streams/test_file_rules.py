@@ -239,14 +239,14 @@ def test_a_file_that_changes_while_it_is_examined_is_admitted_by_the_next_look(
     system = clicks(landing, lake, listing="after-last")
     for number, name in enumerate("abc"):
         landing.put(name, lines(number))
-    examine = FileReader.examine
+    count = FileReader.count
     meanwhile = {"a": lambda: landing.delete("a"), "b": lambda: landing.put("b", lines(7, 8))}
 
-    def examined(reader: Any, file: Any) -> tuple[int, str]:
+    def counted(reader: Any, file: Any) -> int:
         meanwhile.pop(file.path, lambda: None)()
-        return examine(reader, file)
+        return count(reader, file)
 
-    monkeypatch.setattr(FileReader, "examine", examined)
+    monkeypatch.setattr(FileReader, "count", counted)
     assert look(system) == [2]
     assert look(system) == [2, 7, 8]
     landing.put("a", lines(9))

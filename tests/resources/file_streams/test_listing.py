@@ -263,7 +263,7 @@ def test_a_first_look_in_parts_loses_nothing(
         expected.append((number, number))
     system = clicks(landing, lake, **options)
     for _ in range(3):
-        system._admit_some("clicks")
+        system._admit_once("clicks")
     assert look(system) == flat(expected)
 
 

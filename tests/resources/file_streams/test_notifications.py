@@ -241,7 +241,7 @@ def test_the_message_of_a_file_that_waits_comes_again(
     landing.put("a", lines(1))
     landing.put("b", lines(2))
     landing.put("b.done", b"")
-    queue_url = system.declaration("clicks").notifications  # type: ignore[attr-defined]
+    queue_url = system.declaration("clicks").listing.notifications  # type: ignore[attr-defined]
     assert queue_url == queue.url
     queue.client.set_queue_attributes(QueueUrl=queue.url, Attributes={"VisibilityTimeout": "1"})
     assert look(system) == [2]

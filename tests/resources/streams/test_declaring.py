@@ -50,7 +50,7 @@ def test_policies_are_changed_by_configure(streams: LakeStreams) -> None:
     streams.create(
         "s", schema=SCHEMA, key=["k"], partitions=1, retention=retention, compaction=compaction
     )
-    assert streams.state("s")[1].declaration.retention == retention
+    assert streams.state("s").state.declaration.retention == retention
 
 
 def test_a_stream_is_declared_again_without_what_was_configured_since(streams: LakeStreams) -> None:
@@ -59,7 +59,7 @@ def test_a_stream_is_declared_again_without_what_was_configured_since(streams: L
     week = Retention(max_age=timedelta(days=7))
     streams.configure("s", retention=week, compaction=None)
     streams.create("s", schema=schema, key=["k"], partitions=1)
-    declared = streams.state("s")[1].declaration
+    declared = streams.state("s").state.declaration
     assert (declared.retention, declared.timestamp) == (week, "at")
     with pytest.raises(StreamExistsError, match="retention is") as caught:
         streams.create(

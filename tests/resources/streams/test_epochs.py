@@ -40,7 +40,7 @@ def epochs(streams: LakeStreams, stream: str = "s") -> dict[int, int]:
 def files(streams: LakeStreams, stream: str = "s") -> list[tuple[str, list[str]]]:
     """Return the checksum and the columns of each data file, in order of appends and partitions."""
     prefix, file_facts = streams.lake.stream_prefix(stream), []
-    for segment in streams.state(stream)[1].index.tail:
+    for segment in streams.state(stream).state.index.tail:
         for file in segment.files:
             data = streams.lake.store.get(segment.key_of(prefix, file)).data
             file_facts.append((file.sha256, pq.read_schema(pa.BufferReader(data)).names))

@@ -279,7 +279,7 @@ def test_along_a_chain_results_count_that_were_made_last_of_records_that_count(
         places = set(
             zip(counting["__partition"].to_pylist(), counting["__offset"].to_pylist(), strict=True)
         )
-        again = list_superseded(streams.state("end")[1].read)
+        again = list_superseded(streams.state("end").state.read)
         expected = []
         everything = streams.read_arrow(streams.all_ranges("end"), positions=True).to_pylist()
         for row in everything:

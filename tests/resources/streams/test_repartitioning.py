@@ -186,7 +186,7 @@ def test_a_crash_leaves_the_old_stream_or_the_new_one(kind: str) -> None:
         assert (by_key(streams), versions(streams)) == (was, marked)
         files = {item.key.split("/")[3] for item in lake.store.list("streams/s/data/")}
         assert files == {
-            segment.attempt for segment in streams.state("s")[1].index.tail if segment.files
+            segment.attempt for segment in streams.state("s").state.index.tail if segment.files
         }, "no garbage stays"
     assert seen == ({2, 5} if kind == "crash-after" else {2})
 
