@@ -256,7 +256,7 @@ class TableChangesFeed:
             table = self.table
             rows = table.file_rows(_state(state, number), path, self.declared.rows.names)
             return with_operation(self._fit(rows, file.path), "insert")
-        except errors.DatasetError as error:
+        except (errors.DatasetError, errors.TableNotFoundError) as error:
             raise errors.AdmittedFileError(
                 f"{error.problem} It was admitted to the stream, and its records can't be read any"
                 " more.",
