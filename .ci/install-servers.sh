@@ -7,6 +7,7 @@ sh "$(dirname "$0")/install-kafka.sh"
 sh "$(dirname "$0")/install-registry.sh"
 sh "$(dirname "$0")/install-dynamodb.sh"
 sh "$(dirname "$0")/install-postgres18.sh"
+sh "$(dirname "$0")/install-spark-tables.sh"
 cd "$(dirname "$0")/.."
 if [ ! -d "${XDG_CACHE_HOME:-$HOME/.cache}/dagster-adjunct/ivy/jars" ]; then
     echo "fetching Spark's S3 packages (once) …"

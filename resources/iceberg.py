@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class IcebergTable:
 
         with translate_client_errors(self.catalog):
             try:
-                return load(self.catalog)
+                opened = load(self.catalog)
             except (ValueError, ImportError, TypeError, NotInstalledError) as error:
                 name = self.catalog.upper()
                 raise errors.ConfigurationError(
@@ -67,6 +68,38 @@ class IcebergTable:
                     f" PYICEBERG_CATALOG__{name}__TYPE, …__URI and its other settings.",
                     setting=f"PYICEBERG_CATALOG__{name}__URI",
                 ) from error
+        _check_absolute(self.catalog, opened)
+        return opened
+
+
+def _check_absolute(name: str, catalog: Catalog) -> None:
+    """Raise ConfigurationError if a path in the settings of a SQL catalogue is relative: in another
+    folder, it would mean another catalogue, or other files.
+    """
+    if type(catalog).__module__ != "pyiceberg.catalog.sql":
+        return  # elsewhere a warehouse may be a name that a server resolves
+    for setting in ("uri", "warehouse"):
+        value = str(catalog.properties.get(setting) or "")
+        if not _is_relative(value):
+            continue
+        raise errors.ConfigurationError(
+            f"{setting!r} of the Iceberg catalogue {name!r} is {value!r}, a relative path, which"
+            " means something else in each folder in which a command runs.",
+            "Write it in full, in .pyiceberg.yaml or the environment: sqlite:////FOLDER/catalog.db,"
+            " file:///FOLDER/warehouse.",
+            setting=f"PYICEBERG_CATALOG__{name.upper()}__{setting.upper()}",
+        )
+
+
+def _is_relative(url: str) -> bool:
+    """Return whether a URL of a SQLite database or a folder depends on the process's folder."""
+    scheme, colon, path = url.partition(":")
+    if scheme.startswith("sqlite"):
+        file = path.removeprefix("///")
+        return file not in ("", "//", ":memory:") and not file.startswith(("/", "file:"))
+    if scheme == "file":
+        return not path.startswith(("///", "//localhost/")) and not re.match("/[^/]", path)
+    return bool(url) and not colon and not url.startswith("/")
 
 
 _CLIENTS = ("pyiceberg", "requests", "urllib3", "sqlalchemy", "botocore")

@@ -61,6 +61,8 @@ pytest_plugins = [
     "tests.servers.redis",
     "tests.servers.registry",
     "tests.servers.spark_cluster",
+    "tests.servers.spark_tables",
+    "tests.servers.iceberg_rest",
     "tests.servers.browser",
     "tests.scheduling",
     "tests.timings",
@@ -70,7 +72,7 @@ _SERVERS = (
     "dynamodb dynamodb_on_disk dynamodb_server kafka logical_server moto_s3 policed_s3"
     " postgres_server redis_server"
 )
-_SERVERS += " registry_url s3_server spark_cluster versitygw"
+_SERVERS += " registry_url s3_server spark_cluster tables_jvm versitygw"
 _MARKED = {"spark": {"spark", "sparkling", "main_job"}, "server": set(_SERVERS.split())}
 
 

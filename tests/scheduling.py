@@ -4,8 +4,8 @@ go first.
 A file stays together, since its tests may share a server or a lake. Two kinds do not go by file:
 pages, runs of the main job and runs that are stopped, which share nothing and take up to two
 minutes each, are given out one at a time; and some files are one bundle: those that look at the finished main job, or one
-process would wait for the other to run it, and those that use a Kafka broker or DynamoDB Local, or
-each process would start one and keep it. What waits more than it computes is spread between what
+process would wait for the other to run it, and those that use a Kafka broker, DynamoDB Local or Spark
+with the jars of tables, or each process would start one and keep it. What waits more than it computes is spread between what
 keeps a processor busy.
 
 Files that use the session of Spark go to half of the processes: in each, a JVM starts, loads its
@@ -37,6 +37,10 @@ TOGETHER = {
         "tests/examples/test_main_job.py",
         "tests/examples/test_main_job_commands.py",
         "tests/examples/test_documented_lookups.py",
+    ),
+    "spark tables": (
+        "tests/orchestration/test_rest_catalogs.py",
+        "tests/orchestration/test_tables_beside_spark.py",
     ),
     "kafka": (
         "tests/end_to_end/test_relay.py",

@@ -85,6 +85,7 @@ from dagster_adjunct.resources.errors import (
     PlanningError,
     SchemaMismatchError,
     StreamNotFoundError,
+    TableNotFoundError,
 )
 from dagster_adjunct.resources.files.tree import open_tree
 from dagster_adjunct.resources.names import split_stream_name
@@ -713,7 +714,13 @@ def _check_stored_columns(
     """Raise DatasetError for a table that can't get the columns that its stream has now."""
     try:
         source = open_changes(systems, dataset)
-    except (SchemaMismatchError, StreamNotFoundError, ConfigurationError, DatasetError):
+    except (
+        SchemaMismatchError,
+        StreamNotFoundError,
+        TableNotFoundError,
+        ConfigurationError,
+        DatasetError,
+    ):
         return  # the plan itself says so
     must_evolve(dataset, manifest, source)
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -14,7 +13,13 @@ from urllib.parse import unquote, urlsplit
 from cachetools import TTLCache, cached
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.delta import delta_options, delta_place, is_on_s3
+from dagster_adjunct.resources.delta import (
+    delta_place,
+    is_on_s3,
+    open_delta,
+    translate_delta_errors,
+    unreadable_delta,
+)
 from dagster_adjunct.resources.file_streams.feed import FilePiece, Found, KnownFiles
 from dagster_adjunct.resources.file_streams.log import AdmittedFile, FileRetention
 from dagster_adjunct.resources.file_streams.streams import declare_file_stream
@@ -47,7 +52,6 @@ from dagster_adjunct.resources.files.tree import check_folder_url
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.arrow_files import s3_filesystem_arguments
 from dagster_adjunct.resources.objects.lake import Lake, LakeSettings
-from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.declaration import build_declaration
 from dagster_adjunct.resources.streams.system import register_system
@@ -55,6 +59,7 @@ from dagster_adjunct.resources.threads import map_in_threads
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyarrow.fs import FileSystem
 
 SYSTEM = "delta"
@@ -110,9 +115,9 @@ class DeltaFeed:
 
     def find(self, known: KnownFiles) -> Found:
         declared = self.declared
-        table = open_delta(declared.source)
+        table = _open_readable(declared.source)
         cursor = TableCursor.parse(known.cursor)
-        with _translate(declared.source):
+        with translate_delta_errors(declared.source):
             identity = str(table.metadata().id)
         if cursor is not None and cursor.table != identity:
             raise replaced_error(str(declared), cursor.table, identity)
@@ -189,53 +194,17 @@ def _open_files(process: int, url: str) -> _Files:
     return _Files(fs.LocalFileSystem(), delta_place(url))
 
 
-def open_delta(url: str, version: int | None = None) -> Any:
-    """Return a table as it is now, or as it was.
-
-    Raises TableNotFoundError, TransientError, ConfigurationError without the package, and
+def _open_readable(url: str, version: int | None = None) -> DeltaTable:
+    """Return a table as it is now, or as it was. Raises what `open_delta` does, and
     AdmittedFileError for a table with features that are not read.
     """
-    delta = import_package("Delta", "deltalake", "delta")
-    with _translate(url):
-        table = delta.DeltaTable(
-            delta_place(url), version=version, storage_options=delta_options(url)
-        )
+    table = open_delta(url, version)
+    with translate_delta_errors(url, version):
         features = set(table.protocol().reader_features or ())
     unreadable = sorted(features - _READABLE)
     if unreadable:
-        raise _unreadable(url, f"it uses {', '.join(unreadable)}")
+        raise unreadable_delta(url, f"it uses {', '.join(unreadable)}")
     return table
-
-
-@contextmanager
-def _translate(url: str) -> Iterator[None]:
-    """Raise the errors of delta-rs as Adjunct's."""
-    from deltalake import exceptions
-
-    try:
-        yield
-    except exceptions.TableNotFoundError as error:
-        raise errors.TableNotFoundError(
-            f"there is no Delta table at {url}.", "Create it, or correct the URL.", table=url
-        ) from error
-    except (exceptions.DeltaProtocolError, exceptions.SchemaMismatchError) as error:
-        raise _unreadable(url, errors.first_line(error)) from error
-    except (exceptions.DeltaError, OSError) as error:
-        reason = errors.first_line(error)
-        if re.search("(?i)unsupported|not supported|feature", reason):
-            raise _unreadable(url, reason) from error
-        raise errors.TransientError(
-            f"the Delta table at {url} can't be read: {reason}.",
-            "Check its store and credentials, then run it again.",
-        ) from error
-
-
-def _unreadable(url: str, reason: str) -> errors.AdmittedFileError:
-    return table_error(
-        f"the Delta table at {url} can't be read: {reason}.",
-        "Write the table without this feature; Delta's ALTER TABLE … DROP FEATURE removes it.",
-        "format",
-    )
 
 
 class _Commit(NamedTuple):
@@ -288,7 +257,7 @@ class _Look(NamedTuple):
             return self.since(-1)
         points = [int(name[:20]) for name in names if re.match(r"\d{20}\.checkpoint", name)]
         oldest = min(points, default=self.table.version())
-        return self._all_files(open_delta(self.declared.source, oldest)) + self.since(oldest)
+        return self._all_files(_open_readable(self.declared.source, oldest)) + self.since(oldest)
 
     def since(self, at: int) -> list[AdmittedFile]:
         """Return the files that were added after a version. Raises AdmittedFileError."""
@@ -304,7 +273,7 @@ class _Look(NamedTuple):
         return [file for commit in commits for file in self._added(commit)]
 
     def _log_names(self) -> list[str]:
-        with _translate(self.declared.source):
+        with translate_delta_errors(self.declared.source):
             return self.files.names(_LOG)
 
     def _commit(self, version: int) -> _Commit:
@@ -314,7 +283,7 @@ class _Look(NamedTuple):
             reason = f"the log of its version {version} is gone"
             raise expired_error(str(self.declared), reason) from None
         except OSError as error:
-            with _translate(self.declared.source):
+            with translate_delta_errors(self.declared.source):
                 raise error
         return _Commit.parse(version, data)
 
@@ -346,7 +315,7 @@ class _Look(NamedTuple):
     def _all_files(self, table: Any) -> list[AdmittedFile]:
         """Return all files of a version, with the times when they were written."""
         version = table.version()
-        with _translate(self.declared.source):
+        with translate_delta_errors(self.declared.source):
             if "deletionVectors" in (table.protocol().reader_features or ()):
                 vectors = sum(batch.num_rows for batch in table.deletion_vectors())
                 if vectors:
@@ -519,7 +488,7 @@ def delta_stream(
     check_folder_url(url)
     what = f"the Delta table at {url}"
     if schema is None:
-        columns = table_columns(json.loads(open_delta(url).schema().to_json()))
+        columns = table_columns(json.loads(_open_readable(url).schema().to_json()))
         schema = schema_of_table(columns, what)
     elif isinstance(schema, str):
         schema = Schema.from_ddl(schema, f"stream '{SYSTEM}.{name}'")

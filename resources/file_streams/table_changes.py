@@ -246,7 +246,7 @@ class TableChangesFeed:
             if file.path.startswith("changes "):
                 return self._changed_rows(file)
             return self._inserted_rows(file)
-        except errors.DatasetError as error:
+        except (errors.DatasetError, errors.TableNotFoundError) as error:
             raise errors.AdmittedFileError(
                 f"{error.problem} It was admitted to the stream, and its records can't be read any"
                 " more.",

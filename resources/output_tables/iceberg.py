@@ -202,15 +202,28 @@ class IcebergOutput(TableOutput):
                 time.sleep(_PAUSE * attempt)
             except errors.AdjunctError:
                 raise
-            except Exception:
+            except Exception as error:
                 # Whether it was committed is read: the reply may have been lost. If the table can't
                 # be read either, the batch is run again, and looks first.
                 with translate_client_errors(catalog.name):
                     landed = _find_commit(catalog.load_table(self.table.identifier), batch, commit)
-                    if landed is None:
-                        raise
-                return landed
+                    if landed is not None:
+                        return landed
+                    # PyIceberg raises it for a table that has become another one meanwhile.
+                    if isinstance(error, ValueError):
+                        raise _changed_error(self.name, error) from error
+                    raise
         raise conflict_error(self.name, reason)
+
+
+def _changed_error(name: str, error: ValueError) -> errors.TableError:
+    """Return the error for a table that PyIceberg can't commit to as it has become."""
+    return errors.TableError(
+        f"table {name} does not take the batch: {errors.first_line(error)}. Its history was rolled"
+        " back, expired or replaced while the batch was committed, or PyIceberg can't write it.",
+        "Run it again: it starts from the table as it is now.",
+        table=name,
+    )
 
 
 @dataclass(frozen=True, slots=True)

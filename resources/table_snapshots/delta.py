@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,10 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cachetools import TTLCache, cached
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.delta import delta_options, delta_place
+from dagster_adjunct.resources.delta import open_delta, translate_delta_errors
 from dagster_adjunct.resources.files.tree import ListedFile, open_tree
 from dagster_adjunct.resources.lazy_modules import pa, pc
-from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.table_snapshots.table import (
     ChangedFiles,
     ChangedRows,
@@ -72,16 +70,8 @@ class DeltaVersions:
     # -- which versions there are
 
     def open(self, version: int | None = None) -> DeltaTable:
-        """Open the table, as of a version.
-
-        Raises DatasetError if there is no table, or not this version.
-        """
-        table = import_package("Delta", "deltalake", "delta").DeltaTable
-        with self._naming(version):
-            opened: DeltaTable = table(
-                delta_place(self.url), version=version, storage_options=delta_options(self.url)
-            )
-            return opened
+        """Open the table, as of a version. Raises what `open_delta` does."""
+        return open_delta(self.url, version)
 
     def identity(self) -> str:
         return str(self.open().metadata().id)
@@ -110,7 +100,7 @@ class DeltaVersions:
             if checkpoint is not None:
                 checkpoints.add(int(checkpoint["version"]))
         if not commits:
-            raise errors.DatasetError(
+            raise errors.TableNotFoundError(
                 f"there is no {self.describe()}: it has no commits.",
                 "Create it, or correct the URL.",
                 table=self.url,
@@ -179,7 +169,7 @@ class DeltaVersions:
     ) -> Iterator[pa.RecordBatch | pa.Table]:
         table = self.open(state.number)
         there = [name for name in names if name in pa.schema(table.schema()).names]
-        with self._naming(state.number):
+        with translate_delta_errors(self.url, state.number):
             if part is _WHOLE_VERSION:
                 for batch in table.scan(columns=there):
                     yield pa.table(batch)
@@ -237,7 +227,8 @@ class DeltaVersions:
     def _read_actions(self, number: int) -> list[Mapping[str, Any]]:
         """Return the actions of a commit."""
         files = _log_files(os.getpid(), self.url)
-        with self._naming(number), files.open_input_stream(f"{_LOG}/{number:020}.json") as source:
+        path = f"{_LOG}/{number:020}.json"
+        with translate_delta_errors(self.url, number), files.open_input_stream(path) as source:
             return _parse_actions(bytes(source.read()))
 
     def _check_recorded(self, number: int, actions: Sequence[Mapping[str, Any]]) -> int:
@@ -269,7 +260,7 @@ class DeltaVersions:
     def changed_rows(
         self, before: TableState, after: TableState, names: Sequence[str]
     ) -> ChangedRows:
-        with self._naming(after.number):
+        with translate_delta_errors(self.url, after.number):
             feed = self.open().load_cdf(before.number + 1, after.number)
             changes = pa.table(feed)
         kinds = pc.cast(changes.column("_change_type"), pa.string())
@@ -279,40 +270,6 @@ class DeltaVersions:
         return ChangedRows(
             before=iter([rows.filter(is_before)]), after=iter([rows.filter(pc.invert(is_before))])
         )
-
-    @contextmanager
-    def _naming(self, version: int | None) -> Iterator[None]:
-        """Raise an error of Adjunct, with the version, for those of delta-rs."""
-        from deltalake.exceptions import DeltaError, TableNotFoundError
-
-        what = f"the {self.describe()}"
-        if version is not None:
-            what = f"version {version} of {what}"
-        try:
-            yield
-        except TableNotFoundError as error:
-            raise errors.DatasetError(
-                f"there is no {self.describe()}.", "Create it, or correct the URL.", table=self.url
-            ) from error
-        except FileNotFoundError as error:
-            raise errors.DatasetError(
-                f"{what} can't be read: a file of it is gone, as after a vacuum:"
-                f" {errors.first_line(error)}.",
-                "Go on with a later version: declare on_expired='skip'; or abandon this version.",
-                version=None if version is None else str(version),
-            ) from error
-        except (DeltaError, OSError) as error:
-            if "not found" in str(error).lower() or "No such file" in str(error):
-                raise errors.DatasetError(
-                    f"{what} can't be read, because files of it are gone:"
-                    f" {errors.first_line(error)}.",
-                    "Go on with a later version: declare on_expired='skip'; or abandon this one.",
-                    version=None if version is None else str(version),
-                ) from error
-            raise errors.TransientError(
-                f"{what} can't be read: {errors.first_line(error)}.",
-                "See that its store answers, and that the credentials are right; then run again.",
-            ) from error
 
 
 def _changes_error(what: str, reason: str) -> errors.AdmittedFileError:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache, cached
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.delta import delta_options
@@ -229,9 +229,7 @@ class IcebergSnapshots:
         """
         from pyiceberg.table import StaticTable
 
-        properties = file_properties(metadata)
-        with suppress(errors.ConfigurationError):
-            properties |= self.table.open().properties
+        properties = file_properties(metadata) | _catalog_access(os.getpid(), metadata, self.table)
         with translate_client_errors(self.table.catalog):
             return StaticTable.from_metadata(metadata, properties)
 
@@ -277,6 +275,28 @@ class IcebergSnapshots:
                 "Rewrite its data files, without equality deletes, or abandon this version.",
                 version=state.id,
             ) from error
+
+
+def _access_key(process: int, metadata: str, table: IcebergTable) -> tuple[int, str]:
+    return process, metadata
+
+
+@cached(TTLCache(maxsize=64, ttl=60), key=_access_key)
+def _catalog_access(process: int, metadata: str, table: IcebergTable) -> dict[str, Any]:
+    """Return the properties with which the catalogue lets this process read the table's files, also
+    credentials that it vends; none if it is not configured here. They are secret.
+    """
+    try:
+        catalog = table.open()
+    except errors.ConfigurationError:
+        return {}
+    from pyiceberg.exceptions import NoSuchTableError
+
+    with translate_client_errors(table.catalog):
+        try:
+            return dict(catalog.load_table(table.identifier).io.properties)
+        except NoSuchTableError:  # dropped or renamed, while its files are there
+            return dict(catalog.properties)
 
 
 _planned: LRUCache[tuple[int, IcebergTable, str], dict[str, FileScanTask]] = LRUCache(8)

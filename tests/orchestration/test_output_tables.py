@@ -400,6 +400,66 @@ def test_of_two_runs_that_commit_one_batch_at_once_one_does(
     assert target.commits() == 2
 
 
+@pytest.mark.parametrize("change", ["rolled back", "replaced"])
+def test_a_history_that_changes_during_a_commit_is_an_error_of_ours_or_none(
+    change: str, world: StepWorld, target: Target
+) -> None:
+    if target.kind == "delta":
+        pytest.skip("a Delta table has one history")
+    app = declare(target)
+    send(world, *range(20))
+    world.run(app)
+    first = target.iceberg().current_snapshot()
+    assert first is not None
+    send(world, *range(20, 40))
+    world.run(app)
+    send(world, *range(40, 60))
+    commit = SqlCatalog.commit_table
+    done = []
+
+    def meanwhile(*args: Any, **options: Any) -> Any:
+        if not done:
+            done.append(1)
+            table = target.iceberg()
+            second = table.current_snapshot()
+            assert second is not None
+            if change == "replaced":
+                catalog = IcebergTable("shop.enriched", "adjunct").open()
+                catalog.drop_table("shop.enriched")
+                catalog.create_table("shop.enriched", table.schema())
+            else:
+                table.manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
+                target.iceberg().maintenance.expire_snapshots().by_id(second.snapshot_id).commit()
+        return commit(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SqlCatalog, "commit_table", meanwhile)
+        if change == "replaced":
+            with pytest.raises(errors.TableError) as caught:
+                world.run(app)
+            assert caught.value.table == target.table.name
+        else:
+            world.run(app)
+    world.run(app)
+    kept = range(40, 60) if change == "replaced" else [*range(20), *range(40, 60)]
+    assert target.ids() == expected(*kept)
+
+
+@pytest.mark.parametrize("setting", ["URI", "WAREHOUSE"])
+def test_relative_paths_in_the_settings_of_a_catalogue_are_refused(
+    setting: str, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if target.kind == "delta":
+        pytest.skip("Delta has no catalogue")
+    monkeypatch.chdir(tmp_path)
+    value = "sqlite:///catalog.sqlite" if setting == "URI" else "warehouse"
+    monkeypatch.setenv(f"PYICEBERG_CATALOG__ADJUNCT__{setting}", value)
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+    with pytest.raises(errors.ConfigurationError, match="relative") as caught:
+        open_output(target.table).stored_columns()
+    assert caught.value.setting == f"PYICEBERG_CATALOG__ADJUNCT__{setting}"
+
+
 def test_a_run_that_has_lost_its_lease_commits_nothing(world: StepWorld, target: Target) -> None:
     columns = OutputColumns(Schema.of(id="bigint"))
     output = open_output(target.table)
