@@ -1,5 +1,5 @@
 #!/bin/sh
-# Puts Spark 4.1 with the jars of Iceberg and Delta Lake (310 MB) into .cache/spark-tables for the tests, by the Ivy that
+# Puts Spark 4.1 with the jars of Iceberg and Delta Lake (300 MB) into .cache/spark-tables for the tests, by the Ivy that
 # pyspark ships: neither has jars for Spark 4.3 yet, and those for 4.1 do not run in it.
 # Without a way to Maven Central: one line, and the tests that need them say so (with CI set this fails instead).
 set -eu
@@ -20,9 +20,6 @@ cat > "$work/ivy.xml" <<'IVY'
     <dependency org="org.apache.iceberg" name="iceberg-spark-runtime-4.1_2.13" rev="1.12.0" conf="default->default"/>
     <dependency org="io.delta" name="delta-spark_4.1_2.13" rev="4.3.0" conf="default->default"/>
     <dependency org="org.xerial" name="sqlite-jdbc" rev="3.50.3.0" conf="default->default"/>
-    <dependency org="software.amazon.awssdk" name="s3" rev="2.35.4" conf="default->default"/>
-    <dependency org="software.amazon.awssdk" name="sts" rev="2.35.4" conf="default->default"/>
-    <dependency org="software.amazon.awssdk" name="url-connection-client" rev="2.35.4" conf="default->default"/>
     <exclude org="org.rocksdb"/>
   </dependencies>
 </ivy-module>

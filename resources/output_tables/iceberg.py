@@ -203,25 +203,26 @@ class IcebergOutput(TableOutput):
             except errors.AdjunctError:
                 raise
             except Exception as error:
-                return self._find_landed(catalog, batch, commit, error)
+                with translate_client_errors(catalog.name):
+                    landed = self._find_landed(catalog, batch, commit, error)
+                    if landed is None:
+                        raise
+                return landed
         raise conflict_error(self.name, reason)
 
     def _find_landed(
         self, catalog: Catalog, batch: OutputBatch, commit: str, error: Exception
-    ) -> CommittedBatch:
-        """Return the batch if this attempt has committed it: its reply may have been lost. Raises
-        the `error` with which the attempt ended if it has not.
+    ) -> CommittedBatch | None:
+        """Return the batch if this attempt has committed it, although it ended with an `error`: its
+        reply may have been lost.
 
-        If the table can't be read either, the batch is run again, and looks first.
+        If the table can't be read either, the batch is run again, and looks first. Raises
+        TableError for a table that has become another one meanwhile.
         """
-        with translate_client_errors(catalog.name):
-            landed = _find_commit(catalog.load_table(self.table.identifier), batch, commit)
-            if landed is not None:
-                return landed
-            # PyIceberg raises it for a table that has become another one meanwhile.
-            if isinstance(error, ValueError):
-                raise _changed_error(self.name, error) from error
-            raise error
+        landed = _find_commit(catalog.load_table(self.table.identifier), batch, commit)
+        if landed is None and isinstance(error, ValueError):  # as PyIceberg raises for such a table
+            raise _changed_error(self.name, error) from error
+        return landed
 
 
 def _changed_error(name: str, error: ValueError) -> errors.TableError:

@@ -75,7 +75,7 @@ def tables_jvm() -> Iterator[Any]:
     """A JVM with these jars; skipped where they are missing, unless CI is set."""
     if not any(JARS.glob("delta-spark_*.jar")):
         reason = (
-            "no Spark with Iceberg and Delta: run .ci/install-spark-tables.sh (fetches 310 MB)."
+            "no Spark with Iceberg and Delta: run .ci/install-spark-tables.sh (fetches 300 MB)."
         )
         if os.environ.get("CI"):
             pytest.fail(reason)
