@@ -536,11 +536,11 @@ def iceberg_stream(
     (`on_delete="fail"`), or is left out with all that it adds, and counted (`"ignore"`): records
     that were admitted stay.
 
-    `schema` has the columns to read, by default all that the table has when this is called. They
-    are found by their field ids, so they stay what they are when the table renames them; where a
-    file does not have them, they are null. They may be declared wider than the table's. `key` are
-    the columns by which records belong together. `retention` says how long the stream keeps its
-    records; the table keeps its own.
+    `schema` has the columns to read, by default all that the table has when this is called, but for
+    those that begin with "__". They are found by their field ids, so they stay what they are when
+    the table renames them; where a file does not have them, they are null. They may be declared
+    wider than the table's. `key` are the columns by which records belong together. `retention` says
+    how long the stream keeps its records; the table keeps its own.
 
     Raises ConfigurationError or SchemaMismatchError, and without `schema` what opening the table
     raises.

@@ -61,11 +61,13 @@ class Located(StoredDocument):
 
 
 def schema_of_table(columns: Sequence[TableColumn], what: str) -> Schema:
-    """Return the columns of a table as a schema. Raises SchemaMismatchError for types that no
-    schema has.
+    """Return the columns of a table as a schema, without those that begin with "__", as an
+    application's output table has them. Raises SchemaMismatchError for types that no schema has.
     """
     fields = []
     for column in columns:
+        if column.name.startswith("__"):
+            continue
         problem = _undeclarable(column, column.name)
         if problem is not None:
             raise SchemaMismatchError(

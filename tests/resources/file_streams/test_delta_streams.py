@@ -15,8 +15,9 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.file_streams.delta import DeltaStreams
+from dagster_adjunct.resources.file_streams.delta import DeltaStreams, delta_stream
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.file_streams.table_lab import DeltaLab, commits, forget_declarations, plain
@@ -427,3 +428,14 @@ def test_a_table_on_s3(
     assert sorted(ids(lab.stream().rows())) == [0, 1, 2, 4]
     with pytest.raises(errors.TableNotFoundError):
         lab.stream("nothing")
+
+
+def test_hidden_columns_of_an_output_table_are_not_read_by_default(
+    lake: Lake, tmp_path: Path
+) -> None:
+    from deltalake import write_deltalake
+
+    rows = pa.table({"id": [1], "__epoch": pa.array([0], pa.int32())})
+    write_deltalake(str(tmp_path / "hidden"), rows)
+    name = delta_stream("hidden", str(tmp_path / "hidden")).partition(".")[2]
+    assert DeltaStreams(lake).declaration(name).columns == Schema.of(id="bigint")
