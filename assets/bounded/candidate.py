@@ -194,14 +194,18 @@ class CandidateVersion:
         return replace(self, document=self.member.log.write_version(self.version))
 
     def is_stored(self) -> bool:
-        """Whether its document and all its files still exist: a discard may have deleted them as
-        garbage.
+        """Whether what was written of it still exists: a discard may have deleted it as garbage.
+
+        That is all its files and, once that is written, its document. The version must be built.
         """
         assert self.version is not None
         log = self.member.log
-        if self.document is not None and log.lake.store.head(self.document) is None:
-            return False
-        return not log.find_missing_files(self.attempt.folder, self.version.generations)
+        if self.document is not None:
+            is_document_gone = log.lake.store.head(self.document) is None
+            if is_document_gone:
+                return False
+        missing = log.find_missing_files(self.attempt.folder, self.version.generations)
+        return not missing
 
     def delete_attempt(self, *, files: bool) -> None:
         """Delete the attempt's record and, with `files`, its files."""

@@ -10,7 +10,7 @@ import io
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from decimal import Decimal
+from decimal import Decimal, DecimalTuple
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from uuid import UUID
@@ -164,9 +164,13 @@ def _with_variable_decimals(value: Any) -> Any:
         return [_with_variable_decimals(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if value.keys() == {"scale", "value"} and isinstance(value["value"], bytes):
-        number = int.from_bytes(value["value"], "big", signed=True)
-        return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -value["scale"]))
+    has_members = value.keys() == {"scale", "value"}
+    if has_members and isinstance(value["value"], bytes):
+        unscaled = int.from_bytes(value["value"], "big", signed=True)
+        sign = 1 if unscaled < 0 else 0
+        digits = tuple(int(digit) for digit in str(abs(unscaled)))
+        # Made of its parts it is exact; arithmetic would round it to the context's 28 digits.
+        return Decimal(DecimalTuple(sign, digits, exponent=-value["scale"]))
     return {name: _with_variable_decimals(item) for name, item in value.items()}
 
 

@@ -127,16 +127,18 @@ def _named_struct(
     parent: Steps,
     found: list[tuple[Steps, str]],
 ) -> Struct:
-    """Return a struct with the names of these fields; add where each is in files, with its stored
-    name, to `found`.
+    """Return a struct with the names of these fields; add their stored names to `found`.
 
-    `parent` is where the fields are in files.
+    `parent` are the stored steps of the struct. `found` gets pairs as `StoredNames.names` has them:
+    the stored steps of the parent and then the field's own name; and its stored name.
     """
     members = []
     for field in fields:
         stored = stored_names.get(field.field_id, field.name)
-        found.append(((*parent, field.name), stored))
-        type_ = _named_type(field.field_type, stored_names, (*parent, stored), found)
+        steps = (*parent, field.name)
+        found.append((steps, stored))
+        stored_steps = (*parent, stored)
+        type_ = _named_type(field.field_type, stored_names, stored_steps, found)
         members.append(Member(field.name, type_))
     return Struct(tuple(members))
 

@@ -260,16 +260,25 @@ def read_generations(
     layout: BucketLayout,
     generations: Sequence[Generation],
 ) -> DataFrame | pa.Table:
-    """Return all rows of these generations, as a frame with bucket i in partition i, or as an Arrow
-    table.
+    """Return all rows of these generations, with the column GENERATION_COLUMN: as a frame with
+    bucket i in partition i, or as an Arrow table if `spark` is IN_PROCESS.
 
-    Raises ManifestMismatchError for missing or damaged files.
+    `what` names the dataset in errors. Raises ManifestMismatchError for missing or damaged files.
     """
-    if spark is not IN_PROCESS:
-        rows = bucketed_frame(spark(), store, what, layout, generations)
-        if layout.bucket_by:
-            return rows
+    if spark is IN_PROCESS:
+        return _read_in_process(store, what, layout, generations)
+    rows = bucketed_frame(spark(), store, what, layout, generations)
+    has_one_bucket = not layout.bucket_by
+    if has_one_bucket:
+        # Spark does not read these files as buckets, so they may be in several partitions.
         return rows.coalesce(1)
+    return rows
+
+
+def _read_in_process(
+    store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
+) -> pa.Table:
+    """Return the rows of these generations as an Arrow table, as `read_generations` does."""
     empty = layout.arrow_schema().empty_table()
     tables = [empty.append_column(GENERATION_COLUMN, pa.array([], pa.int32()))]
     for generation in generations:

@@ -159,20 +159,33 @@ class GroupMerge:
         return (group.winner >= 0) & ~group.deletes[group.winner]
 
     def _write_set_at(self, keys: Any) -> pa.Array:
-        found: list[dict[str, Any]] = [{} for _ in range(len(keys))]
+        """Return the column `__set_at` of these keys, null where it would have no group.
+
+        A group has [partition, position of its deletion]. The partition is null if it is not known,
+        or the layout has none; the position is null if the group is not deleted.
+        """
+        has_partitions = PARTITION in self._layout.columns
+        by_key: list[dict[str, list[int | None]]] = [{} for _ in range(len(keys))]
         for stored_name, group in self._groups.items():
             winner = group.winner[keys]
-            is_deleted = (winner >= 0) & group.deletes[winner]
-            is_placed = (winner >= 0) & (group.partition[winner] >= 0)
-            if PARTITION not in self._layout.columns:
+            is_set = winner >= 0  # -1, for none, would index the last row
+            is_deleted = is_set & group.deletes[winner]
+            is_placed = is_set & (group.partition[winner] >= 0)
+            if not has_partitions:
                 is_placed[:] = False
             for place in np.flatnonzero(is_deleted | is_placed).tolist():
                 row = winner[place]
-                partition = int(group.partition[row]) if is_placed[place] else None
-                deleted_at = int(group.position[row]) if is_deleted[place] else None
-                found[place][stored_name] = (partition, deleted_at)
-        texts = []
-        for set_at in found:
-            text = json.dumps(set_at, separators=(",", ":"), ensure_ascii=False)
-            texts.append(text if set_at else None)
+                partition = None
+                if is_placed[place]:
+                    partition = int(group.partition[row])
+                deleted_at = None
+                if is_deleted[place]:
+                    deleted_at = int(group.position[row])
+                by_key[place][stored_name] = [partition, deleted_at]
+        texts: list[str | None] = []
+        for set_at in by_key:
+            if not set_at:
+                texts.append(None)
+                continue
+            texts.append(json.dumps(set_at, separators=(",", ":"), ensure_ascii=False))
         return pa.array(texts, pa.string())

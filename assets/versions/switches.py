@@ -194,27 +194,33 @@ class VersionActions:
     def remove_version(self, version: str, *, reason: str, by: str) -> BoundedManifest:
         """Remove a rejected or revoked version from the manifest; the next discard deletes its
         files.
+
+        In a version set, the version of the same name is also removed from each other member that
+        has it, unless it is sealed there. Raises DatasetError if this dataset's own is sealed.
         """
         log = self._log
         require_audit_fields("remove-version", version, reason, by)
 
         def drop(manifests: Members) -> Members:
+            # `present`: other members may have no version of this name.
             chosen = resolve_versions(manifests, log.name, version, present=True)
-            ref = chosen[log.name]
-            if ref.state == "sealed":
+            own = chosen[log.name]
+            if own.state == "sealed":
                 raise DatasetError(
-                    f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and revoked"
+                    f"dataset {log.name!r}: version {own.id} is sealed; only rejected and revoked"
                     " ones are dropped.",
                     "Revoke it first if it must not be served; the discard policy removes other"
                     " sealed versions.",
                     dataset=log.name,
-                    version=ref.id,
+                    version=own.id,
                 )
             after = {}
-            for name, other in chosen.items():
-                if other.state != "sealed":
-                    change = Change(action="remove-version", version=other.id, reason=reason)
-                    after[name] = _without_ref(manifests[name], other).after(change=change)
+            for name, ref in chosen.items():
+                if ref.state == "sealed":
+                    continue
+                change = Change(action="remove-version", version=ref.id, reason=reason)
+                remaining = _without_ref(manifests[name], ref)
+                after[name] = remaining.after(change=change)
             return after
 
         return log.transact_versions(drop, by=by)

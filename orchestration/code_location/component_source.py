@@ -109,6 +109,7 @@ class _Reader:
 
     def read(self, node: yaml.Node, place: Place) -> None:
         """Read the value at a place and those in it."""
+        # The value of a key has the position of its key, which `_read_mapping` has set.
         self.positions.setdefault(place, _position_of(node))
         self.read_values += 1
         if self.read_values > _MOST_VALUES:
@@ -116,9 +117,9 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             self._read_scalar(node, place)
         elif isinstance(node, yaml.SequenceNode):
-            parts = [((*place, number), item) for number, item in enumerate(node.value)]
-            self._find_divided(node, parts, place)
-            for at, item in parts:
+            items = [((*place, number), item) for number, item in enumerate(node.value)]
+            self._note_divided_text(node, items, place)
+            for at, item in items:
                 self.read(item, at)
         elif isinstance(node, yaml.MappingNode):
             self._read_mapping(node, place)
@@ -130,7 +131,7 @@ class _Reader:
         parts = []
         for key, value in node.value:
             parts += [((*place, str(key.value)), each) for each in (key, value)]
-        self._find_divided(node, parts, place)
+        self._note_divided_text(node, parts, place)
         merged = []
         lines: dict[str, int] = {}
         for key, value in node.value:
@@ -152,7 +153,7 @@ class _Reader:
         for mapping in _mappings(merged):
             self._read_mapping(mapping, place)
 
-    def _find_divided(
+    def _note_divided_text(
         self, node: yaml.CollectionNode, parts: Sequence[tuple[Place, yaml.Node]], place: Place
     ) -> None:
         """Note a text in braces or brackets that a comma within its parentheses divides, such as

@@ -61,24 +61,25 @@ def make_records(
 ) -> DataFrame:
     """Return the rows as records of this batch: with hidden columns, which give them new positions.
 
-    `by` are the columns, or paths of values, that choose one of `partitions` partitions, `ordinal`
-    is a text that is unique in the batch. If the rows have a TOMBSTONE column, it is kept. `behind`
-    becomes BEHIND (see `hold_back_watermark`): the watermark that a late row is behind, null for
-    others.
+    `by` are the columns, or paths of values, that choose one of `partitions` partitions; without
+    them all rows are in partition 0. `ordinal` is a text that is unique in the batch. If the rows
+    have a TOMBSTONE column, it is kept, as are copies of values inside columns. `behind` becomes
+    BEHIND (see `hold_back_watermark`): the watermark that a late row is behind, null for others.
     """
-    place: Column = F.lit(0)
+    partition: Column = F.lit(0)
     if by:
         values = [value_column(frame.columns, name) for name in by]
-        place = F.pmod(F.hash(*values), F.lit(partitions))
+        partition = F.pmod(F.hash(*values), F.lit(partitions))
     tombstone: Column = F.lit(False)
     if TOMBSTONE in frame.columns:
         tombstone = F.col(TOMBSTONE)
     if behind is None:
         behind = F.lit(None)
+    copies = [named_column(name) for name in list_copies(frame.columns)]
     return frame.select(
         *_own_columns(frame),
-        *map(named_column, list_copies(frame.columns)),
-        place.cast("int").alias(PARTITION),
+        *copies,
+        partition.cast("int").alias(PARTITION),
         F.lit(planned.number).cast("bigint").alias(OFFSET),
         F.lit(planned.clock).cast("timestamp").alias(TIMESTAMP),
         tombstone.alias(TOMBSTONE),

@@ -312,7 +312,8 @@ class AsOfMatch:
         row = F.col(_ROW_ENTRY)
         early = row.isNotNull() & (at < F.col(_FROM))
         entry = row if self.as_of.before_history == "oldest" else row & ~early
-        is_before = F.coalesce(early | self._pruned(frame.columns, row, at), F.lit(False))
+        is_pruned = self._is_pruned(frame.columns, row, at)
+        is_before = F.coalesce(early | is_pruned, F.lit(False))
         columns = {name: named_column(name) for name in joined.columns}
         for unused in (*_key_names(on), _FROM, _TO, _BEGINS, _ROW_ENTRY, _BIN):
             columns.pop(unused, None)
@@ -354,13 +355,19 @@ class AsOfMatch:
         numbers = self.rows.bins.overlapping(F.col(_FROM), F.col(_TO), F.col(_BEGINS))
         return side.withColumn(_BIN, F.explode(numbers))
 
-    def _pruned(self, names: Collection[str], row: Column, time: Column) -> Column:
-        """Return the condition that a record, which has the columns `names`, matches no row because
-        the history of its time was dropped.
+    def _is_pruned(self, names: Collection[str], row: Column, time: Column) -> Column:
+        """Return the condition that a record matches no row because the history of its time was
+        dropped.
+
+        The record has the columns `names`; `row` is null if it matches no row. A record with a null
+        in its key never matches one, so it is not the history that it lacks.
         """
-        if self.rows.known_from is None:
+        known_from = self.rows.known_from
+        if known_from is None:
             return F.lit(False)
-        is_pruned = row.isNull() & (time < F.lit(self.rows.known_from))
-        for name, _ in self.lookup.on:
-            is_pruned = is_pruned & value_column(names, name).isNotNull()
+        is_unmatched = row.isNull()
+        is_too_early = time < F.lit(known_from)
+        is_pruned = is_unmatched & is_too_early
+        for stream, _ in self.lookup.on:
+            is_pruned = is_pruned & value_column(names, stream).isNotNull()
         return is_pruned

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from cachetools import LRUCache
 
@@ -184,7 +184,7 @@ class TableChangesFeed:
             for file in changed.added:
                 yield self._admitted(after, file, identity)
             return
-        name = f"changes {before.id} {before.number} {after.id} {after.number}"
+        name = _name_changes(before, after)
         entry = AdmittedFile(name, changed.size, identity, _micros(after), 0, origin=after.id)
         rows = self._cached(entry).num_rows
         if rows:
@@ -264,18 +264,19 @@ class TableChangesFeed:
         return with_operation(self._fit(rows, file.path), "insert")
 
     def _changed_rows(self, file: AdmittedFile) -> pa.Table:
-        """Return the net changes between two states (`_between`). Raises DatasetError if another
-        table has taken the table's place.
+        """Return the net changes between the two states that the entry's name has.
+
+        The entry's `etag` is the identity of the table that it was admitted from. Raises
+        DatasetError if another table has taken its place.
         """
         table = self.table
-        if table.identity() != file.etag:
+        is_replaced = table.identity() != file.etag
+        if is_replaced:
             problem = f"The {table.describe()} was replaced."
             raise errors.DatasetError(problem, table=table.describe())
-        _, before_id, before_number, after_id, after_number = file.path.split(" ", 4)
-        before = _state(before_id, before_number)
-        after = _state(after_id, after_number)
-        what = f"the {table.describe()}, between {before.id} and {after.id},"
-        changed = table.changed_rows(before, after, self.declared.rows.names)
+        states = _parse_changes_name(file.path)
+        what = f"the {table.describe()}, between {states.before.id} and {states.after.id},"
+        changed = table.changed_rows(states.before, states.after, self.declared.rows.names)
         rows_before = self._fit(changed.before, what)
         rows_after = self._fit(changed.after, what)
         net = net_changes(rows_before, rows_after, self.declared.key, what)
@@ -296,6 +297,24 @@ def _cursor(history: TableHistory, state: TableState, base: int) -> str:
     """Return the text of the cursor after this state was admitted."""
     cursor = ChangesCursor(table=history.identity, state=state.id, number=state.number, base=base)
     return cursor.model_dump_json()
+
+
+class _StatePair(NamedTuple):
+    """The states before and after some changes, without their times."""
+
+    before: TableState
+    after: TableState
+
+
+def _name_changes(before: TableState, after: TableState) -> str:
+    """Return the name of the log's entry for the changes between two states."""
+    return f"changes {before.id} {before.number} {after.id} {after.number}"
+
+
+def _parse_changes_name(name: str) -> _StatePair:
+    """Return the states from a name that `_name_changes` has returned."""
+    _, before_id, before_number, after_id, after_number = name.split(" ", 4)
+    return _StatePair(_state(before_id, before_number), _state(after_id, after_number))
 
 
 def _state(state_id: str, number: str) -> TableState:

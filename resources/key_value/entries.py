@@ -671,30 +671,23 @@ def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: Segme
     )
 
 
+_MOST_LISTED = 5
+"""How many conditions that do not hold an error lists."""
+
+
 def conditions_error(
     table: TableId, request: WriteRequest[K], failed: ConditionsFailed
 ) -> errors.ConditionsNotMetError:
     """Return the error with each key whose condition does not hold, and the version found."""
-    failures = []
-    for place, found in sorted(failed.found.items()):
-        expected = request.changes[place].expected
-        wanted = None
-        if isinstance(expected, bytes):
-            wanted = KeyVersion(expected)
-        current = None
-        if found is not None:
-            current = KeyVersion(found)
-        failures.append(
-            errors.FailedCondition(request.family, request.keys[place], wanted, current)
-        )
+    failures = _list_failed_conditions(request, failed)
     described = "; ".join(
         f"{failure.key!r:.60}: expected {_describe_version(failure.expected)}, found"
         f" {_describe_version(failure.found)}"
-        for failure in failures[:5]
+        for failure in failures[:_MOST_LISTED]
     )
     more = ""
-    if len(failures) > 5:
-        more = f"; and {len(failures) - 5:,} more"
+    if len(failures) > _MOST_LISTED:
+        more = f"; and {len(failures) - _MOST_LISTED:,} more"
     family = ""
     if request.family is not None:
         family = f" of family {request.family!r:.60}"
@@ -704,6 +697,24 @@ def conditions_error(
         "Read the keys again and decide again.",
         failures=tuple(failures),
     )
+
+
+def _list_failed_conditions(
+    request: WriteRequest[K], failed: ConditionsFailed
+) -> list[errors.FailedCondition]:
+    """Return the conditions of a request that do not hold, in the order of its changes."""
+    failures = []
+    for place, found in sorted(failed.found.items()):
+        expected = request.changes[place].expected
+        wanted = None  # expected ABSENT: no condition fails that expects ANYTHING
+        if isinstance(expected, bytes):
+            wanted = KeyVersion(expected)
+        current = None
+        if found is not None:
+            current = KeyVersion(found)
+        key = request.keys[place]
+        failures.append(errors.FailedCondition(request.family, key, wanted, current))
+    return failures
 
 
 def _describe_version(version: Any) -> str:

@@ -534,11 +534,13 @@ def session_scope(
 
     @cache
     def spark() -> SparkSession:
-        is_new = not has_running_session()
-        if is_new:
+        """Return the running session, or start one, which this scope then owns and stops."""
+        is_owned = not has_running_session()
+        if is_owned:
             on_start("starting Spark")
-        session = new_session(master=master, lake_url=lake_url, quick=quick, keep_classes=is_new)
-        if is_new:
+        # Classes are archived when the JVM ends, and only an owned one is ended here.
+        session = new_session(master=master, lake_url=lake_url, quick=quick, keep_classes=is_owned)
+        if is_owned:
             owned.append(session)
         return session
 

@@ -335,9 +335,9 @@ class _Gathering:
         self.calls: list[_Call] = []
         self.count = 0  # of entries
         self.size = 0  # in bytes, if the provider limits them
-        self.timer: asyncio.TimerHandle | None = None
-        self.withdrawn: set[_Call] = set()
-        self.tasks: list[asyncio.Task[None]] = []
+        self.timer: asyncio.TimerHandle | None = None  # sends them after the provider's delay
+        self.withdrawn: set[_Call] = set()  # those whose callers were cancelled
+        self.tasks: list[asyncio.Task[None]] = []  # the requests under way, once they are sent
 
     def add(self, operation: Operation[Any], size: int) -> _Call:
         """Add an operation of `size` bytes."""

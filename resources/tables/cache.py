@@ -164,15 +164,20 @@ class CachedRecords:
     def _keep_copy(self, at: Hashable, record: Any, until: tuple[float, float]) -> None:
         """Keep a copy of a record, because callers may change what they passed or got.
 
-        What can't be copied is not kept.
+        `at` is its cache key, `until` until when it is kept after its write and after its last use
+        (`_Kept`). What can't be copied is not kept.
         """
-        if type(record) in _FIXED:
-            self._kept[at] = (record, *until, None)
+        written_until, read_until = until
+        is_immutable = type(record) in _FIXED
+        if is_immutable:
+            self._kept[at] = (record, written_until, read_until, None)
             return
         try:
-            self._kept[at] = (deepcopy(record), *until, deepcopy)
+            copy = deepcopy(record)
         except Exception:  # noqa: BLE001 - of the user's class
             self._kept.pop(at, None)
+            return
+        self._kept[at] = (copy, written_until, read_until, deepcopy)
 
     def _remember_variants(self, places: Iterable[Hashable]) -> None:
         """Note which variants of a key are kept, so that `forget` finds them."""

@@ -554,9 +554,10 @@ def outcomes_from_error(
     """
     to_problem = partial(problem_from_error, function)
     missing = outcomes_from_missing(operation, error, to_problem)
-    return missing or Outcomes.all(
-        len(operation), replace(to_problem(error), of_request=of_request)
-    )
+    if missing is not None:
+        return missing
+    problem = replace(to_problem(error), of_request=of_request)
+    return Outcomes.all(len(operation), problem)
 
 
 def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:

@@ -385,19 +385,21 @@ def union_sessions(
     """
     from pyspark.sql import Window
 
-    first_key, *_ = windows.by
-    is_needed = column_of("new", first_key).isNotNull()
-    reached = epoch_micros(watermarks.after)
-    if reached is not None:
-        first = F.min(named_column(EXPIRES)).over(Window.partitionBy(*windows.keys))
-        stored = stored.withColumn(_CLOSES, F.unix_micros(first) <= reached)
-        is_needed = is_needed | column_of("old", _CLOSES)
-    keys = runs.select(*windows.keys).distinct().hint("merge").alias("new")
+    # Keys are never null, so the left join below leaves a null only where the batch lacks the key.
+    is_in_batch = column_of("new", windows.by[0]).isNotNull()
+    is_needed = is_in_batch
+    watermark = epoch_micros(watermarks.after)
+    if watermark is not None:
+        of_key = Window.partitionBy(*windows.keys)
+        first_expiry = F.min(named_column(EXPIRES)).over(of_key)
+        stored = stored.withColumn(_CLOSES, F.unix_micros(first_expiry) <= watermark)
+        is_needed = is_in_batch | column_of("old", _CLOSES)
+    batch_keys = runs.select(*windows.keys).distinct().hint("merge").alias("new")
     same_key = equal_columns("old", "new", windows.by)
-    needed = stored.alias("old").join(keys, same_key, "left").filter(is_needed)
+    needed = stored.alias("old").join(batch_keys, same_key, "left").filter(is_needed)
     names = windows.schema.names
-    own = [column_of("old", name) for name in names]
-    before = needed.select(*own, F.lit(True).alias(_STORED))
+    stored_columns = [column_of("old", name) for name in names]
+    before = needed.select(*stored_columns, F.lit(True).alias(_STORED))
     new = runs.select(*map(named_column, names), F.lit(False).alias(_STORED))
     return before.union(new)
 
