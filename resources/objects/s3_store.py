@@ -91,35 +91,30 @@ def _translate_error(error: ClientError | BotoCoreError, request: S3Request) -> 
     """Return the Adjunct error for a botocore error.
 
     `StoreBusyError` means that nothing was done, plain `StoreUnavailableError` that the outcome is
-    unknown.
+    unknown, and `ConfigurationError` that the settings do not allow the request.
     """
-    stale, step = stale_reason(error)
+    stale = stale_reason(error)
     if isinstance(error, ClientError):
         answer = _describe_answer(error)
-        if stale:
-            return StaleCredentialsError(
-                f"{request} was answered {answer}: {stale}.", step, url=request.url, key=request.key
-            )
+        if stale.reason:
+            problem = f"{request} was answered {answer}: {stale.reason}."
+            return StaleCredentialsError(problem, stale.next_step, url=request.url, key=request.key)
         return _translate_response(error, request, answer)
-    if stale:
-        problem = f"{request} could not be sent: {stale} ({type(error).__name__}: {error})."
-        return StaleCredentialsError(problem, step, url=request.url, key=request.key)
+    found = f"{type(error).__name__}: {error}"
+    if stale.reason:
+        problem = f"{request} could not be sent: {stale.reason} ({found})."
+        return StaleCredentialsError(problem, stale.next_step, url=request.url, key=request.key)
     if isinstance(error, EndpointError | HTTPClientError | IncompleteReadError):
-        kind: type[errors.StoreUnavailableError | errors.ConfigurationError] = (
-            errors.StoreUnavailableError
+        return errors.StoreUnavailableError(
+            f"{request} got no answer: {found}",
+            "Check the endpoint and the network, then run it again.",
+            url=request.url,
+            key=request.key,
         )
-        problem = "got no answer"
-        step = "Check the endpoint and the network, then run it again."
-    else:
-        kind = errors.ConfigurationError
-        problem = "could not be sent"
-        step = (
-            "Check boto3's credentials, region and endpoint (AWS_PROFILE, AWS_REGION,"
-            " ADJUNCT_S3_ENDPOINT, …)."
-        )
-    return kind(
-        f"{request} {problem}: {type(error).__name__}: {error}",
-        step,
+    return errors.ConfigurationError(
+        f"{request} could not be sent: {found}",
+        "Check boto3's credentials, region and endpoint (AWS_PROFILE, AWS_REGION,"
+        " ADJUNCT_S3_ENDPOINT, …).",
         url=request.url,
         key=request.key,
     )
