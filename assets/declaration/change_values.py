@@ -344,17 +344,21 @@ def is_orderable(kind: str) -> bool:
 NUMBER_PATTERN = r"^[+-]?0*([0-9]{1,99})$"
 _LSN = re.compile(r"^[0-9A-Fa-f]{1,32}(:[0-9A-Fa-f]{1,32})+$")
 _POSTGRES_LSN = re.compile(r"^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$")
-# not a time with a fraction
+# The groups: the file's name without its number, which has a letter (so that a time with a fraction
+# does not match), and ":position" or nothing.
 _BINLOG = re.compile(r"^([^\s:@]*[A-Za-z][^\s:@]*)\.[0-9]{1,20}(:[0-9]{1,20})?$")
+# The group: the server, with its tag.
 _GTID = re.compile(r"^([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?::\w+)?):[0-9]{1,20}$")
+# The group: the domain.
 _MARIADB_GTID = re.compile(r"^([0-9]+)-[0-9]+-[0-9]{1,20}$")
+# What orders: a decimal or hexadecimal number without its leading zeros.
 _PART = "0*([0-9]{1,20})"
 _HEX = "0*([0-9A-Fa-f]{1,32})"
 
 
 def ordering_pattern(name: str, sample: str) -> str | None:
     """Return the regular expression for strings in the format of the sample, whose groups order
-    them, or None.
+    them; None for an unknown format.
 
     Known formats are whole numbers, log positions (`0000002c:00000c68:0003`, or `16/B374D848` if
     the name contains "lsn"), positions in MySQL's binary logs (`mysql-bin.000009`, Maxwell's
@@ -368,20 +372,28 @@ def ordering_pattern(name: str, sample: str) -> str | None:
         return f"^{_HEX}/{_HEX}$"
     gtid = _GTID.search(sample)
     if gtid is not None:
-        server, *_ = gtid.groups()
+        server = gtid.group(1)
         return f"(?i)^{re.escape(server)}:{_PART}$"
     mariadb_gtid = _MARIADB_GTID.search(sample)
     if "gtid" in name.lower() and mariadb_gtid is not None:
-        domain, *_ = mariadb_gtid.groups()
+        domain = mariadb_gtid.group(1)
         return f"^{domain}-[0-9]+-{_PART}$"
+    return _binlog_pattern(sample)
+
+
+def _binlog_pattern(sample: str) -> str | None:
+    """Return the regular expression for positions in MySQL's binary logs with the file name of the
+    sample; None if it is no such position.
+    """
     binlog = _BINLOG.search(sample)
-    if binlog is not None:
-        file, position, *_ = binlog.groups()
-        pattern = rf"^{re.escape(file)}\.{_PART}"
-        if position:
-            pattern += f":{_PART}"
-        return f"{pattern}$"
-    return None
+    if binlog is None:
+        return None
+    file = binlog.group(1)
+    pattern = rf"^{re.escape(file)}\.{_PART}"
+    has_position = binlog.group(2) is not None
+    if has_position:
+        pattern += f":{_PART}"
+    return f"{pattern}$"
 
 
 def orderable_pattern(name: str, positions: PositionType) -> str:

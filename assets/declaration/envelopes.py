@@ -184,9 +184,11 @@ class DebeziumEnvelope(EnvelopeFormat):
             object.__setattr__(self, "on_missing", default)
 
     def _check_decimals(self, declared: Schema) -> None:
-        """Raise ConfigurationError if it is not declared how JSON encodes decimals."""
-        if self.documents or self.format != "json" or self.decimals is not None:
+        """Raise ConfigurationError for decimals in JSON without a declared encoding."""
+        if self.decimals is not None:
             return
+        if self.documents or self.format != "json":
+            return  # documents have decimals as strings, and Avro schemas say how they are encoded
         for field in declared.fields:
             if has_decimals(field):
                 raise ConfigurationError(

@@ -282,22 +282,26 @@ class ColumnDifferences(Report):
 
     @staticmethod
     def between(old: VersionReader, new: VersionReader) -> ColumnDifferences:
-        """Return how the columns differ; columns are the same where they are stored alike."""
-        before = list_parts(old.sealed.named_columns)
-        now = list_parts(new.sealed.named_columns)
+        """Return how the columns differ.
+
+        A column of both versions is recognised by its name in their files, which a rename leaves
+        as it was.
+        """
+        old_parts = list_parts(old.sealed.named_columns)
+        new_parts = list_parts(new.sealed.named_columns)
         renamed = []
         retyped = []
-        for steps, was in before.items():
-            part = now.get(steps)
-            if part is None:
+        for stored_steps, old_part in old_parts.items():
+            new_part = new_parts.get(stored_steps)
+            if new_part is None:
                 continue
-            if was.name != part.name:
-                renamed.append(RenamedColumn(was.path, part.path))
-            if _shape(was.type) != _shape(part.type):
-                retyped.append(RetypedColumn(part.path, str(was.type), str(part.type)))
+            if old_part.name != new_part.name:
+                renamed.append(RenamedColumn(old_part.path, new_part.path))
+            if _shape(old_part.type) != _shape(new_part.type):
+                retyped.append(RetypedColumn(new_part.path, str(old_part.type), str(new_part.type)))
         return ColumnDifferences(
-            added=tuple(_paths_without(now, before)),
-            removed=tuple(_paths_without(before, now)),
+            added=tuple(_paths_without(new_parts, old_parts)),
+            removed=tuple(_paths_without(old_parts, new_parts)),
             renamed=tuple(renamed),
             retyped=tuple(retyped),
         )

@@ -296,10 +296,11 @@ class TableStateVersions(VersionSource):
         return [name for name in names if tags[name].number < newest]
 
     def _late_error(self, name: str, manifest: BoundedManifest) -> MarkerConflictError:
+        """Return the error for a tag that `_late` found, which names the last delivered version."""
+        last = manifest.delivered[-1]
         return MarkerConflictError(
             f"dataset {self.spec.name!r}: the tag {name!r} of the {self._table.describe()} names a"
-            f" snapshot before that of version {manifest.delivered[-1].name!r}, which was delivered"
-            " already.",
+            f" snapshot before that of version {last.name!r}, which was delivered already.",
             f"Abandon it: abandon_version(lake, {self.spec.name!r}, {name!r}, reason=…, by=…). If"
             ' older snapshots may be tagged later, declare valid_from="marker", or'
             " versions=VersionPartitions(…).",

@@ -500,23 +500,24 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
 
 
 def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | None:
-    """Turn a dataset's own pointer into a redirect to the set; return its last manifest there,
-    None without one.
+    """Turn a dataset's own pointer into a redirect to the set `name`; return the manifest that the
+    dataset joins with, None if it was never advanced or has been deleted.
     """
     log = DatasetLog(lake, dataset)
 
-    def fence() -> dict[str, object] | None:
+    def redirect() -> dict[str, object] | None:
         own = log.log.current()
-        there = redirect_target(own)
-        if there not in (None, name):
+        target = redirect_target(own)
+        if target is not None and target != name:
             raise errors.DatasetError(
-                f"dataset {dataset!r} is a member of the version set {there!r} and can't join"
+                f"dataset {dataset!r} is a member of the version set {target!r} and can't join"
                 f" {name!r} as well.",
                 "A dataset is in one version set; declare it under a new name for the other.",
                 dataset=dataset,
             )
         manifest: dict[str, object] | None = None
-        if own is not None and there == name:
+        if own is not None and target == name:
+            # An earlier attempt to join has redirected it already.
             manifest = own.body["manifest"]
             return manifest
         if own is not None and not is_deletion_commit(own):
@@ -525,7 +526,8 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
         log.log.commit(own, {"version_set": name, "manifest": manifest}, by=by)
         return manifest
 
-    return retry_conflicts(lambda: fence)
+    # Each try reads the pointer again.
+    return retry_conflicts(lambda: redirect)
 
 
 def commit_repartition(log: DatasetLog, stream: str, info: StreamInfo, *, by: str) -> bool:

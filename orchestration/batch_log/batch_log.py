@@ -642,12 +642,15 @@ class BatchLog:
         Safe to repeat until it has returned. Raises CommitConflictError if this log has commits of
         its own.
         """
-        before = BatchLog(self._lake, old)
-        state = before.read().state
-        update = {"writes_as": state.writes_as or old, "renamed_to": None, "note": note}
+        old_log = BatchLog(self._lake, old)
+        state = old_log.read().state
+        # Outputs know the application by its first name, however often it is renamed.
+        writes_as = state.writes_as or old
+        renamed = state.model_copy(
+            update={"writes_as": writes_as, "renamed_to": None, "note": note}
+        )
         self._register_name()
-        body = state.model_copy(update=update).model_dump(mode="json")
-        self._log.continue_from(before._log, body, by=by)
+        self._log.continue_from(old_log._log, renamed.model_dump(mode="json"), by=by)
 
     def check_not_superseded(self, logged: LoggedState) -> None:
         """Raise CommitConflictError if another run has committed since: it owns the batch now.

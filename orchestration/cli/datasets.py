@@ -513,8 +513,8 @@ def _change_command(
     prints the served one.
 
     The function receives the stored versions; the options, `reason` and `by` are keyword arguments.
-    Its docstring is the help. `asks` is what it asks before, if it can't be undone, about the
-    version and the dataset.
+    Its docstring is the help. `asks` is the question before a change that can't be undone, with {}
+    for the version and {} for the dataset; such a command has the argument `version`.
     """
 
     def command_of(change: Callable[..., BoundedManifest]) -> click.Command:
@@ -524,9 +524,10 @@ def _change_command(
             store = open_stored_versions(lake, name)
             before = store.require_manifest()
             if asks:
-                question = f"{asks.format(given['version'], name)} That can't be undone."
-                options.confirm_at_terminal(question, yes=yes)
-            _show_change(store, action, before, change(store, **given))
+                question = asks.format(given["version"], name)
+                options.confirm_at_terminal(f"{question} That can't be undone.", yes=yes)
+            after = change(store, **given)
+            _show_change(store, action, before, after)
 
         if asks:
             command = options.yes_option(command)

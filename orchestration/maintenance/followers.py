@@ -171,12 +171,14 @@ def find_versions_for_followers(
 def _list_joined(
     states: Mapping[str, ApplicationState], dataset: str
 ) -> Iterator[tuple[str, tuple[ReadVersions, ...]]]:
-    """Yield the applications whose results follow changes of the dataset, with what they have read
-    of it since these were restated.
+    """Yield each application whose results follow changes of the dataset, with the versions of it
+    that its batches have joined since its results were last restated.
     """
     for application, state in states.items():
+        if state.renamed_to is not None:
+            continue  # the log of the new name has the same state
         joined = state.offsets.joined.get(dataset, ())
-        if joined and state.renamed_to is None:
+        if joined:
             yield application, joined
 
 

@@ -314,13 +314,17 @@ class SendToTable(PassThroughSpec):
         return written
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
-        """Write the records and return them unchanged, computed once."""
+        """Write the records to the table, and return them unchanged for the operators after it.
+
+        If there are any, the records are computed once for all of them.
+        """
         (frame,) = frames
         records = batch.records
         sensitive = batch.planned.sensitive(operator, records.names(frame))
         if batch.planned.has_consumers(operator):
             frame = records.materialize(operator, frame)
         written = self._select_written(operator, frame, batch)
+        # The written rows have the key columns under the table's names: on= is applied.
         send = replace(self.send, on=())
         batch.outputs.write(operator, written, send, sensitive=bool(sensitive))
         return frame

@@ -347,7 +347,11 @@ def _draw_nodes(plan: PlannedApplication) -> dict[str, _Node]:
 
 
 def _choose_colour(item: PlannedOperator, special: str | None) -> str:
-    """Return the name of an operator's colour; `special` is that of its calls or its exchange."""
+    """Return the name of an operator's colour in `_COLOURS`.
+
+    `special` is "write" if it sends to a table, else "exchange" if its records are exchanged, else
+    None.
+    """
     if item.reads is not None:
         return "input"
     if item.writes is not None or special == "write":
@@ -356,7 +360,9 @@ def _choose_colour(item: PlannedOperator, special: str | None) -> str:
         return "join"
     if special is not None:
         return special
-    return "several" if len(item.inputs) > 1 else "transform"
+    if len(item.inputs) > 1:
+        return "several"
+    return "transform"
 
 
 def _outside(name: str) -> str:

@@ -186,12 +186,16 @@ class Inference:
         columns = []
         paths = []
         for steps, values in self._distinct.items():
-            if len(values) < self.records or not self._is_simple(steps):
+            # `_distinct` has only places where no value occurred twice.
+            is_in_all_records = len(values) == self.records
+            if not is_in_all_records or not self._is_simple(steps):
                 continue
-            path = write_path(steps)
             if len(steps) == 1:
                 columns.append(steps[0])
-            elif find_path(path, schema.types) is not None:
+                continue
+            path = write_path(steps)
+            # There is no path into objects that became a map.
+            if find_path(path, schema.types) is not None:
                 paths.append(path)
         return (*columns, *paths)
 

@@ -227,10 +227,13 @@ def _nested_mistake(declared: str) -> str:
 
 
 def nested_form(column: Column) -> Type | None:
-    """Return the type as which a store of JSON keeps a column (`nested_values.py`), None if it has
-    another form. Besides nested columns these are lists of binary values.
+    """Return the type of a column that stores without nested types hold in the JSON of
+    `nested_values.py`; None for other columns.
+
+    These are nested columns and lists of binary values, whose elements become base64.
     """
-    if column.element is not None and column.element.kind is Kind.BINARY:
+    is_binary_list = column.element is not None and column.element.kind is Kind.BINARY
+    if is_binary_list:
         return Array(Simple("binary"))
     return column.nested
 

@@ -522,15 +522,17 @@ def _check_names(names: Sequence[str], key: Sequence[str]) -> None:
     """Raise SchemaMismatchError if a key column is missing, or a column is named twice."""
     missing = [name for name in key if name not in names]
     twice = repeated_names(names)
-    if missing:
-        wrong = f"no column {missing[0]!r}, which is part of the key"
-    elif twice:
-        wrong = f"two columns {twice[0]!r}"
-    else:
+    if not missing and not twice:
         return
-    what = f"an Arrow batch has {wrong}; it has {', '.join(names)}."
+    if missing:
+        column = missing[0]
+        wrong = f"no column {column!r}, which is part of the key"
+    else:
+        column = twice[0]
+        wrong = f"two columns {column!r}"
+    problem = f"an Arrow batch has {wrong}; it has {', '.join(names)}."
     step = f"Include the key columns ({', '.join(key)}), and name each column once."
-    raise SchemaMismatchError(what, step, column=(missing or twice)[0])
+    raise SchemaMismatchError(problem, step, column=column)
 
 
 def _check_keys_are_plain(columns: Mapping[str, Any], key: Sequence[str]) -> None:

@@ -138,11 +138,14 @@ def _is_int(value: object) -> bool:
 
 
 def _json_text(value: Any) -> str:
-    """Return a text as it is, objects and lists as JSON text."""
+    """Return a text as it is, objects and lists as JSON text. Raises Unfit for other values, and
+    UnicodeEncodeError for a lone surrogate.
+    """
     if isinstance(value, str):
-        value.encode()  # raises for a lone surrogate
+        value.encode()
         return value
     if isinstance(value, dict | list):
+        # Fractions in it are Decimals if another column is a decimal: JSON has them as floats.
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=float)
     raise Unfit("")
 

@@ -241,35 +241,42 @@ def delivery_seconds(settings: KafkaSettings) -> float:
     return min(limits) / 1000
 
 
+def _producer_settings(
+    target: TopicFacts, delivery_ms: int, transactional_id: str | None
+) -> dict[str, Any]:
+    """Return the settings of a producer that override the user's: defaults for those that the user
+    does not give, and what appends without duplicates need.
+    """
+    given = resolve_client_settings(target.settings)
+    defaults = {"message.max.bytes": max(target.max_bytes, _LEAST_LIMIT), **_DEFAULTS}
+    own: dict[str, Any] = {name: value for name, value in defaults.items() if name not in given}
+    own |= _FIXED
+    # Of two names of a setting, the client takes the one that it sees last.
+    own |= dict.fromkeys(_DELIVERY_LIMITS, delivery_ms)
+    if transactional_id is not None:
+        own["transactional.id"] = transactional_id
+    return own
+
+
 class Sender:
     """An idempotent Kafka producer, which keeps the order of the records in each partition."""
 
     def __init__(
         self, target: TopicFacts, transactional_id: str | None = None, fence: Fence | None = None
     ) -> None:
-        given = resolve_client_settings(target.settings)
-        own: dict[str, Any] = {
-            "message.max.bytes": max(target.max_bytes, _LEAST_LIMIT),
-            **_DEFAULTS,
-        }
-        for name in given:
-            own.pop(name, None)
-        own |= _FIXED
         self._seconds = delivery_seconds(target.settings)
-        # Of two names of a setting, the client takes the one that it sees last.
-        own |= dict.fromkeys(_DELIVERY_LIMITS, round(self._seconds * 1000))
-        if transactional_id is not None:
-            own["transactional.id"] = transactional_id
         self._target = target
         self._fence = fence
+        # By partition: the first and the last offset of what was delivered (None if the broker
+        # returned none), and the number of its records without markers.
         self._first: dict[int, int | None] = {}
         self._last: dict[int, int | None] = {}
         self._rows: dict[int, int] = {}
         self._failure: errors.AdjunctError | None = None
         self._refusals = BrokerRefusals(target.settings)
-        self.producer: Producer = new_client(
-            "producer", target.settings, {**own, "on_delivery": self._delivered}, self._refusals
-        )
+        own = _producer_settings(target, round(self._seconds * 1000), transactional_id)
+        own["on_delivery"] = self._delivered
+        self.producer: Producer = new_client("producer", target.settings, own, self._refusals)
 
     def send(self, records: Iterable[OutgoingRecord], partition: int = -1) -> None:
         """Queue records for the partitions of their keys (or for this one), waiting while the queue

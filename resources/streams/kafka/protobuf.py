@@ -273,15 +273,20 @@ class FieldWriter:
         return replace(self, path=self.path + step)
 
     def _add_entries(self, entries: Any, field: Any, value: Any) -> None:
-        """Add the entries of a dictionary to the field of a map."""
-        parts = field.message_type.fields_by_name
-        for text, part in value.items():
+        """Add the entries of a dictionary, whose keys are texts, to the field of a map.
+
+        Protobuf declares a map's entries as messages with the fields `key` and `value`.
+        """
+        entry_fields = field.message_type.fields_by_name
+        key_field = entry_fields["key"]
+        value_field = entry_fields["value"]
+        for key_text, part in value.items():
             self._check_present(part)
-            key = self._try(_key_from_text, parts["key"], text)
-            if parts["value"].message_type is not None:
-                self._fill(entries[key], part)
+            key = self._try(_key_from_text, key_field, key_text)
+            if value_field.message_type is not None:
+                self._fill(entries[key], part)  # reading a key adds an empty message
             else:
-                self._try(_set_entry, entries, key, parts["value"], part)
+                self._try(_set_entry, entries, key, value_field, part)
 
     def _add_elements(self, elements: Any, field: Any, value: Any) -> None:
         """Add the elements of a list to a repeated field."""

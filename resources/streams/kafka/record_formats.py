@@ -182,28 +182,30 @@ class KafkaTopic:
         return Schema(tuple(fields))
 
     def _columns_only_in_key(self, key: Format) -> list[Field]:
-        """Return the columns of the key that the value has not. Raises ConfigurationError for one
-        that both have, with different types.
+        """Return the columns of the key that the value does not have, neither as a column nor, by
+        `key_paths`, inside one.
+
+        Raises ConfigurationError for a column that both have, with different types.
         """
-        columns = self.value.columns()
-        fields = []
-        paths = {path.name for path in self._named_paths()}
-        for here in key.columns().fields:
-            if here.name in paths:
+        value_columns = self.value.columns()
+        inside_value = {path.name for path in self._named_paths()}
+        only_in_key = []
+        for in_key in key.columns().fields:
+            name = in_key.name
+            if name in inside_value:
                 continue
-            if here.name not in columns:
-                fields.append(here)
+            if name not in value_columns:
+                only_in_key.append(in_key)
                 continue
-            there = columns.field(here.name)
-            if here.type != there.type:
+            in_value = value_columns.field(name)
+            if in_key.type != in_value.type:
                 problem = (
-                    f"Kafka column {here.name!r} is {here.type} in the key ({key.describe()}) and"
-                    f" {there.type} in the value ({self.value.describe()})."
+                    f"Kafka column {name!r} is {in_key.type} in the key ({key.describe()}) and"
+                    f" {in_value.type} in the value ({self.value.describe()})."
                 )
-                raise ConfigurationError(
-                    problem, "Declare the same type in both, or use two names.", column=here.name
-                )
-        return fields
+                step = "Declare the same type in both, or use two names."
+                raise ConfigurationError(problem, step, column=name)
+        return only_in_key
 
     def written_schema(self) -> Schema:
         """Return the columns that are written: all except those for malformed bytes."""

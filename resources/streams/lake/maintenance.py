@@ -593,21 +593,25 @@ def _find_unreachable(
 ) -> list[ObjectInfo]:
     """Return the stream's objects that nothing refers to and that are older than the horizon.
 
-    Objects that left the index less than the grace period ago, and those on hold, are still in use.
-    Includes old manifests.
+    `horizon` is in ms since the epoch. Objects that left the index less than the grace period ago,
+    and those on hold, are still in use. Includes old manifests.
     """
     store = streams.lake.store
     prefix = streams.lake.stream_prefix(stream)
-    reached = {entry.key for entry in state.index.dropped} | manifest.list_page_keys(state, pages)
+    # Keys of objects, and folders of data files.
+    reached = {entry.key for entry in state.index.dropped}
+    reached |= manifest.list_page_keys(state, pages)
     reached |= {segment.folder(prefix) for segment in manifest.list_segments(state, pages)}
     for attempts in list_retained_attempts(streams.lake, stream).values():
         reached |= {manifest.data_folder(prefix, attempt) for attempt in attempts}
 
     unreached = _find_unreached_data(pages, state.declaration, reached, horizon)
     for item in store.list(f"{prefix}/pages/"):
-        if item.key not in reached and item.modified.timestamp() * 1000 < horizon:
+        is_old = item.modified.timestamp() * 1000 < horizon
+        if is_old and item.key not in reached:
             unreached.append(item)
-    unreached += streams.log(stream).list_old_manifests(time_from_micros(horizon * 1000))
+    horizon_time = time_from_micros(horizon * 1000)
+    unreached += streams.log(stream).list_old_manifests(horizon_time)
     return unreached + _find_old_reader_manifests(streams.lake, stream)
 
 
