@@ -227,14 +227,18 @@ class TableStateVersions(VersionSource):
         notes += tuple(map(self._describe_moved, sorted(moved)))
         notes += self.describe_outside(outside)
         waiting.sort(key=lambda name: (tags[name].number, natural_sort_key(name)))
-        late = self._late(manifest, tags, waiting)
+        newest = self._newest_delivered(manifest)
+        after = -1
+        if newest is not None:
+            after = newest.markers[_STATE].offset
         for name in waiting:
-            if name not in late:
+            if tags[name].number >= after:
                 self._given.add(name)
                 found = self._delivery(name, tags[name], identity)
                 return replace(found, notes=notes, outside=tuple(outside))
-        if late:
-            raise self._late_error(late[0], manifest)
+        if waiting:
+            assert newest is not None
+            raise self._late_error(waiting[0], newest)
         missing = f"a tag {pattern} of the {self._table.describe()}"
         return Awaiting(
             None, (missing,), idle=True, notes=notes, outside=tuple(outside), files=missing
@@ -280,27 +284,23 @@ class TableStateVersions(VersionSource):
             return False
         return self.spec.versions is not None or done is manifest.delivered[-1]
 
-    def _late(
-        self, manifest: BoundedManifest, tags: Mapping[str, TableState], names: Sequence[str]
-    ) -> list[str]:
-        """Return the tags of snapshots before that of a delivered version, if versions are in the
-        order of their arrival.
+    def _newest_delivered(self, manifest: BoundedManifest) -> Delivered | None:
+        """Return the delivered version with the newest snapshot, if versions are in the order of
+        their arrival; None if there is none. Freed ones may be delivered again.
         """
         if self.spec.versions is not None or self.spec.valid_from is not None:
-            return []
-        numbers = []
+            return None
+        tagged = []
         for done in manifest.delivered:
             if done.freed is None and _STATE in done.markers:
-                numbers.append(done.markers[_STATE].offset)
-        newest = max(numbers, default=-1)
-        return [name for name in names if tags[name].number < newest]
+                tagged.append(done)
+        return max(tagged, key=lambda done: done.markers[_STATE].offset, default=None)
 
-    def _late_error(self, name: str, manifest: BoundedManifest) -> MarkerConflictError:
-        """Return the error for a tag that `_late` found, which names the last delivered version."""
-        last = manifest.delivered[-1]
+    def _late_error(self, name: str, newest: Delivered) -> MarkerConflictError:
+        """Return the error for a tag of a snapshot before that of the version `newest`."""
         return MarkerConflictError(
             f"dataset {self.spec.name!r}: the tag {name!r} of the {self._table.describe()} names a"
-            f" snapshot before that of version {last.name!r}, which was delivered already.",
+            f" snapshot before that of version {newest.name!r}, which was delivered already.",
             f"Abandon it: abandon_version(lake, {self.spec.name!r}, {name!r}, reason=…, by=…). If"
             ' older snapshots may be tagged later, declare valid_from="marker", or'
             " versions=VersionPartitions(…).",

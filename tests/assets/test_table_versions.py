@@ -225,6 +225,9 @@ def test_a_late_tag_is_refused_until_it_is_abandoned(iceberg: Iceberg, lake: Lak
         advance(lake, spec)
     abandon_version(lake, "products", "first", reason="not needed", by="test")
     assert advance(lake, spec).action == "up-to-date"
+    iceberg.tag("first, too", early)
+    with pytest.raises(MarkerConflictError, match="before that of version 'second'"):
+        advance(lake, spec)
 
 
 def test_a_table_that_was_replaced_is_an_error_by_name(
