@@ -10,7 +10,7 @@ import io
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from decimal import Decimal, DecimalTuple
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from uuid import UUID
@@ -170,7 +170,7 @@ def _with_variable_decimals(value: Any) -> Any:
         sign = 1 if unscaled < 0 else 0
         digits = tuple(int(digit) for digit in str(abs(unscaled)))
         # Made of its parts it is exact; arithmetic would round it to the context's 28 digits.
-        return Decimal(DecimalTuple(sign, digits, exponent=-value["scale"]))
+        return Decimal((sign, digits, -value["scale"]))
     return {name: _with_variable_decimals(item) for name, item in value.items()}
 
 
