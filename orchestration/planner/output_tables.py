@@ -1,4 +1,4 @@
-"""The sends to Iceberg and Delta tables, and what the first commit would make of each table."""
+"""The sends to Iceberg and Delta tables, and what the next commit would make of each table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plan_output_tables(app: Application) -> tuple[PlannedOutputTable, ...]:
 def compare_output_table(
     app: Application, planned: PlannedOutputTable, columns: Columns
 ) -> PlannedOutputTable:
-    """Return a send with what its first commit would create or change, or why that is not known.
+    """Return a send with what its next commit would create or change, or why that is not known.
 
     `columns` are those of the records. Raises PlanningError if the table can't take them.
     """
@@ -60,10 +60,10 @@ def compare_output_table(
     if unknown and stored is not None:
         return replace(planned, unchecked=unknown)
     if unknown:
-        return replace(planned, changes=("is created",), unchecked=unknown)
+        return replace(planned, changes=("the table is created",), unchecked=unknown)
     try:
         sent = OutputColumns(_to_schema(columns), output.hidden, output.changes)
-        return replace(planned, changes=tuple(opened.check(sent)))
+        return replace(planned, changes=tuple(opened.check(sent, app.name)))
     except TransientError as error:
         return replace(planned, unchecked=f"{error.problem} {error.next_step}")
     except PermanentError as error:

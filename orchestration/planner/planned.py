@@ -91,7 +91,7 @@ class PlannedTable:
 class PlannedOutputTable:
     """A send to an Iceberg or Delta table.
 
-    `replay` describes the effect of reading `streams` again. `changes` are what the first commit
+    `replay` describes the effect of reading `streams` again. `changes` are what the next commit
     would create or change; they are None as long as the plan was not compared with the stored
     table. `unchecked` says what could not be compared, and why. Neither counts in comparisons.
     """

@@ -162,7 +162,7 @@ def plan_application(
 
 @_in_words_of_source
 def compare_output_tables(app: Application, plan: ExecutionPlan) -> ExecutionPlan:
-    """Return the plan with what the first commits would make of the application's output tables.
+    """Return the plan with what the next commits would make of the application's output tables.
 
     Opens their catalogues and stores. Raises PlanningError for a table that can't take the records.
     """

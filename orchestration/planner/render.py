@@ -519,9 +519,9 @@ def _list_output_tables(plan: PlannedApplication) -> list[str]:
     for item in plan.output_tables:
         name = f"{item.table} at {item.operator}"
         if item.changes:
-            lines.append(f"  The first commit of {name}: {'; '.join(item.changes)}.")
+            lines.append(f"  The next commit to {name}: {'; '.join(item.changes)}.")
         elif item.changes is not None:
-            lines.append(f"  The first commit of {name} changes no columns.")
+            lines.append(f"  The next commit to {name} changes no columns.")
         if item.unchecked:
             lines.append(f"  NOT COMPARED with the records: {name}. {item.unchecked}")
     return lines

@@ -188,7 +188,7 @@ class CheckedOutputs(Generic[Frame]):
         sent = SentRows.of(self.planned, operator, table)
         output = open_output(self.planned.app.output_tables[table].table)
         columns = sent.columns(self.frames.schema(frame))
-        for change in output.check(columns):
+        for change in output.check(columns, self.planned.context.writer):
             _log.info("%s: output table %s: %s", operator, table, change)
         self.inspect(operator, frame, placed=False)
 

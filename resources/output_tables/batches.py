@@ -82,6 +82,11 @@ class OutputColumns:
         hidden = [pa.field(name, arrow_type(kind)) for name, kind in self.hidden]
         return pa.schema([*self.schema.to_arrow(), *hidden])
 
+    @property
+    def have_positions(self) -> bool:
+        """Whether rows have the source positions by which replays replace them."""
+        return any(name == SOURCE_OFFSET for name, _ in self.hidden)
+
     def evolve(self, stored: Schema, what: str) -> Evolution:
         """Return how the table's columns change so that the records fit them.
 
@@ -129,7 +134,8 @@ class OutputBatch:
 class CommittedBatch:
     """What a table remembers of the newest batch of a producer. `commit` is the id of the attempt
     that has committed it, `lake` the number of the lake that it came from, 0 if the table does not
-    know. `rows` is None if the table does not know any more.
+    know. `positions` is whether its rows have source positions. `rows`, and `positions`, are None
+    if the table does not know any more.
     """
 
     number: int
@@ -138,6 +144,7 @@ class CommittedBatch:
     rows: int | None = None
     duplicate: bool = False
     lake: int = 0
+    positions: bool | None = None
 
 
 class TableOutput(ABC):
@@ -157,9 +164,9 @@ class TableOutput(ABC):
         """
 
     @abstractmethod
-    def check(self, columns: OutputColumns) -> Sequence[str]:
-        """Return what the first commit of these columns would create or change, in words; raise
-        what it would raise.
+    def check(self, columns: OutputColumns, producer: str) -> Sequence[str]:
+        """Return what the next commit of these columns would create or change, in words; raise what
+        it would raise.
         """
 
     @abstractmethod
@@ -233,6 +240,41 @@ def same_batch(
     raise errors.ProducerConflictError(
         problem, step, table=table, producer=producer, sequence=number, newest=found.number
     )
+
+
+def check_replaceable(table: str, found: CommittedBatch | None, columns: OutputColumns) -> None:
+    """Raise ConfigurationError if replays are to replace rows of this producer in a table that has
+    rows of it without source positions.
+    """
+    if found is None or found.positions is not False or not columns.have_positions:
+        return
+    raise errors.ConfigurationError(
+        f'output table {table} has on_replay="replace", and rows that this application wrote with'
+        ' on_replay="append": they have no source positions, so that a replay could not replace'
+        " them.",
+        'Declare on_replay="append" again, or send to a new table.',
+        argument="on_replay",
+    )
+
+
+def describe_creation(partition_by: Sequence[str]) -> tuple[str]:
+    """Return in words that a table is created, and by what it is partitioned."""
+    if not partition_by:
+        return ("the table is created",)
+    return (f"the table is created, partitioned by {', '.join(partition_by)}",)
+
+
+def describe_added(columns: OutputColumns, names: Collection[str]) -> list[str]:
+    """Return in words which hidden columns are added to a table with columns of these names."""
+    return [f"{name} ({kind}) is added" for name, kind in columns.hidden if name not in names]
+
+
+def describe_kept_partitions(declared: Sequence[str], stored: Sequence[str]) -> list[str]:
+    """Return in words that an existing table keeps its partitions, if others are declared."""
+    if not declared or list(declared) == list(stored):
+        return []
+    by = ", ".join(stored) or "no column"
+    return [f"partitions stay by {by}: partition_by={list(declared)} is for a new table"]
 
 
 def misfit_error(what: str, problems: Iterable[str]) -> errors.SchemaMismatchError:

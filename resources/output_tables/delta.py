@@ -29,7 +29,11 @@ from dagster_adjunct.resources.output_tables.batches import (
     OutputColumns,
     ReplacedRange,
     TableOutput,
+    check_replaceable,
     conflict_error,
+    describe_added,
+    describe_creation,
+    describe_kept_partitions,
     fitted_parts,
     group_by_source,
     misfit_error,
@@ -90,15 +94,20 @@ class DeltaOutput(TableOutput):
             return None
         return readable_schema(_arrow_schema(table))
 
-    def check(self, columns: OutputColumns) -> Sequence[str]:
+    def check(self, columns: OutputColumns, producer: str) -> Sequence[str]:
         self._refuse_changes(columns)
         table = self._open()
-        if table is not None:
-            return self._evolve(columns, _arrow_schema(table)).changes
-        self._check_partitions(columns)
-        if not self.table.partition_by:
-            return ("is created",)
-        return (f"is created, partitioned by {', '.join(self.table.partition_by)}",)
+        if table is None:
+            self._check_partitions(columns)
+            return describe_creation(self.table.partition_by)
+        check_replaceable(self.name, _find_in(table, producer), columns)
+        stored = _arrow_schema(table)
+        partitions = table.metadata().partition_columns
+        return (
+            *self._evolve(columns, stored).changes,
+            *describe_added(columns, stored.names),
+            *describe_kept_partitions(self.table.partition_by, partitions),
+        )
 
     def find(self, producer: str) -> CommittedBatch | None:
         table = self._open()
@@ -206,8 +215,13 @@ class DeltaOutput(TableOutput):
 
     def _find_same(self, table: DeltaTable | None, batch: OutputBatch) -> CommittedBatch | None:
         """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`."""
-        found = None if table is None else _find_in(table, batch.producer, batch.number)
-        return same_batch(self.name, found, batch.producer, batch.number, batch.clock, batch.lake)
+        if table is None:
+            return None
+        found = _find_in(table, batch.producer, batch.number)
+        same = same_batch(self.name, found, batch.producer, batch.number, batch.clock, batch.lake)
+        if same is None:
+            check_replaceable(self.name, found, batch.columns)
+        return same
 
     def _commit_once(
         self, table: DeltaTable | None, batch: OutputBatch, commit: str
@@ -294,6 +308,7 @@ def _commit_properties(
             Transaction(_app_id(batch.producer), batch.number),
             Transaction(_clock_id(batch.producer), result.clock),
             Transaction(_lake_id(batch.producer), result.lake),
+            Transaction(_positions_id(batch.producer), int(batch.columns.have_positions)),
         ],
     )
 
@@ -373,7 +388,11 @@ def _lake_id(producer: str) -> str:
     return f"adjunct-lake:{producer}"
 
 
-def _find_in(table: DeltaTable, producer: str, sought: int) -> CommittedBatch | None:
+def _positions_id(producer: str) -> str:
+    return f"adjunct-positions:{producer}"
+
+
+def _find_in(table: DeltaTable, producer: str, sought: int | None = None) -> CommittedBatch | None:
     """Return the newest batch of a producer by the table's transactions.
 
     The table's history says which attempt committed it and with how many rows, as long as it has
@@ -384,8 +403,11 @@ def _find_in(table: DeltaTable, producer: str, sought: int) -> CommittedBatch | 
         return None
     clock = table.transaction_version(_clock_id(producer)) or 0
     lake = table.transaction_version(_lake_id(producer)) or 0
-    unknown = CommittedBatch(number, clock, "", lake=lake)
-    if number < sought:
+    positions = table.transaction_version(_positions_id(producer))
+    unknown = CommittedBatch(
+        number, clock, "", lake=lake, positions=None if positions is None else bool(positions)
+    )
+    if sought is None or number < sought:
         return unknown
     for entry in table.history(_HISTORY):
         if entry.get("adjunct.producer") == producer and entry.get("adjunct.batch") == str(number):

@@ -26,7 +26,11 @@ from dagster_adjunct.resources.output_tables.batches import (
     OutputBatch,
     OutputColumns,
     TableOutput,
+    check_replaceable,
     conflict_error,
+    describe_added,
+    describe_creation,
+    describe_kept_partitions,
     fitted_parts,
     readable_schema,
     replaced_sql,
@@ -74,6 +78,15 @@ class PartitionField:
             return self.column
         suffix = {"bucket": "bucket", "truncate": "trunc"}
         return f"{self.column}_{suffix.get(self.transform, self.transform.removesuffix('s'))}"
+
+    @property
+    def text(self) -> str:
+        """The field as `partition_by` has it."""
+        if self.transform == "identity":
+            return self.column
+        if self.number is None:
+            return f"{self.transform}({self.column})"
+        return f"{self.transform}({self.number}, {self.column})"
 
     def transform_of(self) -> Transform[Any, Any]:
         """Return PyIceberg's transform."""
@@ -139,15 +152,22 @@ class IcebergOutput(TableOutput):
             table = self._load(catalog)
         return None if table is None else readable_schema(table.schema().as_arrow())
 
-    def check(self, columns: OutputColumns) -> Sequence[str]:
+    def check(self, columns: OutputColumns, producer: str) -> Sequence[str]:
         catalog = self.table.open()
         with translate_client_errors(catalog.name):
             table = self._load(catalog)
         if table is None:
             _build_spec(self.table, _new_schema(columns))
-            by = f", partitioned by {', '.join(self.table.partition_by)}"
-            return (f"is created{by if self.table.partition_by else ''}",)
-        return columns.evolve(readable_schema(table.schema().as_arrow()), self.name).changes
+            return describe_creation(self.table.partition_by)
+        check_replaceable(self.name, _find_in(table, producer), columns)
+        schema = table.schema()
+        evolved = columns.evolve(readable_schema(schema.as_arrow()), self.name)
+        declared = [parse_partition_field(text).text for text in self.table.partition_by]
+        return (
+            *evolved.changes,
+            *describe_added(columns, schema.column_names),
+            *describe_kept_partitions(declared, _list_partitions(table)),
+        )
 
     def find(self, producer: str) -> CommittedBatch | None:
         catalog = self.table.open()
@@ -257,8 +277,15 @@ class _Commit:
         written = DataFiles(table.io, metadata)
         for part in fitted_parts(batch, columns, self.name):
             written.write(part)
-        result = CommittedBatch(batch.number, clock, self.commit, written.rows, lake=batch.lake)
-        condition = self._find_replaced(transaction)
+        result = CommittedBatch(
+            batch.number,
+            clock,
+            self.commit,
+            written.rows,
+            lake=batch.lake,
+            positions=batch.columns.have_positions,
+        )
+        condition = self._find_replaced(table)
         removed: list[DataFile] = []
         if condition is not None:
             tasks = list(table.scan(row_filter=condition).plan_files())
@@ -281,12 +308,11 @@ class _Commit:
         transaction.commit_transaction()
         return result
 
-    def _find_replaced(self, transaction: Transaction) -> str | None:
+    def _find_replaced(self, table: Table) -> str | None:
         """Return a condition for files that may have rows which the batch replaces; None if there
         can't be any.
         """
-        names = transaction.table_metadata.schema().column_names
-        if SOURCE_OFFSET not in names:
+        if SOURCE_OFFSET not in table.schema().column_names:
             return None
         return replaced_sql(self.batch.replaces, exact=False)
 
@@ -348,7 +374,10 @@ def _find_in(table: Table, producer: str) -> CommittedBatch | None:
 
 def _find_same(table: Table, batch: OutputBatch, name: str) -> CommittedBatch | None:
     found = _find_in(table, batch.producer)
-    return same_batch(name, found, batch.producer, batch.number, batch.clock, batch.lake)
+    same = same_batch(name, found, batch.producer, batch.number, batch.clock, batch.lake)
+    if same is None:
+        check_replaceable(name, found, batch.columns)
+    return same
 
 
 def _find_commit(table: Table, batch: OutputBatch, commit: str) -> CommittedBatch | None:
@@ -364,6 +393,7 @@ def _to_json(done: CommittedBatch) -> str:
         "commit": done.commit,
         "rows": done.rows,
         "lake": done.lake,
+        "positions": done.positions,
     }
     return json.dumps(facts)
 
@@ -377,6 +407,7 @@ def _from_json(text: str, table: str) -> CommittedBatch:
             str(facts["commit"]),
             facts["rows"],
             lake=int(facts["lake"]),
+            positions=facts["positions"],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise errors.MalformedDocumentError(
@@ -424,6 +455,27 @@ def _build_spec(table: IcebergTable, schema: IcebergSchema) -> PartitionSpec:
         name = parsed.name.replace(".", "_") if parsed.transform != "identity" else path
         fields.append(partitioning.PartitionField(column.field_id, field_id, transform, name))
     return partitioning.PartitionSpec(*fields)
+
+
+def _list_partitions(table: Table) -> list[str]:
+    """Return the partition fields of a table as `partition_by` has them."""
+    from pyiceberg import transforms
+
+    listed = []
+    for each in table.spec().fields:
+        column = str(table.schema().find_column_name(each.source_id))
+        if isinstance(each.transform, transforms.IdentityTransform):
+            listed.append(column)
+            continue
+        if isinstance(each.transform, transforms.BucketTransform):
+            listed.append(PartitionField("bucket", column, each.transform.num_buckets).text)
+            continue
+        if isinstance(each.transform, transforms.TruncateTransform):
+            listed.append(PartitionField("truncate", column, each.transform.width).text)
+            continue
+        unit = _UNIT.get(str(each.transform), str(each.transform))
+        listed.append(PartitionField(unit, column).text)
+    return listed
 
 
 def _change_columns(transaction: Transaction, columns: OutputColumns, evolved: Evolution) -> None:

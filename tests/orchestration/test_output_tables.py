@@ -560,6 +560,53 @@ def test_results_of_a_replay_replace_those_of_before_beside_rows_of_others(
     assert 61 not in target.ids()
 
 
+def test_rows_without_source_positions_are_never_left_beside_a_replay_that_replaces(
+    world: StepWorld, target: Target
+) -> None:
+    send(world, *range(10))
+    world.run(declare(target))
+    app = declare(target, on_replay="replace")
+    plan = plan_application(app, systems=world.systems)
+    with pytest.raises(errors.PlanningError, match='wrote with on_replay="append"'):
+        compare_output_tables(app, plan)
+    with pytest.raises(errors.ConfigurationError) as caught:
+        replay(world, app)
+    assert caught.value.argument == "on_replay"
+    assert target.ids() == [*range(10)]
+    world.run(declare(target))  # the requested replay
+    assert target.ids() == sorted([*range(10)] * 2)
+
+
+def test_a_replay_replaces_in_a_table_that_another_application_appends_to(
+    world: StepWorld, target: Target
+) -> None:
+    send(world, *range(10))
+    other = Application("other", engine="auto")
+    orders = other.input_stream("lake.orders", default_offset="oldest")
+    orders.with_columns(twice="id * 2").send_to(other.output_table(target.table))
+    world.run(other)
+    app = declare(target, on_replay="replace")
+    (sent,) = compare_output_tables(app, plan_application(app, systems=world.systems)).output_tables
+    assert sent.changes is not None
+    assert {change.split()[0] for change in sent.changes} == {*POSITION}
+    replay(world, app)  # its first batch is one that replaces
+    world.run(app)
+    assert target.ids() == sorted([*range(10)] * 2)
+    replay(world, app)
+    world.run(app)
+    assert target.ids() == sorted([*range(10)] * 2)
+
+
+def test_a_plan_says_that_a_table_keeps_its_partitions(world: StepWorld, target: Target) -> None:
+    target.by = ("sku",)
+    send(world, 1)
+    world.run(declare(target))
+    target.by = ("id",)
+    app = declare(target)
+    (sent,) = compare_output_tables(app, plan_application(app, systems=world.systems)).output_tables
+    assert sent.changes == ("partitions stay by sku: partition_by=['id'] is for a new table",)
+
+
 def test_records_without_one_source_can_not_be_replaced(world: StepWorld, target: Target) -> None:
     world.streams.create("more", schema=Schema.of(_NESTED), key=["id"], partitions=3)
     app = Application("enrich", engine="auto")
@@ -703,7 +750,7 @@ def test_the_plan_says_what_the_first_commit_creates_or_changes(
         return sent
 
     first = compared(declare(target, on_replay="replace"))
-    assert first.changes == ("is created, partitioned by sku",)
+    assert first.changes == ("the table is created, partitioned by sku",)
     assert open_output(target.table).stored_columns() is None
     assert (first.table, first.on_replay) == (target.table.name, "replace")
     assert first.streams == ("lake.orders",)
@@ -716,7 +763,7 @@ def test_the_plan_says_what_the_first_commit_creates_or_changes(
     # what a dry run logs of the same records
     fields = {**_NESTED, "more": "string"}
     sent = OutputColumns(Schema.of(fields), app.output_tables[target.table.name].hidden)
-    assert compared(app).changes == tuple(open_output(target.table).check(sent))
+    assert compared(app).changes == tuple(open_output(target.table).check(sent, app.name))
     assert any("more" in change for change in compared(app).changes)
 
 
@@ -767,7 +814,7 @@ def test_a_plan_says_of_which_columns_the_types_are_not_known(
     (sent,) = compare_output_tables(
         app(), plan_application(app(), systems=world.systems)
     ).output_tables
-    assert sent.changes == ("is created",)
+    assert sent.changes == ("the table is created",)
     assert sent.unchecked
     send(world, 1)
     world.run(declare(target))

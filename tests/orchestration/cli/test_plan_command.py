@@ -110,8 +110,8 @@ def test_output_tables_are_compared_with_what_is_stored(project: Project, tmp_pa
     file = tmp_path / "plan.json"
     printed(project, "plan", "shop_app:app", "--format", "json", "--output", str(file))
     (sent,) = json.loads(file.read_text())["output_tables"]
-    assert (sent["changes"], sent["unchecked"]) == (["is created, partitioned by k"], "")
-    assert "is created, partitioned by k" in printed(project, "plan", "shop_app:app")
+    assert (sent["changes"], sent["unchecked"]) == (["the table is created, partitioned by k"], "")
+    assert "the table is created, partitioned by k" in printed(project, "plan", "shop_app:app")
     write_deltalake(path, pa.table({"k": ["a"], "m": [1]}), partition_by=["k"])
     (change,) = document(project, "plan", "shop_app:app")["output_tables"][0]["changes"]
     assert change.startswith("n ")
