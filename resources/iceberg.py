@@ -63,7 +63,8 @@ class IcebergTable:
             except (ValueError, ImportError, TypeError, NotInstalledError) as error:
                 name = self.catalog.upper()
                 raise errors.ConfigurationError(
-                    f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
+                    f"the Iceberg catalogue {self.catalog!r} can't be opened:"
+                    f" {errors.first_line(error)}.",
                     "Configure it for PyIceberg, in .pyiceberg.yaml or with"
                     f" PYICEBERG_CATALOG__{name}__TYPE, …__URI and its other settings.",
                     setting=f"PYICEBERG_CATALOG__{name}__URI",

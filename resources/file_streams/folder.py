@@ -244,6 +244,8 @@ class FolderFeed:
         for new, file in zip(chosen, examined, strict=True):
             if file is None:
                 waiting[new.listed.path] = "it was replaced or removed while it was examined"
+            elif new.was_damaged and file.problem:
+                continue  # it is set aside already
             else:
                 files.append(file)
         rest = fresh[len(chosen) :]
@@ -308,9 +310,17 @@ class FolderFeed:
                 fresh.append(_NewFile(file, self._problem_of_late(file, look)))
             elif before.etag != file.etag and not known.has_contents(file.path, file.etag):
                 fresh.append(_NewFile(file, self._problem_of_changed(file, before, look)))
+            elif known.all_files and before.etag == file.etag and self._was_damaged(before):
+                fresh.append(_NewFile(file, was_damaged=True))
         if look.in_name_order:
             return sorted(fresh, key=_path)
         return sorted(fresh, key=_time_and_path)
+
+    def _was_damaged(self, before: AdmittedFile) -> bool:
+        """Return whether a file was set aside by a rule because it could not be read as it was
+        declared then.
+        """
+        return rule_of(before.problem) == "damaged" and self.declared.rules.damaged == "set-aside"
 
     def _problem_of_late(self, file: ListedFile, look: Look) -> str:
         """Return why a new file is set aside if it is late, "" if it is admitted. Raises
@@ -501,10 +511,13 @@ def path_values(path: str, declared: FolderDeclaration) -> dict[str, str | None]
 
 
 class _NewFile(NamedTuple):
-    """A file to admit, with the problem for which it is set aside."""
+    """A file to admit, with the problem for which it is set aside. One that `was_damaged` is
+    examined again, and is admitted if it can be read now.
+    """
 
     listed: ListedFile
-    problem: str
+    problem: str = ""
+    was_damaged: bool = False
 
 
 def _path(new: _NewFile) -> str:

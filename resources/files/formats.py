@@ -770,6 +770,8 @@ def _parse_line(line: bytes, number: int, columns: DeclaredColumns, where: str) 
     except RepeatedMemberError as error:
         column = str(error)
         problem = f"field {column!r} is specified twice"
+    except json.JSONDecodeError as error:
+        problem = f"it is not JSON at character {error.colno}: {error.msg}"
     except (ValueError, RecursionError) as error:
         problem = f"it is not JSON ({error})"
     else:

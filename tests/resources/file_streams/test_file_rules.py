@@ -10,7 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.file_streams.folder import FileRules, FolderFeed, file_stream
+from dagster_adjunct.resources.file_streams.folder import (
+    FileRules,
+    FolderFeed,
+    FolderStreams,
+    file_stream,
+)
 from dagster_adjunct.resources.file_streams.log import AdmittedFile
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import OffsetRange
@@ -26,6 +31,7 @@ from tests.resources.file_streams.landing import (
     offsets,
     problems,
 )
+from tests.resources.file_streams.table_lab import forget_declarations
 
 
 @pytest.mark.parametrize(
@@ -154,6 +160,29 @@ def test_damaged_and_empty_files_are_set_aside_as_declared(
         landing.put(name, lines(len(name)))
     assert sorted(look(system)) == [1, 5, 7]
     assert counts(system) == {"damaged": 2, "empty": 2}
+
+
+def test_files_with_columns_that_are_declared_later_are_admitted_by_a_look_at_all(
+    landing: LocalLanding, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = FileRules(damaged="set-aside")
+    system = clicks(landing, lake, rules=rules)
+    landing.put("grown", b'{"n": 1, "more": "x"}\n')
+    landing.put("damaged", b"{")
+    landing.put("good", lines(2))
+    assert look(system) == [2]
+    system.admit("clicks", all_files=True)
+    assert counts(system) == {"damaged": 2}
+    forget_declarations(monkeypatch)
+    schema = "n bigint, more string"
+    file_stream("clicks", landing.url, format="jsonl", schema=schema, rules=rules)
+    system = FolderStreams(lake)
+    assert look(system) == [2]
+    system.admit("clicks", all_files=True)
+    assert sorted(look(system)) == [1, 2]
+    admitted = system.admit("clicks", all_files=True)
+    assert system.admit("clicks", all_files=True) == admitted
+    assert sorted(look(system)) == [1, 2]
 
 
 @pytest.mark.parametrize("data", [b"", b"\n"])
