@@ -241,6 +241,21 @@ def test_a_value_that_does_not_fit_is_named_and_its_load_adds_nothing(
     assert [row["id"] for row in machine.records("another")] == [1]
 
 
+def test_a_value_of_another_type_than_dlt_has_is_a_column_of_its_own_or_refused_by_contract(
+    machine: Machine,
+) -> None:
+    columns = {"shelves": {"data_type": "double"}}
+    rows = [{"id": 1, "shelves": 2.5}, {"id": 2, "shelves": "many"}]
+    strict = {"columns": columns, "schema_contract": {"data_type": "freeze"}}
+    with pytest.raises(loads.dlt_errors.PipelineStepFailed, match="contract"):
+        machine.run(resource(rows, "strict", **strict))
+    assert "raw-strict" not in machine.streams.list_streams()
+    machine.pipeline().abort_packages()
+    machine.run(resource(rows, "open", columns=columns))
+    found = {row["id"]: (row["shelves"], row["shelves__v_text"]) for row in machine.records("open")}
+    assert found == {1: (2.5, None), 2: (None, "many")}
+
+
 def test_columns_that_were_dropped_do_not_come_back(machine: Machine) -> None:
     machine.run(resource([{"id": 1, "a": 1}]))
     machine.streams.change_columns("raw-orders", drop=["a"])
