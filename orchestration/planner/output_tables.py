@@ -90,7 +90,7 @@ def _describe_unknown(columns: Columns) -> str:
         missing = f"The types of {', '.join(unknown)}"
     return (
         f"{missing} are known only once a batch is computed. The first run compares them before"
-        " its first batch, and adjunct run --dry-run without writing."
+        " its first batch. To compare without writing: adjunct run MODULE:APP --dry-run."
     )
 
 
