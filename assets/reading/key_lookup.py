@@ -567,15 +567,17 @@ class FileCache:
         self._values: OrderedDict[Hashable, Sized[Any]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, load: Callable[[], Sized[T]]) -> T:
-        """Return the cached value of this key. If there is none, `load` returns it."""
+    def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
+        """Return the cached value of this key. If there is none, `load` returns it, and its size in
+        bytes.
+        """
         with self._lock:
             known: Sized[T] | None = self._values.get(key)
             if known is not None:
                 self._values.move_to_end(key)
                 return known.value
         # without the lock: two threads may load the same value, which only wastes work
-        loaded = load()
+        loaded = Sized(*load())
         with self._lock:
             if key not in self._values:
                 self._values[key] = loaded

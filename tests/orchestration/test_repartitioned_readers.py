@@ -21,6 +21,7 @@ from dagster_adjunct.orchestration.batch_log.intent import Intent
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_stream
 from dagster_adjunct.orchestration.startpoints.positions import carry_over_stream
+from dagster_adjunct.orchestration.startpoints.request import Target
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, settled_key
 from dagster_adjunct.resources.errors import (
@@ -256,7 +257,7 @@ def test_a_startpoint_that_waits_is_not_followed_among_other_records(lake: Lake)
         assert failure.value.stream == "lake.s"
     Startpoints(app, lake=lake).clear(**WHY)
     # What a run remembers of one that it has followed is no startpoint that waits.
-    settled = {settled_key((SystemStreamPartition("lake", "s", 1), None)): 1}
+    settled = {settled_key(Target(SystemStreamPartition("lake", "s", 1), None)): 1}
     MetadataStore(lake).namespace(FAN_OUTS, "app").transact(lambda _: (settled, None), by="ada")
     assert repartition_stream(lake, "s", 5, **WHY).carried == ("app",)
 
