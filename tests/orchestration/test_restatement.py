@@ -125,6 +125,7 @@ def abandon(world: StepWorld) -> None:
         log.abandon(skip=False, by="test", reason="test")
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("kind", [Following, Delivered])
 @pytest.mark.parametrize("seed", range(rounds(2, 40)))
