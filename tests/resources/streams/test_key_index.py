@@ -187,6 +187,7 @@ class Story:
             assert records.to_pylist() == [there[number] for _, _, number, _ in sorted(expected)]
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("seed", rounds(range(6), range(200)))
 def test_records_are_found_in_any_history_of_a_stream(seed: int, lake: Lake) -> None:
