@@ -1,8 +1,8 @@
 """Applications beside change streams: plain, bootstrap, broadcast and failover (the seed's plan),
 and freshness.
 
-Each is a whole run over streams of a lake: in process, or by Spark where it needs Spark. Physical
-plans must then be what the planner proved (conftest.py).
+Each is a whole run over streams of a lake. Physical plans must be what the planner proved
+(conftest.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -37,8 +36,7 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
     StaleDatasetError,
 )
-from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.manifest import Retention, list_segments
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.clocks import on_clock
@@ -49,27 +47,17 @@ from tests.orchestration.step_world import StepWorld, crash_at
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-by_spark = pytest.mark.parametrize(
-    "world", [pytest.param("spark", marks=pytest.mark.spark)], indirect=True
-)
+pytestmark = pytest.mark.spark
 
 Heard = Callable[[StepEvent | AdvanceReport], None]
 MINUTES = timedelta(minutes=10)
 
 
 @pytest.fixture
-def world(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> StepWorld:
-    world: StepWorld
-    if getattr(request, "param", None) == "spark":
-        world = request.getfixturevalue("step_world")
-    else:
-        monkeypatch.setenv("ADJUNCT_ENGINE", "auto")
-        world = StepWorld(open_lake(tmp_path / "lake"), tmp_path, IN_PROCESS)
-    world.stream("trips", "tailnum", 2, tailnum="string", v="int")
-    world.stream("planes", "tailnum", 2, tailnum="string", seats="int")
-    return world
+def world(step_world: StepWorld) -> StepWorld:
+    step_world.stream("trips", "tailnum", 2, tailnum="string", v="int")
+    step_world.stream("planes", "tailnum", 2, tailnum="string", seats="int")
+    return step_world
 
 
 def planes(*, broadcast: bool = False, **options: Any) -> AdjunctDataset:
@@ -110,7 +98,6 @@ def after_batch(number: int, do: Callable[[], None]) -> Heard:
 # -- the seed's plan
 
 
-@by_spark
 def test_plain_a_dataset_is_followed_while_its_records_are_joined(world: StepWorld) -> None:
     """Not marked for bootstrap: followed at the same time as the main input, so a later batch
     meets more.
@@ -155,14 +142,7 @@ def test_plain_a_stream_that_the_application_reads_also_feeds_its_dataset(world:
     assert set(map(str, report.step.state.checkpoint)) == {"lake.planes.0", "lake.planes.1"}
 
 
-@pytest.mark.parametrize(
-    ("world", "persistent"),
-    [
-        pytest.param("in process", True, id="stored"),
-        pytest.param("spark", False, id="one run", marks=pytest.mark.spark),
-    ],
-    indirect=["world"],
-)
+@pytest.mark.parametrize("persistent", [True, False], ids=["stored", "one run"])
 def test_bootstrap_no_record_of_the_main_input_is_read_before_the_snapshot(
     world: StepWorld, persistent: bool
 ) -> None:
@@ -198,7 +178,6 @@ def test_bootstrap_no_record_of_the_main_input_is_read_before_the_snapshot(
     assert enriched(world) == sorted(expected.items())
 
 
-@by_spark
 @pytest.mark.parametrize(
     "persistent",
     [pytest.param(True, id="stored", marks=pytest.mark.long), pytest.param(False, id="one run")],
@@ -222,7 +201,6 @@ def test_broadcast_one_copy_is_read_by_all_tasks(world: StepWorld, persistent: b
     assert all(end != "0" for end in partitions.values()), "each task had records"
 
 
-@by_spark
 @pytest.mark.parametrize(
     ("crash", "persistent"),
     [
@@ -258,7 +236,6 @@ def test_failover_another_run_goes_on_with_the_versions_of_the_one_that_was_kill
     assert enriched(world) == [(1, 100), (2, None), (3, 333), (4, 999), (5, None)]
 
 
-@by_spark
 def test_failover_a_batch_whose_changes_retention_deleted_is_rejected_by_name(
     world: StepWorld,
 ) -> None:
@@ -338,8 +315,7 @@ def test_a_batch_does_not_begin_with_a_table_that_is_staler_than_is_allowed(
         run_step(world.context(app))
     assert caught.value.dataset == "planes"
     assert world.state(app).open is None
-    world.advance(table)
-    run_step(world.context(app))
+    run(world, app)
     world.send("planes", ("N1", 111))
     world.send("trips", ("N1", 2))
     run_step(world.context(app))
@@ -391,7 +367,6 @@ def test_freshness_can_be_demanded_of_change_streams_only(world: StepWorld) -> N
 # -- tables of one run
 
 
-@by_spark
 def test_a_table_of_one_run_is_kept_current_between_batches_and_let_go_after(
     world: StepWorld, spark: SparkSession
 ) -> None:
@@ -430,7 +405,6 @@ def test_a_table_of_one_run_is_kept_current_between_batches_and_let_go_after(
     assert StoredVersions(world.lake, "planes").manifest() is None
 
 
-@by_spark
 def test_a_table_of_one_run_that_is_not_marked_goes_on_where_the_last_batch_ended(
     world: StepWorld,
 ) -> None:
@@ -444,7 +418,6 @@ def test_a_table_of_one_run_that_is_not_marked_goes_on_where_the_last_batch_ende
     assert enriched(world) == [(1, 100), (2, None), (3, 200)]
 
 
-@by_spark
 def test_an_open_batch_meets_what_retention_left_of_a_table_of_one_run(world: StepWorld) -> None:
     app = enriching(planes(persistent=False, bootstrap=False))
     world.send("planes", ("N1", 100))
@@ -465,7 +438,6 @@ def test_an_open_batch_meets_what_retention_left_of_a_table_of_one_run(world: St
     assert enriched(world) == [(1, 100), (2, 200), (3, None), (4, 200)], "what the output had stays"
 
 
-@by_spark
 @pytest.mark.parametrize("broadcast", [False, True], ids=["partitioned", "broadcast"])
 def test_a_join_with_a_table_of_one_run_moves_neither_side(
     world: StepWorld, broadcast: bool
@@ -493,7 +465,6 @@ def test_a_join_with_a_table_of_one_run_moves_neither_side(
     assert "Exchange" not in plan.replace("BroadcastExchange", "")
 
 
-@by_spark
 def test_an_empty_table_of_one_run_needs_no_exchange_either(world: StepWorld) -> None:
     world.send("trips", ("N1", 1))
     run(world, enriching(planes(persistent=False)))
@@ -513,7 +484,6 @@ def test_a_run_with_nothing_to_read_does_not_build_it(world: StepWorld) -> None:
     assert (report.step.batches, report.step.caught_up) == (0, True)
 
 
-@by_spark
 def test_a_bad_change_is_matched_before_the_batch_begins_and_leaves_no_open_intent(
     world: StepWorld,
 ) -> None:
@@ -529,7 +499,6 @@ def test_a_bad_change_is_matched_before_the_batch_begins_and_leaves_no_open_inte
     assert world.state(app).open is None
 
 
-@by_spark
 def test_a_table_of_one_run_is_nothing_that_discarding_spares(world: StepWorld) -> None:
     world.send("trips", ("N1", 1))
     app = enriching(planes(persistent=False))
@@ -538,7 +507,6 @@ def test_a_table_of_one_run_is_nothing_that_discarding_spares(world: StepWorld) 
     assert versions_in_open_batches(world.lake) == {}
 
 
-@by_spark
 def test_a_batch_that_was_begun_with_another_kind_of_table_is_run_with_that(
     world: StepWorld,
 ) -> None:
