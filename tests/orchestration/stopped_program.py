@@ -16,7 +16,6 @@ from typing import Any
 
 from dagster_adjunct import Application, unbounded_dataset
 from dagster_adjunct.key_value_rows import KeyValueRows
-from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.tables import (
     DynamoDbTable,
     PostgresTable,
@@ -48,17 +47,13 @@ def store(kind: str, lake: str) -> Any:
     return KeyValueRows(lake, "app", "records", "id", columns=COLUMNS, create=True, partitions=2)
 
 
-def append_each(file: Path) -> SinkFunction:
-    """Return a function that appends records to the file; most of the time it sends nothing."""
-
-    def append(records: Any, context: Any) -> None:
-        with file.open("ab", buffering=0) as sent:
-            for record in records.to_pylist():
-                time.sleep(0.02)
-                context.check_lease()
-                sent.write(f"{record['id']} {record['n']}\n".encode())
-
-    return append
+def append_each(records: Any, context: Any) -> None:
+    """Append the records to the file; most of the time it sends nothing."""
+    with Path(f"{os.environ['ADJUNCT_LAKE']}.sent").open("ab", buffering=0) as sent:
+        for record in records.to_pylist():
+            time.sleep(0.02)
+            context.check_lease()
+            sent.write(f"{record['id']} {record['n']}\n".encode())
 
 
 def build() -> Application:
@@ -66,7 +61,7 @@ def build() -> Application:
     numbers = app.input_stream("lake.numbers", default_offset="oldest")
     kind = os.environ.get("TABLE", "sqlite")
     if kind == "sent":
-        numbers.sink(append_each(Path(f"{os.environ['ADJUNCT_LAKE']}.sent")))
+        numbers.sink(append_each)
         return app
     records = RemoteTable(
         "records",

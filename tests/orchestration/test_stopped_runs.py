@@ -1,8 +1,5 @@
 """Runs that are really stopped, by SIGSTOP, taken over, and continued: what their successors
 wrote stays.
-
-The run that is stopped has processes of its own. Its successors may be computed by another engine,
-which only makes them faster: what holds is up to the run that was stopped.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
-from tests.kept_processes import program, without_kept_processes
+from tests.kept_processes import without_kept_processes
 from tests.orchestration import stopped_program
 from tests.orchestration.stopped_program import RECORDS
 
@@ -42,7 +39,9 @@ def send(lake: str, sequence: int, stream: str = "numbers") -> None:
     )
 
 
-RUN = ("run", "tests.orchestration.stopped_program:app")
+def command(*more: str) -> list[str]:
+    adjunct = str(Path(sys.executable).with_name("adjunct"))  # not one that another process runs
+    return [adjunct, "run", "tests.orchestration.stopped_program:app", *more]
 
 
 class SentFile:
@@ -71,15 +70,10 @@ class Marked:
         return found
 
 
-def run(settings: Mapping[str, str], *more: str) -> str:
-    """Run the application to its end, in process where it can be; return what it has printed."""
+def run(environment: Mapping[str, str], *more: str) -> str:
+    """Run the application to its end; return what it has printed."""
     done = subprocess.run(
-        [program("adjunct"), *RUN, *more],
-        env={**os.environ, **settings, "ENGINE": "auto"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+        command(*more), env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -101,24 +95,22 @@ def server_of(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @contextmanager
 def stopped(
-    settings: Mapping[str, str], table: BlockingTable[Any, Any, Any] | SentFile | Marked, log: Path
+    environment: Mapping[str, str],
+    table: BlockingTable[Any, Any, Any] | SentFile | Marked,
+    log: Path,
 ) -> Iterator[Any]:
     """Yield a run that was stopped, with all its processes, after it had written some records."""
-    adjunct = str(Path(sys.executable).with_name("adjunct"))  # not one that another process runs
-    environment = without_kept_processes(os.environ) | dict(settings)
     with log.open("w") as output:
         first = subprocess.Popen(
-            [adjunct, *RUN], env=environment, stdout=output, stderr=output, start_new_session=True
+            command(), env=environment, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + 240
-        before = written = 0
+        deadline = time.monotonic() + 120
         # Directly after a request: the next one is not under way, as the rate lets it wait.
-        while not 20 <= before < written < RECORDS:
+        while not 20 <= len(table.get_all(KEYS)) < RECORDS:
             assert first.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.002 if written >= 20 else 0.05)
-            before, written = written, len(table.get_all(KEYS))
+            time.sleep(0.002)
         os.killpg(first.pid, signal.SIGSTOP)
         yield first
     finally:
@@ -150,16 +142,17 @@ def test_what_was_written_since_stays_when_a_stopped_run_goes_on(
 ) -> None:
     monkeypatch.setenv("SERVER", json.dumps(server_of(kind, request)))
     lake, log = str(tmp_path / "lake"), tmp_path / "first.log"
-    settings = {"ADJUNCT_LAKE": lake, "ADJUNCT_RUN_TTL": "3", "TABLE": kind, "ENGINE": engine}
+    own = {"ADJUNCT_LAKE": lake, "ADJUNCT_RUN_TTL": "3", "TABLE": kind, "ENGINE": engine}
+    environment = without_kept_processes(os.environ) | own
     send(lake, 1)
     function = stopped_program.store(kind, lake)
     with BlockingTable(RemoteTable("records", key="id", read_function=function)) as table:
-        with stopped(settings, table, log) as first:
+        with stopped(environment, table, log) as first:
             written = len(table.get_all(KEYS))
-            reported = run(settings, *(["--take-over"] if take_over else []))
+            reported = run(environment, *(["--take-over"] if take_over else []))
             assert "application setting is taken over from run cli-" in reported
             send(lake, 2)
-            run(settings)
+            run(environment)
             os.killpg(first.pid, signal.SIGCONT)
             assert first.wait(60) != 0, log.read_text()
         assert written < RECORDS
@@ -175,14 +168,15 @@ def test_a_sink_that_was_stopped_within_a_call_sends_nothing_once_it_goes_on(
     tmp_path: Path,
 ) -> None:
     lake, log = str(tmp_path / "lake"), tmp_path / "first.log"
-    settings = {"ADJUNCT_LAKE": lake, "ADJUNCT_RUN_TTL": "3", "TABLE": "sent", "ENGINE": "spark"}
+    own = {"ADJUNCT_LAKE": lake, "ADJUNCT_RUN_TTL": "3", "TABLE": "sent", "ENGINE": "spark"}
+    environment = without_kept_processes(os.environ) | own
     send(lake, 1)
     sent = SentFile(Path(f"{lake}.sent"))
-    with stopped(settings, sent, log) as first:
+    with stopped(environment, sent, log) as first:
         written = len(sent.get_all(KEYS))
-        run(settings, "--take-over")
+        run(environment, "--take-over")
         send(lake, 2)
-        run(settings)
+        run(environment)
         os.killpg(first.pid, signal.SIGCONT)
         assert first.wait(60) != 0, log.read_text()
     assert written < RECORDS
@@ -195,22 +189,23 @@ def test_a_restatement_that_was_stopped_writes_no_former_result_once_it_goes_on(
     tmp_path: Path,
 ) -> None:
     lake, log = str(tmp_path / "lake"), tmp_path / "first.log"
-    settings = {"ADJUNCT_LAKE": lake, "ADJUNCT_RUN_TTL": "3", "TABLE": "restated", "ENGINE": "auto"}
+    own = {"ADJUNCT_LAKE": lake, "ADJUNCT_RUN_TTL": "3", "TABLE": "restated", "ENGINE": "auto"}
+    environment = without_kept_processes(os.environ) | own
     send(lake, 1)
     send(lake, 1, "marks")
-    run(settings)
+    run(environment)
     function = stopped_program.store("restated", lake)
     with BlockingTable(RemoteTable("records", key="id", read_function=function)) as table:
         marked = Marked(table)
         assert marked.get_all(KEYS) == {number: 1000 + number for number in KEYS}
         send(lake, 2, "marks")
         marked.least = 2000
-        with stopped(settings, marked, log) as first:
+        with stopped(environment, marked, log) as first:
             written = len(marked.get_all(KEYS))
-            assert "is taken over from run cli-" in run(settings)
+            assert "is taken over from run cli-" in run(environment)
             assert marked.get_all(KEYS) == {number: 2000 + number for number in KEYS}
             send(lake, 3, "marks")
-            run(settings)
+            run(environment)
             os.killpg(first.pid, signal.SIGCONT)
             assert first.wait(60) != 0, log.read_text()
         assert 0 < written < RECORDS
