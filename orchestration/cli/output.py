@@ -306,12 +306,13 @@ def show_table(
     below: list[str] = []
     if own or wide:
         cells = _format_cells(rows, own=own)
+        path = None
     else:
         cells = _format_cells(shorten_cells(rows))
         below = columns_below(columns, cells, console.width)
     shown = [at for at, name in enumerate(columns) if name not in below]
     whole = cells
-    cells = _shorten_paths(columns, cells, None if wide else path, [columns[at] for at in shown])
+    cells = _shorten_paths(columns, cells, path, [columns[at] for at in shown])
     width = natural_width([columns[at] for at in shown], columns, cells)
     is_whole = wide or (width <= console.width and not own)
     table = Table()

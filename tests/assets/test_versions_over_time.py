@@ -278,7 +278,7 @@ def test_a_version_of_the_same_content_stays_where_the_one_before_is_revoked(pla
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
 )
 @pytest.mark.parametrize("valid_from", ["name", "marker", "%Y-%m-%d"])
 def test_any_order_of_deliveries_and_revocations_is_what_plain_python_says(
