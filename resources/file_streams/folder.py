@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
@@ -574,8 +574,8 @@ class FolderStreams(FileStreams):
             )
         return lost
 
-    def present_files(self, stream: str) -> Collection[str] | None:
-        return [file.path for file in open_tree(self._folder(stream).url).list()]
+    def present_files(self, stream: str) -> Mapping[str, str] | None:
+        return {file.path: file.etag for file in open_tree(self._folder(stream).url).list()}
 
     def _folder(self, stream: str) -> FolderDeclaration:
         declaration = self.declaration(stream)
