@@ -118,8 +118,8 @@ _CHANGEABLE = (
     "column_rules",
 )
 _EVOLVE = (
-    "Say what became of the columns, as in column_rules=ColumnRules(renamed={…}, drop=(…)), and"
-    " keep types or widen them; or use another name for the stream."
+    "Keep or widen the types of columns; declare which are renamed or dropped, as in"
+    " column_rules=ColumnRules(renamed={…}, drop=(…)); or use another name for the stream."
 )
 
 
