@@ -530,7 +530,8 @@ def _describe_change(file: ListedFile, before: AdmittedFile) -> str:
     now = f"modified {file.modified:%F %T.%f} UTC"
     if file.size != before.size:
         how = "shrunk" if file.size < before.size else "grown"
-        return f"it has {how} since it was admitted, from {before.size:,} to {file.size:,} bytes, {now}"
+        sizes = f"from {before.size:,} to {file.size:,} bytes"
+        return f"it has {how} since it was admitted, {sizes}, {now}"
     return (
         f"it was written again or touched since it was admitted: it has {file.size:,} bytes as"
         f" before, {now}, and was admitted as modified {before.modified_at:%F %T.%f} UTC"
