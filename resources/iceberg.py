@@ -61,16 +61,28 @@ class IcebergTable:
             try:
                 opened = load(self.catalog)
             except (ValueError, ImportError, TypeError, NotInstalledError) as error:
-                name = self.catalog.upper()
-                raise errors.ConfigurationError(
-                    f"the Iceberg catalogue {self.catalog!r} can't be opened:"
-                    f" {errors.first_line(error)}.",
-                    "Configure it for PyIceberg, in .pyiceberg.yaml or with"
-                    f" PYICEBERG_CATALOG__{name}__TYPE, …__URI and its other settings.",
-                    setting=f"PYICEBERG_CATALOG__{name}__URI",
-                ) from error
+                raise _catalog_error(self.catalog, error) from error
         _check_absolute(self.catalog, opened)
         return opened
+
+
+def _catalog_error(name: str, error: Exception) -> errors.ConfigurationError:
+    """Return the error for a catalogue that PyIceberg can't open as it is configured, or that is
+    not configured.
+    """
+    from pyiceberg.utils.config import Config
+
+    configured = Config().config.get("catalog", {})
+    problem = f"can't be opened: {errors.first_line(error)}"
+    if isinstance(configured, dict) and name.lower() not in configured:
+        problem = f"is not configured: configured are {', '.join(sorted(configured)) or 'none'}"
+    variables = f"PYICEBERG_CATALOG__{name.upper()}"
+    return errors.ConfigurationError(
+        f"the Iceberg catalogue {name!r} {problem}.",
+        "Configure it for PyIceberg, in .pyiceberg.yaml or with"
+        f" {variables}__TYPE, …__URI and its other settings.",
+        setting=f"{variables}__URI",
+    )
 
 
 def _check_absolute(name: str, catalog: Catalog) -> None:

@@ -507,8 +507,8 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
         raise errors.DatasetError(
             f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}:"
             f" {'; '.join(wrong)}.",
-            "Columns can be added, and renamed or dropped as the dataset declares: renamed=, drop=."
-            " Else register this version in a new table.",
+            "Register this version in a new table. In this one, columns can only be added, and"
+            " renamed or dropped as the dataset declares: renamed=, drop=.",
             dataset=view.dataset,
             version=view.version,
         )

@@ -501,8 +501,8 @@ def _compact(
     plan = plan_compaction(version, policy, level, of_state=of_state)
     if plan is None:
         deltas = len(version.generations) - 1
-        rest = f"and {deltas} delta(s)" if deltas else "alone"
-        why = f"nothing to compact in version {version.id}, a base {rest}"
+        beside = "1 delta" if deltas == 1 else f"{deltas or 'no'} deltas"
+        why = f"nothing to compact in version {version.id}: it has a base and {beside}"
         return _Compaction(CompactionReport(manifest.name, "nothing", why))
     # The inputs may be replaced, and then discarded, while they are read.
     try:

@@ -600,8 +600,7 @@ def evolve_columns(spec: AdjunctDataset, stored: NamedColumns, declared: Schema)
         raise DatasetError(
             f"dataset {spec.name!r} is stored with other columns than declared:"
             f" {'; '.join(after.problems)}.",
-            "Declare renames and removals as renamed= and drop= of the dataset. Else: "
-            + _restore_or_rebuild("these columns", spec.name),
+            _restore_or_rebuild("these columns", spec.name),
             dataset=spec.name,
         )
     return after

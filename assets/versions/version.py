@@ -689,9 +689,15 @@ def check_declaration(
         f" declaration. To rebuild it, delete it (adjunct dataset delete {name} --reason …) and"
         " advance it again."
     )
+    ways = []
+    key = _key_with_stored_names(stored, declared)
+    if key:
+        ways.append(f"key={json.dumps(key)}")
     renames = _possible_renames(stored, declared)
     if renames:
-        step = f"If columns were renamed, declare renamed={json.dumps(renames)}. Else: {step}"
+        ways.append(f"renamed={json.dumps(renames)}")
+    if ways:
+        step = f"If columns were renamed, declare {', '.join(ways)}. Else: {step}"
     partitions = (before["partitions"], after["partitions"])
     if "partitions" in changed and "broadcast" not in partitions:
         step += (
@@ -709,15 +715,25 @@ def check_declaration(
     )
 
 
+def _key_with_stored_names(stored: DatasetDeclaration, declared: DatasetDeclaration) -> list[str]:
+    """Return the declared key whose columns, which are at paths, keep their stored names; nothing
+    if they do.
+    """
+    if stored.key == declared.key or len(stored.key) != len(declared.key):
+        return []
+    key = []
+    for was, now in zip(stored.key, declared.key, strict=True):
+        if was != now and not (was in stored.paths and now in declared.paths):
+            return []
+        path = declared.paths.get(now)
+        key.append(was if path is None else f"{path} as {was}")
+    return key
+
+
 def _possible_renames(stored: DatasetDeclaration, declared: DatasetDeclaration) -> dict[str, str]:
     """Return the renames after which the stored declaration would name its columns as declared."""
-    pairs = []
-    for column in stored.paths.keys() & declared.paths.keys():
-        pairs.append((stored.paths[column], declared.paths[column]))
-    if stored.history is not None and declared.history is not None:
-        pairs.append((stored.history.valid_from or "", declared.history.valid_from or ""))
     renames = {}
-    for was, now in pairs:
+    for was, now in _paths_of_same_columns(stored, declared):
         before = split_path(was)
         after = split_path(now)
         if len(before) == len(after):
@@ -725,6 +741,22 @@ def _possible_renames(stored: DatasetDeclaration, declared: DatasetDeclaration) 
                 if old != new:
                     renames[write_path(before[:at])] = new
     return renames
+
+
+def _paths_of_same_columns(
+    stored: DatasetDeclaration, declared: DatasetDeclaration
+) -> list[tuple[str, str]]:
+    """Return the paths of each column that may be the same, as stored and as declared."""
+    pairs = []
+    for column in stored.paths.keys() & declared.paths.keys():
+        pairs.append((stored.paths[column], declared.paths[column]))
+    if _key_with_stored_names(stored, declared):
+        for was, now in zip(stored.key, declared.key, strict=True):
+            if was != now:
+                pairs.append((stored.paths[was], declared.paths[now]))
+    if stored.history is not None and declared.history is not None:
+        pairs.append((stored.history.valid_from or "", declared.history.valid_from or ""))
+    return pairs
 
 
 def _compared_facts(declared: DatasetDeclaration) -> dict[str, object]:

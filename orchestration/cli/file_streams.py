@@ -61,31 +61,51 @@ def show(streams: FileStreams, stream: str) -> None:
         show_table("files that wait", ["file", "why"], rows[:_SHOWN])
     if len(waiting) > _SHOWN:
         show_line(f"{len(waiting) - _SHOWN:,} more files wait; all are in --json.")
-    if problem:
-        show_line(f"No files can be admitted. {problem}")
+    _show_problem(problem)
 
 
 @click.command("files")
 @stream_argument
-@flag("--problems", "Only files that were set aside.")
+@flag("--problems", "Only files that are set aside.")
 @limit_option(None, "Only the newest N files.")
 @lake_options()
 def list_files(lake: Lake, name: str, problems: bool, limit: int | None) -> None:
-    """List the files of a stream in the order of admission: offsets, records, times, and why a
-    file was set aside.
+    """List the files of a stream in the order of admission: state, offsets, records, times, and why
+    a file was set aside; and the file because of which no others can be admitted.
+
+    \b
+    STATE is
+      admitted     its records are read
+      gone         it was admitted, and does not exist any more (in folders)
+      overwritten  it was admitted, and has other contents now (in folders)
+      dropped      retention has disposed of its records
+      set aside    it is left out
+      redelivered  it was set aside; its later contents are listed, too
 
     A file that was set aside before it was admitted has no offsets.
     """
     streams, stream = overview.require_file_stream(lake, name)
-    files = overview.list_files(streams, stream, problems=problems)
+    look = overview.look_for_waiting(streams, stream)
+    present = overview.list_present(streams, stream)
+    files = overview.list_files(streams, stream, present=present)
+    if problems:
+        files = [file for file in files if file["state"] == overview.SET_ASIDE]
     shown = files if limit is None else files[-limit:]
-    show_json({"stream": name, "files": shown, "left_out": len(files) - len(shown)})
-    columns = ["file", "offset", "records", "bytes", "modified"]
+    left_out = len(files) - len(shown)
+    show_json({"stream": name, "files": shown, "left_out": left_out, "problem": look.problem})
+    columns = ["file", "state", "offset", "records", "modified"]
     if any(file["problem"] for file in shown):
         columns.append("why")  # it was set aside
     show_items("files", columns, [{**file, "why": file["problem"]} for file in shown], path="file")
-    if len(shown) < len(files):
-        show_line(f"{len(files) - len(shown):,} older files are left out.")
+    if left_out:
+        show_line(f"{left_out:,} older files are left out.")
+    _show_problem(look.problem)
+
+
+def _show_problem(problem: str) -> None:
+    """Print why no files can be admitted, if that is so."""
+    if problem:
+        show_line(f"No files can be admitted. {problem}")
 
 
 @click.command()

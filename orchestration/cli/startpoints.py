@@ -55,7 +55,7 @@ from dagster_adjunct.orchestration.step.progress import (
 from dagster_adjunct.orchestration.step.waiting import find_held
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.startpoint import Startpoint
+from dagster_adjunct.resources.streams.startpoint import Startpoint, describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 _MAX_LINES = 8
@@ -393,7 +393,7 @@ startpoint = click.Group("startpoint")
 @flag("--upcoming", "Start at the next record that will arrive.")
 @option("--timestamp", "T", _TIME)
 @option("--offset", "N", "Start at this offset, in the format of the stream system.")
-@option("--until-timestamp", "T", "Replay records before this time (a bounded replay).")
+@option("--until-timestamp", "T", "Replay records before this time, as above (a bounded replay).")
 @option("--until-offset", "N", "Replay records before this offset (a bounded replay).")
 @flag("--until-upcoming", "Replay records up to the current end of the stream (a bounded replay).")
 @click.option(
@@ -452,7 +452,7 @@ def set_startpoint(
     if asked.written:
         document["next"] = next_step
     show_json(document)
-    _show_requested(asked)
+    _show_requested(asked, start)
     if asked.written:
         hours = app.startpoints_expire_after / timedelta(hours=1)
         span = f"{hours:g} hours" if hours >= 1 else str(app.startpoints_expire_after)
@@ -572,8 +572,8 @@ def _pop_position(options: dict[str, Any], prefix: str) -> Startpoint | None:
     return parse_position(chosen[0], None if value is True else value)
 
 
-def _show_requested(asked: AskedStartpoints) -> None:
-    """Print what happens to each requested partition."""
+def _show_requested(asked: AskedStartpoints, start: Startpoint) -> None:
+    """Print from where each partition is read, and what happens to it."""
     columns = ["partition", "task", "checkpoint", "from", "until", "offsets", "what happens"]
     if not any(preview.request.until is not None for preview in asked.previews):
         columns.remove("until")
@@ -593,6 +593,6 @@ def _show_requested(asked: AskedStartpoints) -> None:
         }
         rows.append(row)
     title = "requested" if asked.written else "would be requested"
-    show_items(title, columns, rows)
+    show_items(f"{title}: {describe_startpoint(start)}", columns, rows)
     for line in asked.describe_effects():
         show_line(line)

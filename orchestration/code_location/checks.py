@@ -43,7 +43,7 @@ from dagster_adjunct.resources.errors import (
     RestatementError,
     ValidatorError,
 )
-from dagster_adjunct.resources.file_streams.overview import is_of_files, list_files
+from dagster_adjunct.resources.file_streams.overview import SET_ASIDE, is_of_files, list_files
 from dagster_adjunct.resources.file_streams.streams import FileStreams
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
@@ -782,11 +782,17 @@ def file_check_specs(
 
 
 def file_check_results(
-    run: OpRun, checks: Mapping[str, dg.AssetCheckSpec], since: Mapping[str, str]
+    run: OpRun,
+    checks: Mapping[str, dg.AssetCheckSpec],
+    since: Mapping[str, str],
+    after: datetime | None = None,
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of each selected check: a warning if files were set aside at or after the
     offset at which the run began to read the stream (`since`, by stream; the first one if it is
     missing).
+
+    `after` is when the batch before the run was closed. Its run has warned of files without records
+    that are at the same offset and were admitted before.
     """
     for name, check in checks.items():
         if check.key not in run.context.selected_asset_check_keys:
@@ -794,9 +800,10 @@ def file_check_results(
         system, stream = split_stream_name(name)
         streams = run.systems[system]
         assert isinstance(streams, FileStreams)
-        start = int(since.get(name, "0"))
-        files = list_files(streams, stream, problems=True)
-        recent = [file for file in files if file["offset"] >= start]
+        if name in since:
+            recent = _set_aside_since(streams, stream, int(since[name]), after)
+        else:
+            recent = _set_aside_since(streams, stream, 0, None)
         metadata: dict[str, Any] = {"adjunct/set_aside": len(recent)}
         description = "no file was set aside"
         if recent:
@@ -814,3 +821,20 @@ def file_check_results(
             description=description,
             metadata=metadata,
         )
+
+
+def _set_aside_since(
+    streams: FileStreams, stream: str, start: int, after: datetime | None
+) -> list[dict[str, Any]]:
+    """Return the files that are set aside at the offset `start` or later; of those without records
+    at this offset only the ones that were admitted after the time `after`, if it is given.
+    """
+    found = []
+    for file in list_files(streams, stream):
+        if file["state"] != SET_ASIDE or file["offset"] < start:
+            continue
+        is_at_start = file["offset"] == start and not file["records"]
+        if is_at_start and after is not None and file["admitted"] <= after:
+            continue
+        found.append(file)
+    return found

@@ -298,7 +298,8 @@ class PlaceConfig(dg.Config):
     value: str | None = Field(
         default=None,
         description=(
-            "For timestamp: 2026-01-31T18:00Z, a date, or ms since 1970. For offset: the offset."
+            "For timestamp: 2026-01-31T18:00Z, a date (UTC), or ms since 1970. For offset: the"
+            " offset."
         ),
     )
 

@@ -193,9 +193,11 @@ class ApplicationAssets:
                 context, spec.key, facts.pop(VERSION_KEY, version), facts, description
             )
         since = _last_starts(self, report.state)
+        after = None
         if began is not None:
             since = _positions_of(self.files, began.checkpoint)
-        files = checks.file_check_results(op, self.files, since)
+            after = None if began.last is None else began.last.closed_at
+        files = checks.file_check_results(op, self.files, since, after)
         yield from self.report_checks(op, report.counters, report.samples, report.watermarks, files)
 
     def report_checks(

@@ -16,7 +16,7 @@ from dagster_adjunct.resources.schemas.paths import split_path
 from dagster_adjunct.resources.schemas.schema import COPY, Field, Schema, check_key_types
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import POSITION, RECORD_META
-from dagster_adjunct.resources.times import describe_span
+from dagster_adjunct.resources.times import describe_span, write_span
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -302,11 +302,11 @@ def check_duration(
     expected = "a timedelta above 0"
     if zero:
         least = timedelta(0)
-        expected = "a timedelta from 0 on"
+        expected = "a timedelta of 0 or more"
     if least <= value <= most:
         return
     if most < timedelta.max:
-        expected += ", and at most 100 years"
+        expected += f" and at most {write_span(most)}"
     expected += ", such as timedelta(minutes=5)"
     raise argument_error(f"{found}={describe_span(value)}", expected, argument=argument, **about)
 

@@ -343,7 +343,8 @@ def _parse_timestamp(text: str) -> int:
     except ValueError:
         raise _timestamp_error(
             text,
-            "can't be read: expected ISO 8601 with its zone, a date, or milliseconds since 1970",
+            "can't be read: expected ISO 8601 with its zone, a date (UTC), or milliseconds since"
+            " 1970",
             "Write it as in 2026-01-31T18:00Z.",
         ) from None
     if _DATE.fullmatch(text):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
@@ -118,8 +118,8 @@ _CHANGEABLE = (
     "column_rules",
 )
 _EVOLVE = (
-    "Say what became of the columns, as in column_rules=ColumnRules(renamed={…}, drop=(…)), and"
-    " keep types or widen them; or use another name for the stream."
+    "Keep or widen the types of columns; declare which are renamed or dropped, as in"
+    " column_rules=ColumnRules(renamed={…}, drop=(…)); or use another name for the stream."
 )
 
 
@@ -332,7 +332,8 @@ class FolderFeed:
         problem = "it came under an older name than files that were admitted before"
         if rule == "set-aside":
             return f"late: {problem}"
-        raise self._admission_error(file, "late", problem, 'late="append"')
+        step = _leave_out_step(file, 'late="append"')
+        raise self._admission_error(file, "late", problem, step)
 
     def _problem_of_changed(self, file: ListedFile, before: AdmittedFile, look: Look) -> str:
         """Return why a file with other contents than before is set aside, "" if its contents are
@@ -346,32 +347,27 @@ class FolderFeed:
         rule = self.declared.rules.changed
         if rule == "append":
             return ""
-        how = "changed"
-        if file.size < before.size:
-            how = "shrunk"
-        elif file.size > before.size:
-            how = "grown"
-        problem = (
-            f"it has {how} since it was admitted: it had {before.size:,} bytes, and now has"
-            f" {file.size:,}, modified {file.modified:%F %T}"
-        )
+        problem = _describe_change(file, before)
         if rule == "ignore":
             return f"changed: {problem}"
-        raise self._admission_error(
-            file, "changed", problem, 'changed="append", which admits the new contents too'
+        step = (
+            "Move the admitted file back (in a folder, a copy counts as another file), and write"
+            f" new records under a new name. Or leave the new contents out: {_set_aside(file)}. Or"
+            ' declare FileRules(changed="append"), which admits all that the file has now as'
+            " further records, also what was admitted before."
         )
+        touch = self.tree.undo_touch(file, before.etag)
+        if touch:
+            step = f"If only its time has changed, set it back: {touch}. {step}"
+        raise self._admission_error(file, "changed", problem, step)
 
     def _admission_error(
-        self, file: ListedFile, rule: str, problem: str, instead: str
+        self, file: ListedFile, rule: str, problem: str, step: str
     ) -> errors.AdmittedFileError:
         """Return the error for a file that the declared rule does not admit."""
         where = f"{self.tree.url}/{file.path}"
         return errors.AdmittedFileError(
-            f"{where} can't be admitted: {problem}.",
-            "Remove it, go on without it (adjunct stream set-aside STREAM"
-            f" {shlex.quote(file.path)} --reason …), or declare FileRules({instead}).",
-            file=where,
-            rule=rule,
+            f"{where} can't be admitted: {problem}.", step, file=where, rule=rule
         )
 
     def _examine(self, new: _NewFile) -> AdmittedFile | None:
@@ -398,7 +394,8 @@ class FolderFeed:
         if not rows and rules.empty != "admit":
             problem = f"it has no records, in {file.size:,} bytes"
             if rules.empty == "fail":
-                raise self._admission_error(file, "empty", problem, 'empty="admit"')
+                step = _leave_out_step(file, 'empty="admit"')
+                raise self._admission_error(file, "empty", problem, step)
             return admitted._replace(problem=f"empty: {problem}")
         return admitted._replace(rows=rows, values=values)
 
@@ -409,8 +406,8 @@ class FolderFeed:
         to go on without the file.
         """
         step = (
-            f"{error.next_step} To go on without the file: adjunct stream set-aside STREAM"
-            f' {shlex.quote(file.path)} --reason …, or FileRules(damaged="set-aside").'
+            f"{error.next_step} To go on without the file: {_set_aside(file)}, or"
+            ' FileRules(damaged="set-aside").'
         )
         return error.reworded(error.problem, step)
 
@@ -528,6 +525,29 @@ def _time_and_path(new: _NewFile) -> tuple[datetime, str]:
     return new.listed.modified, new.listed.path
 
 
+def _describe_change(file: ListedFile, before: AdmittedFile) -> str:
+    """Return how a file differs from what was admitted."""
+    now = f"modified {file.modified:%F %T.%f} UTC"
+    if file.size != before.size:
+        how = "shrunk" if file.size < before.size else "grown"
+        sizes = f"from {before.size:,} to {file.size:,} bytes"
+        return f"it has {how} since it was admitted, {sizes}, {now}"
+    return (
+        f"it was written again or touched since it was admitted: it has {file.size:,} bytes as"
+        f" before, {now}, and was admitted as modified {before.modified_at:%F %T.%f} UTC"
+    )
+
+
+def _leave_out_step(file: ListedFile, instead: str) -> str:
+    """Return what to do about a new file that the declared rule does not admit."""
+    return f"Remove it, go on without it ({_set_aside(file)}), or declare FileRules({instead})."
+
+
+def _set_aside(file: ListedFile) -> str:
+    """Return the command that goes on without a file."""
+    return f"adjunct stream set-aside STREAM {shlex.quote(file.path)} --reason …"
+
+
 def _unread(file: ListedFile) -> AdmittedFile:
     """Return the entry of a file whose records have not been counted."""
     return AdmittedFile(file.path, file.size, file.etag, to_microseconds(file.modified), 0)
@@ -574,8 +594,8 @@ class FolderStreams(FileStreams):
             )
         return lost
 
-    def present_files(self, stream: str) -> Collection[str] | None:
-        return [file.path for file in open_tree(self._folder(stream).url).list()]
+    def present_files(self, stream: str) -> Mapping[str, str] | None:
+        return {file.path: file.etag for file in open_tree(self._folder(stream).url).list()}
 
     def _folder(self, stream: str) -> FolderDeclaration:
         declaration = self.declaration(stream)

@@ -104,6 +104,11 @@ class AdmittedFile(NamedTuple):
         """The time of its records."""
         return _EPOCH + timedelta(microseconds=self.modified)
 
+    @property
+    def admitted_at(self) -> datetime:
+        """The time of its admission."""
+        return _EPOCH + timedelta(microseconds=self.admitted)
+
 
 class LostFile(NamedTuple):
     """An admitted file that can't be read any more, and why."""

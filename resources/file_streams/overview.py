@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.errors import ConfigurationError, PermanentError
-from dagster_adjunct.resources.file_streams.log import FileLog, FileLogState, list_logged
+from dagster_adjunct.resources.file_streams.log import (
+    AdmittedFile,
+    FileLog,
+    FileLogState,
+    list_logged,
+)
 from dagster_adjunct.resources.file_streams.streams import FileStreams
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import registered_systems
+
+SET_ASIDE = "set aside"
 
 
 def open_file_systems(lake: Lake) -> dict[str, FileStreams]:
@@ -82,6 +90,23 @@ def summarize(streams: FileStreams, stream: str) -> dict[str, Any]:
     }
 
 
+class Look(NamedTuple):
+    """Why files that are in the source wait, by path, and why no file can be admitted, "" if files
+    can be.
+    """
+
+    waiting: dict[str, str]
+    problem: str
+
+
+def look_for_waiting(streams: FileStreams, stream: str) -> Look:
+    """Return which files wait, and why none can be admitted. Admits nothing."""
+    try:
+        return Look(streams.waiting(stream), "")
+    except PermanentError as error:
+        return Look({}, str(error))
+
+
 def describe(streams: FileStreams, stream: str) -> dict[str, Any]:
     """Return the declaration of a stream, its files and offsets, and which files wait, and why.
 
@@ -90,18 +115,13 @@ def describe(streams: FileStreams, stream: str) -> dict[str, Any]:
     """
     declared = streams.declaration(stream).model_dump(mode="json")
     state = streams.state(stream)
-    waiting: dict[str, str] = {}
-    problem = ""
-    try:
-        waiting = streams.waiting(stream)
-    except PermanentError as error:
-        problem = str(error)
+    look = look_for_waiting(streams, stream)
     commit = streams.file_log(stream).log.current()
     return {
         **summarize(streams, stream),
         "set_aside": {} if state is None else dict(state.set_aside),
-        "waiting": waiting,
-        "problem": problem,
+        "waiting": look.waiting,
+        "problem": look.problem,
         "oldest": "0" if state is None else str(state.oldest),
         "upcoming": "0" if state is None else str(state.next),
         "commits": 0 if commit is None else commit.number,
@@ -115,29 +135,61 @@ def describe(streams: FileStreams, stream: str) -> dict[str, Any]:
     }
 
 
-def list_files(streams: FileStreams, stream: str, *, problems: bool) -> list[dict[str, Any]]:
-    """Return the files of a stream in the order of admission; with `problems`, only those that
-    were set aside.
+def list_present(streams: FileStreams, stream: str) -> Mapping[str, str] | None:
+    """Return the ETags of the files that exist, by path; None for a table, and for a source that
+    can't be listed.
+    """
+    try:
+        return streams.present_files(stream)
+    except PermanentError:
+        return None
+
+
+def list_files(
+    streams: FileStreams, stream: str, *, present: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Return the files of a stream in the order of admission, each with its state.
+
+    A file is "redelivered" if it was set aside and its later contents are in the list, too, and
+    "dropped" if retention has dropped its records. With `present`, the ETags of the files that
+    exist by path, admitted files may be "gone" or "overwritten".
     """
     streams.declaration(stream)  # raises the error for a stream that does not exist
     state = streams.state(stream)
     if state is None:
         return []
+    log = streams.file_log(stream)
+    last = log.known(state)
     found = []
-    for file in streams.file_log(stream).files(state):
-        if problems and not file.problem:
-            continue
+    for file in log.files(state):
         found.append(
             {
                 "file": file.path,
+                "state": _state_of(file, last[file.path], state.oldest, present),
                 "offset": file.first,
                 "records": file.rows,
                 "bytes": file.size,
                 "modified": file.modified_at,
+                "admitted": file.admitted_at,
                 "problem": file.problem,
             }
         )
     return found
+
+
+def _state_of(
+    file: AdmittedFile, last: AdmittedFile, oldest: int, present: Mapping[str, str] | None
+) -> str:
+    """Return the state of a file; `last` is its last admission, `oldest` the first offset that is
+    kept.
+    """
+    if file.problem:
+        return SET_ASIDE if file == last else "redelivered"
+    if file.rows > 0 and file.next <= oldest:
+        return "dropped"
+    if present is None or present.get(file.path) == file.etag:
+        return "admitted"
+    return "overwritten" if file.path in present else "gone"
 
 
 def list_deletable_objects(log: FileLog, last: Commit) -> dict[str, int]:

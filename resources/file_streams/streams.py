@@ -308,7 +308,8 @@ class FileStreams(NumberedOffsets):
             declaration = self.declaration(stream)
             log = self.file_log(stream)
             known = _Known(log, log.read() or FileLogState.empty(declaration))
-            found = declaration.feed(self.lake).find(known)
+            with _naming_stream(f"{self.name}.{stream}"):
+                found = declaration.feed(self.lake).find(known)
             self._waiting[stream] = _without_known(found.waiting, known)
         return self._waiting[stream]
 
@@ -378,9 +379,9 @@ class FileStreams(NumberedOffsets):
         """Return those of these admitted files that can't be read any more."""
         return []
 
-    def present_files(self, stream: str) -> Collection[str] | None:
-        """Return the paths of all files that exist; None for a source whose names always stay in
-        the log.
+    def present_files(self, stream: str) -> Mapping[str, str] | None:
+        """Return the ETags of all files that exist, by path; None for a source whose names always
+        stay in the log.
         """
         return None
 

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import stat
 import tempfile
@@ -97,6 +98,11 @@ class FileTree(Protocol):
     def content_tag(self, file: ListedFile) -> str:
         """Return a text that is equal for files of equal content. A local file is read, to hash
         it.
+        """
+
+    def undo_touch(self, file: ListedFile, etag: str) -> str:
+        """Return the command after which a file has this earlier ETag again, "" unless all that
+        differs is the time when it was modified.
         """
 
 
@@ -241,6 +247,15 @@ class LocalTree:
         with self._opened(file) as opened:
             return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
+    def undo_touch(self, file: ListedFile, etag: str) -> str:
+        *which, _ = file.etag.split("-", 2)
+        *which_before, modified = etag.split("-", 2)
+        seconds, nanoseconds = divmod(int(modified, 16), 10**9)
+        if which != which_before or not 0 <= seconds < _LAST_TIME.timestamp():
+            return ""
+        at = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds:09}Z"
+        return f"touch -d {at} {shlex.quote(f'{self.root}/{file.path}')}"
+
     @contextlib.contextmanager
     def _opened(self, file: ListedFile) -> Iterator[BufferedReader]:
         """Open a file. Raises SourceChangedError, also at the end."""
@@ -383,6 +398,9 @@ class S3Tree:
 
     def content_tag(self, file: ListedFile) -> str:
         return file.etag
+
+    def undo_touch(self, file: ListedFile, etag: str) -> str:
+        return ""
 
     def _get(self, file: ListedFile, take: Callable[[Any], T], **more: Any) -> T:
         """Return `take(body)` for an object, whose ETag is the listed one. Raises

@@ -95,18 +95,15 @@ class OutputColumns:
         SchemaMismatchError for what is not allowed; `what` names the table.
         """
         renamed = evolve(stored, AS_NAMED, None, self.changes)
-        problems = renamed.problems
-        evolved = renamed
-        if not problems:
-            wanted = _complete(schema_struct(self.schema), schema_struct(renamed.schema))
-            hidden = self.schema.sensitive
-            fields = [
-                Field(each.name, str(each.type), each.name in hidden) for each in wanted.members
-            ]
-            evolved = evolve(stored, AS_NAMED, Schema(tuple(fields)), self.changes)
-            problems = evolved.problems
-        if problems:
-            raise misfit_error(what, problems)
+        if renamed.problems:
+            step = "Correct renamed= and drop= of output_table()."
+            raise misfit_error(what, renamed.problems, step)
+        wanted = _complete(schema_struct(self.schema), schema_struct(renamed.schema))
+        hidden = self.schema.sensitive
+        fields = [Field(each.name, str(each.type), each.name in hidden) for each in wanted.members]
+        evolved = evolve(stored, AS_NAMED, Schema(tuple(fields)), self.changes)
+        if evolved.problems:
+            raise misfit_error(what, evolved.problems)
         return evolved
 
 
@@ -277,12 +274,15 @@ def describe_kept_partitions(declared: Sequence[str], stored: Sequence[str]) -> 
     return [f"partitions stay by {by}: partition_by={list(declared)} is for a new table"]
 
 
-def misfit_error(what: str, problems: Iterable[str]) -> errors.SchemaMismatchError:
+def misfit_error(
+    what: str,
+    problems: Iterable[str],
+    step: str = "Cast the columns to the types of the table, or send to another table.",
+) -> errors.SchemaMismatchError:
     """Return the error for records that do not fit the columns of a table."""
     return errors.SchemaMismatchError(
         f"the records do not fit the columns of table {what}: {'; '.join(problems)}.",
-        "Cast the columns, or give output_table() renamed= and drop= for them. Types can only be"
-        " widened: for others send to another table.",
+        step,
         table=what,
     )
 

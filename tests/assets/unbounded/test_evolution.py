@@ -240,6 +240,7 @@ def test_removed_narrowed_and_retyped_columns_are_refused_with_the_difference() 
             evolve_columns(table, stored, declared)
         assert difference in caught.value.problem
         assert "adjunct dataset rebuild d" in caught.value.next_step
+        assert "renamed" not in caught.value.next_step
     more = Schema.of(z="date", c="double", k="int", b="string", a="decimal(20,0)")
     assert evolve_columns(table, stored, more).schema == more
 

@@ -171,6 +171,22 @@ def test_files_with_dropped_columns_are_not_handed_over_as_they_are(
     assert [tuple(each.values()) for each in rows] == [row]
 
 
+def test_the_error_for_a_key_member_that_was_renamed_says_what_to_declare(steps: World) -> None:
+    evolve_stream(steps, Schema.of(k="bigint", asset={"id": "bigint", "v": "string"}))
+    steps.send("prices", [(1, {"id": 7, "v": "seven"})])
+    steps.advance(table("asset.id", order_by="k"))
+    tagged = Schema.of(k="bigint", asset={"tag": "bigint", "v": "string"})
+    evolve_stream(steps, tagged, renamed={"asset.id": "tag"})
+    with pytest.raises(DatasetError) as caught:
+        steps.advance(table("asset.tag", order_by="k"))
+    advice = re.search(r"declare key=(\[.*?\]), renamed=({.*?})\.", caught.value.next_step)
+    assert advice is not None
+    (key,) = json.loads(advice[1])
+    steps.advance(table(key, order_by="k", renamed=json.loads(advice[2])))
+    entries = dict(open_dataset(steps.lake, "prices").items())
+    assert entries == {7: {"id": 7, "k": 1, "asset": {"tag": 7, "v": "seven"}}}
+
+
 @pytest.mark.parametrize(
     ("declare", "key", "key_now"),
     [(table, "k", "k"), (bounded, "home.id as k", "house.number as k")],

@@ -92,13 +92,13 @@ def test_files_are_listed_in_80_columns(world: World, monkeypatch: pytest.Monkey
     rows = [line for line in lines if line.startswith("│")]
     assert max(map(len, rows)) <= 80
     cells = [row.strip("│").split("│") for row in rows]
-    for number, (file, _, records, *_) in enumerate(cells[:2], 1):
+    for number, (file, _, _, records, *_) in enumerate(cells[:2], 1):
         begin, _, end = file.strip().partition("…")
         assert f"{folder}/{names[number - 1]}".startswith(begin)
         assert f"{folder}/{names[number - 1]}".endswith(end)
         assert records.strip() == f"{number * 400}"
-    sizes = [row[3] for row in cells]
-    assert all(size.endswith(" ") and not size.endswith("  ") for size in sizes)
+    counts = [row[3] for row in cells]
+    assert all(count.endswith(" ") and not count.endswith("  ") for count in counts)
     why = next(line for line in lines if "why:" in line)
     assert f"{folder}/{names[2]}" in why  # as set-aside takes it
 
@@ -148,6 +148,62 @@ def test_files_are_listed_with_their_offsets_and_problems(world: World) -> None:
     assert shown["waiting"] == {"4.json": "4.json.done is missing"}
     text = printed(world, "stream", "show", "files.clicks")
     assert "4.json.done is missing" in text
+
+
+def list_states(world: World, *options: str) -> list[tuple[str, str]]:
+    """Return the files of the stream, each with its state."""
+    files = document(world, "stream", "files", "files.clicks", *options)["files"]
+    return [(file["file"], file["state"]) for file in files]
+
+
+def test_files_are_listed_with_their_states(world: World) -> None:
+    world.write("1.json", 1)
+    world.write("2.json", 2)
+    world.write("3.json", text="{")
+    printed(world, "stream", "admit", "files.clicks", "shop:app")
+    (world.landing / "1.json").unlink()
+    world.write("3.json", 3)
+    printed(world, "stream", "admit", "files.clicks")
+    world.write("2.json", 2, 2)
+    world.write("4.json", text="{")
+    assert list_states(world) == [
+        ("1.json", "gone"),
+        ("2.json", "overwritten"),
+        ("3.json", "redelivered"),
+        ("3.json", "admitted"),
+    ]
+    assert list_states(world, "--problems") == []
+    reason = ("--reason", "x")
+    printed(world, "stream", "set-aside", "files.clicks", "1.json", *reason)
+    printed(world, "stream", "set-aside", "files.clicks", "2.json", *reason)
+    printed(world, "stream", "admit", "files.clicks")
+    assert list_states(world, "--problems") == [
+        ("1.json", "set aside"),
+        ("2.json", "set aside"),
+        ("4.json", "set aside"),
+    ]
+
+
+def test_a_file_because_of_which_none_is_admitted_is_shown(world: World) -> None:
+    world.write("1.json", 1)
+    printed(world, "stream", "admit", "files.clicks", "shop:app")
+    world.write("1.json", 1, 2)
+    for command in (("show",), ("files", "--problems")):
+        name, *options = command
+        given = ("stream", name, "files.clicks", *options)
+        assert f"{world.landing}/1.json" in document(world, *given)["problem"]
+        assert "adjunct stream set-aside files.clicks 1.json" in printed(world, *given)
+
+
+def test_records_that_retention_has_dropped_are_listed_as_such(world: World) -> None:
+    module = Path("shop.py").read_text()
+    limited = module.replace("rules=", "retention=FileRetention(max_files=1), rules=")
+    Path("shop.py").write_text(limited.replace("FileRules,", "FileRetention, FileRules,"))
+    world.write("1.json", 1)
+    world.write("2.json", 2)
+    printed(world, "stream", "admit", "files.clicks", "shop:app")
+    printed(world, "stream", "maintain", "files.clicks")
+    assert list_states(world) == [("1.json", "dropped"), ("2.json", "admitted")]
 
 
 def test_a_file_that_is_gone_is_set_aside_and_readers_go_on(world: World) -> None:

@@ -132,6 +132,11 @@ def test_a_dry_run_reports_tasks_offsets_and_records_and_writes_nothing(
     assert listed(world) == {}
 
 
+def test_the_time_that_a_date_means_is_shown(world: OffsetsWorld) -> None:
+    text = printed(world, *ask("lake.orders.0", "--timestamp", "2026-01-01", "--dry-run"))
+    assert "would be requested: timestamp 2026-01-01T00:00:00+00:00" in text
+
+
 def test_a_bounded_replay_reads_its_part_again_and_the_position_stays(
     world: OffsetsWorld, app: Application
 ) -> None:

@@ -114,7 +114,8 @@ def test_the_job_continues_after_a_failing_dataset_and_skips_one_without_a_versi
     }
     finished = hand_over(lab, lost, absent, PRICES, tables=tables)
     assert not finished.success
-    assert "the Iceberg catalogue 'nowhere' can't be opened" in finished.failure.description
+    assert "'nowhere' is not configured: configured are" in finished.failure.description
+    assert "lakehouse" in finished.failure.description
     assert "dataset absent has not been advanced yet" in finished.log
     assert in_table(catalog) == sorted(APPLES)
 

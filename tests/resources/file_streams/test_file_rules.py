@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from tests.resources.file_streams.table_lab import forget_declarations
 
 
 @pytest.mark.parametrize(
-    ("now", "how"), [(lines(7, 8, 9), "grown"), (lines(), "shrunk"), (lines(8), "changed")]
+    ("now", "how"), [(lines(7, 8, 9), "grown"), (lines(), "shrunk"), (lines(8), "written again")]
 )
 def test_a_file_that_was_overwritten_is_an_error_by_name(
     either: Landing, lake: Lake, now: bytes, how: str
@@ -79,6 +82,34 @@ def test_what_was_admitted_before_a_file_was_overwritten_stays(
     s3_landing.put("a", lines(7, 8))  # restored, with its first ETag
     assert look(system) == [7, 8]
     assert system.upcoming([CLICKS]) == {CLICKS: "2"}
+
+
+def test_the_error_of_a_file_that_was_touched_says_how_to_undo_it(
+    landing: LocalLanding, lake: Lake
+) -> None:
+    system = clicks(landing, lake)
+    landing.put("a b", lines(7))
+    assert look(system) == [7]
+    os.utime(landing.root / "a b", ns=(0, 1_700_000_000_000_000_001))
+    with pytest.raises(errors.AdmittedFileError) as caught:
+        system.admit("clicks")
+    assert caught.value.rule == "changed"
+    command = shlex.split(caught.value.next_step.split("set it back: ")[1])[:4]
+    subprocess.run([*command[:3], command[3].removesuffix(".")], check=True)
+    assert look(system) == [7]
+
+
+@pytest.mark.parametrize("now", [lines(8), lines(7, 8)])
+def test_a_file_that_was_replaced_can_not_be_had_back_by_touching_it(
+    landing: LocalLanding, lake: Lake, now: bytes
+) -> None:
+    system = clicks(landing, lake)
+    landing.put("a", lines(7))
+    look(system)
+    landing.put("a", now)
+    with pytest.raises(errors.AdmittedFileError) as caught:
+        system.admit("clicks")
+    assert "touch" not in caught.value.next_step
 
 
 def test_a_file_that_is_moved_back_is_the_admitted_one(landing: LocalLanding, lake: Lake) -> None:
