@@ -125,7 +125,7 @@ if __name__ == "__main__":
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.stdout == "[4, 9, True]\n0\n", done.stderr
     assert done.stderr == ""

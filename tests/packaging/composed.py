@@ -242,7 +242,7 @@ class ByHand:
             env=self.environment(name),
             capture_output=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
         return done.returncode == 0
 

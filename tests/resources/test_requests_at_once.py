@@ -34,7 +34,7 @@ class MeetingStore(FaultyStore):
 
     def __init__(self) -> None:
         super().__init__(InMemoryStore())
-        self.pair = threading.Barrier(2, timeout=60)
+        self.pair = threading.Barrier(2, timeout=300)
         self.meets = False
 
     def _do(self, request: str, key: str, act: Callable[[], T]) -> T:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
 
-READY_SECONDS = 60.0
+READY_SECONDS = 240.0
 _JAVA = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 # One node holds all copies, cleans and times out at once, and keeps its buffers small.
 _SETTINGS = {

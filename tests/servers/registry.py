@@ -18,7 +18,7 @@ import pytest
 from tests.servers.ports import free_port
 from tests.servers.s3 import ROOT
 
-READY_SECONDS = 60.0
+READY_SECONDS = 240.0
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ def run_adjunct(
     folder: Path, *arguments: str | bytes, **how: Any
 ) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "dagster_adjunct.orchestration.cli.main", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=60, **how)
+    return subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=300, **how)
 
 
 def test_an_argument_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

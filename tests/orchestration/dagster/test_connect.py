@@ -98,7 +98,7 @@ def test_a_client_of_a_server_has_the_results_of_the_oracle(tmp_path: Path) -> N
     lake = filled(tmp_path / "one")
     with connect_server(tmp_path, "local[2]") as server:
         done = ended(run(tmp_path / "one", server.url, "order_totals"))
-        looked = start("-c", LOOK, server.url).communicate(timeout=60)[0].splitlines()
+        looked = start("-c", LOOK, server.url).communicate(timeout=300)[0].splitlines()
     assert done["success"], done["log"]
     assert set(done["passed"].values()) == {True}
     assert small.priced(lake) == small.expected(small.orders(0, 300))

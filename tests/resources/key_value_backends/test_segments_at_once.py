@@ -160,7 +160,7 @@ def test_no_write_is_applied_after_a_seal_has_returned(handle, at_once, backend,
     def work(handle: Handle, number: int) -> dict | None:
         if number == 0:
             for _ in range(6):
-                assert under_way.acquire(timeout=60)
+                assert under_way.acquire(timeout=300)
             backend.seal(table, 1)
             return handle.stored()
         for turn in range(100_000):
@@ -188,7 +188,7 @@ def test_writers_of_a_table_that_is_deleted_meet_the_error_and_nothing_else(
     def work(handle: Handle, number: int) -> None:
         if number == 0:
             for _ in range(6):
-                assert under_way.acquire(timeout=60)
+                assert under_way.acquire(timeout=300)
             backend.delete(table, 1)
             with pytest.raises(KeyValueTableNotFoundError):
                 handle.write(put(of(b"late")))

@@ -29,7 +29,7 @@ def test_the_interpreter_waits_for_threads_that_still_hold_a_file() -> None:
         [sys.executable, "-c", _LEAVES_A_FILE_TO_A_THREAD],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert ended.stdout == "read to the end\n"

@@ -282,7 +282,7 @@ def test_a_transaction_over_a_commit_that_was_read_before_reads_nothing_unless_i
 
 
 def test_a_check_is_made_while_the_manifest_is_stored_and_prevents_the_commit_by_raising() -> None:
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=300)
     store = FaultyStore(InMemoryStore(), [Fault("put_if_absent", 3, "meanwhile", both.wait)])
     log = CommitLog(store, "x", "stream")
     first = log.commit(None, {}, by="a")

@@ -184,7 +184,7 @@ def test_who_waits_in_another_event_loop_moves_up_too():
     thread = threading.Thread(target=wait)
     thread.start()
     asyncio.run(leave())
-    thread.join(timeout=60)
+    thread.join(timeout=300)
     assert not thread.is_alive()
 
 

@@ -95,12 +95,12 @@ def test_records_go_over_tls_with_a_password_that_only_the_environment_holds(
         assert guarded.PASSWORD.encode() not in held
     command = [sys.executable, "-c", _TASK, base64.b64encode(task).decode()]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout == """[b'{"value":"a"}', b'{"value":"b"}']\n""", done.stderr
     bare = {name: value for name, value in os.environ.items() if name != "KAFKA_PASSWORD"}
     done = subprocess.run(
-        command, cwd=ROOT, env=bare, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=ROOT, env=bare, capture_output=True, text=True, timeout=300, check=False
     )
     assert "environment variable KAFKA_PASSWORD, which is not set in this process" in done.stderr
 
