@@ -298,7 +298,7 @@ def attribute_bytes(stored: AttributeValue) -> int:
         return 3 + len(value) + sum(map(attribute_bytes, value))
     if tag == "M":
         return 3 + len(value) + item_bytes(value)
-    return 1
+    return 1  # BOOL and NULL; sets are only read
 
 
 def item_bytes(item: Mapping[str, AttributeValue]) -> int:
@@ -528,6 +528,7 @@ class ItemCodec(RowCodec):
             if tag not in stored:
                 what = f"{self.table}: its key {name!r} is stored as {tag}, but got {stored}."
                 raise SchemaMismatchError(what, "Convert it to the type of the key.", column=name)
+            # The OutOfRangeError says that no record can have the key: a get finds none.
             if tag != "N" and not 0 < size <= largest:
                 text = f"{self.table}: key {name!r} has {size} bytes; expected 1 to {largest}."
                 step = "Shorten the key, for example to a hash of it."
@@ -581,8 +582,10 @@ class ItemCodec(RowCodec):
         return EncodedChanges(sets, numbers, limits, merged, append, tuple(removed), inside)
 
     def check_order(self, newest_by: str) -> None:
-        """As in RowCodec, but undeclared columns are accepted: DynamoDB checks the values that
-        it compares.
+        """Raise SchemaMismatchError if the values of a declared column have no order.
+
+        In a table without declared columns any column is accepted: the values are checked when they
+        are compared (`Guard.holds`).
         """
         if not self.is_open:
             super().check_order(newest_by)

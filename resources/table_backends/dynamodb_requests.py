@@ -542,7 +542,8 @@ class TableRequests:
                     ExpressionAttributeNames={"#k": name},
                 )
         except Exception as error:
-            if error_code(error) == "ConditionalCheckFailedException":
+            may_update = error_code(error) == "ConditionalCheckFailedException"  # as it must be
+            if may_update:
                 return
             problem = problem_from_boto_error(error, self.label, sent=False).error
             assert problem is not None
@@ -664,15 +665,16 @@ class TableRequests:
     def _send_fenced(
         self, fenced: FencedWrites, places: list[int], requests: list[Any], problems: Problems
     ) -> None:
-        """Send a batch as transactions: one that DynamoDB cancels or finds too large is sent
-        again in halves.
+        """Send a batch as transactions: one that DynamoDB cancels, or would find too large, is sent
+        again in halves, until a single request is rejected.
         """
         actions = [_action_of(self.table, request) for request in requests]
         reasons: Sequence[Reason] | None = None
         try:
-            if sum(map(_request_bytes, requests)) <= _LARGEST_TRANSACTION:
+            is_small_enough = sum(map(_request_bytes, requests)) <= _LARGEST_TRANSACTION
+            if is_small_enough:
                 reasons = fenced.send(actions)
-                if reasons is None:
+                if reasons is None:  # it was applied
                     return
         except RunLeaseLostError:
             raise
@@ -774,7 +776,7 @@ class TableRequests:
             found = answer.item
             self._check_changes(key, changes, found)
             if answer.present:
-                continue
+                continue  # maps were assumed where there are none, or vice versa: `found` tells
             if default is None:
                 missing = record_not_found_error([operation.entries.keys[entry.place]], self.label)
                 return _Written(Problem(State.MISSING, missing))

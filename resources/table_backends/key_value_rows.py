@@ -96,7 +96,7 @@ async def purge_marks(table: Table, before: float) -> int:
         left: KeyRange | None = segment.ALL_ENTRIES
         while left is not None:
             page = await table.segment(partition).page(left, _PAGE, values=True)
-            left = left.after(page.keys[-1]) if page else None
+            left = left.after(page.keys[-1]) if page else None  # nothing follows an empty page
             changes = [
                 change
                 for entry in page.entries()
@@ -121,13 +121,13 @@ async def _apply(table: Table, partition: int, changes: Sequence[SegmentChange])
 
 
 def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
-    """Return the change that removes old marks, or the entry if its record is deleted; None
-    without old marks.
+    """Return the change that removes marks from before a time, or the whole entry if its record is
+    deleted; None for an entry without such marks.
     """
     try:
         document = json.loads(entry.value or b"")
     except (ValueError, RecursionError):
-        return None
+        return None  # not written by `KeyValueRows`
     at = None
     if isinstance(document, dict):
         at = document.get(AT)
@@ -181,7 +181,8 @@ class OptimisticWrites:
 
     async def finish(self) -> None:
         """Write until each entry is done or has a problem."""
-        if not await self._round():
+        are_left = await self._round()
+        if not are_left:
             return
         rounds = AsyncRetrying(
             retry=retry_if_result(bool),
@@ -235,14 +236,17 @@ class OptimisticWrites:
         return bool(self.left)
 
     async def _write(self, decision: PlannedWrites) -> _SentKeys:
-        """Send the decided writes."""
+        """Send the decided writes, each request once; count the defaults that became records."""
         failed: dict[Row, Problem] = {}
         conflicting: set[Row] = set()
         for keys, changes in self._requests(decision):
             try:
                 await self._send(changes)
             except ConditionsFailed as conflict:
-                self._contested |= {keys[place] for place in conflict.found if place < len(keys)}
+                for place in conflict.found:
+                    is_guard = place == len(keys)  # that of the fence, which follows the changes
+                    if not is_guard:
+                        self._contested.add(keys[place])
                 conflicting.update(keys)
             except errors.RunLeaseLostError:
                 raise
@@ -264,14 +268,17 @@ class OptimisticWrites:
         try:
             await self.table.apply(self.partition, sent, token, retried=ReplyLostError)
         except ConditionsFailed as conflict:
-            if fence is not None and len(changes) in conflict.found:
+            guard_failed = len(changes) in conflict.found
+            if fence is not None and guard_failed:
                 self.fences.forget(self.partition, fence)
             raise
         if fence is not None:
             self.fences.note(self.partition, fence, sent[-1])
 
     def _requests(self, decision: PlannedWrites) -> Iterator[tuple[list[Row], list[SegmentChange]]]:
-        """Yield the keys of each request and their changes, without versions."""
+        """Yield the keys of each request and their changes, without versions. Contested keys come
+        last, each in a request of its own.
+        """
         changes = decision.changes
         # Lists, because conflicts add keys to `_contested` while these requests are sent.
         alone = [key for key in changes if key in self._contested]
@@ -279,7 +286,7 @@ class OptimisticWrites:
         keys = iter(together)
         limits = self.table.backend.limits
         if self.operation.fence is not None and limits.changes is not None:
-            limits = replace(limits, changes=limits.changes - 1)
+            limits = replace(limits, changes=limits.changes - 1)  # `_send` adds a guard
         for part in segment.split_into_requests([changes[key] for key in together], limits):
             yield [next(keys) for _ in part], part
         for key in alone:
@@ -313,11 +320,12 @@ class KeyValueRows(StoreTable):
     """Read and write function over the key-value table `table` of a scope of `lake`.
 
     `key` names one column or several (then keys are tuples), `columns` has each column's type.
-    Records of one `family`, the first of the key's columns, are in one partition and can be
-    iterated together. If the family is the empty text, the key selects the partition. With
-    `create`, the first write creates a missing scope and table with this number of `partitions`, in
-    the backend `stored_in` or the lake's default one. Reads create neither, and find no records.
-    `to_dict` and pickles have names and descriptions, never a secret.
+    `family` names the first of the key's columns: records with the same values there are in one
+    partition, and can be iterated together. A record with the empty text there has no family, as
+    if none was named: its key selects the partition. With `create`, the first write creates a
+    missing scope and table with this number of `partitions`, in the backend `stored_in` or the
+    lake's default one. Reads create neither, and find no records. `to_dict` and pickles have names
+    and descriptions, never a secret.
 
     Each key is changed by one conditional write. A request of many keys is one write per partition,
     within the limits of the backend. The table itself refuses writes of a run that has lost its
@@ -340,24 +348,27 @@ class KeyValueRows(StoreTable):
         partitions: int = 4,
         stored_in: SegmentBackend | Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(lake, str) and ":" not in lake:  # an executor has another working directory
-            lake = str(Path(lake).expanduser().absolute())
+        if isinstance(lake, str):
+            is_folder = ":" not in lake  # else a URL
+            if is_folder:  # an executor has another working directory
+                lake = str(Path(lake).expanduser().absolute())
         self.lake = lake
         self.scope = scope
         self.table = table
         self._label = f"key-value table {scope}/{table}"
         self._declare(table, key, columns, create=create)
         self.family = (family,) if isinstance(family, str) else tuple(family)
-        self.partitions = KeyValueTableConfiguration(partitions).partitions
+        KeyValueTableConfiguration(partitions)  # raises for a number that no table may have
+        self.partitions = partitions
         self.stored_in = stored_in
         self._codec = RowCodec(self._label, self.key, self._declared)
         self._documents = RowDocuments(self._codec, self._declared)
         self._keys = RowKeys(
             self._label, [self._codec.columns[name] for name in self.key], self.family
         )
-        self._open: Table | None = None
-        self._fences: TableFences | None = None
-        self._opening = threading.Lock()
+        self._open: Table | None = None  # made at the first request that needs it (`_opened`)
+        self._fences: TableFences | None = None  # of `_open`, made at the first write of a run
+        self._opening = threading.Lock()  # held while one thread makes `_open`
 
     def __repr__(self) -> str:
         return f"KeyValueRows({self._url!r}, {self.scope!r}, {self.table!r}, key={self.key})"
@@ -478,7 +489,8 @@ class KeyValueRows(StoreTable):
         except errors.RunLeaseLostError:
             raise
         except errors.AdjunctError as error:
-            if reads and self.create and isinstance(error, _NOT_CREATED):
+            is_yet_to_create = self.create and isinstance(error, _NOT_CREATED)
+            if reads and is_yet_to_create:  # no record exists
                 return Outcomes(len(operation), [None] * len(operation))
             return Outcomes.all(len(operation), replace(self.problem_of(error), of_request=True))
 
@@ -494,7 +506,7 @@ class KeyValueRows(StoreTable):
 
     async def forget(self, older_than: float) -> int:
         """Remove the marks of updates applied more than `older_than` seconds ago, also of deleted
-        records; return the number of keys.
+        records; return the number of keys that had such marks.
 
         Messages that old are applied again if they are repeated. Reads the whole table.
         """
@@ -571,9 +583,7 @@ class KeyValueRows(StoreTable):
         return placed
 
     def _fences_of(self, opened: Table) -> TableFences:
-        """Return the fences of the opened table, which are known again only until it is opened
-        anew.
-        """
+        """Return the fences of the opened table, new ones if it was opened again."""
         fences = self._fences
         if fences is None or fences.table is not opened:
             fences = self._fences = TableFences(opened)
@@ -587,7 +597,10 @@ class KeyValueRows(StoreTable):
         return self._documents.record(document, self._codec.names, key)
 
     def _outcome(self, error: errors.AdjunctError) -> Problem:
-        """Return the problem of an entry whose request failed with this error."""
+        """Return the problem of an entry whose request failed with this error.
+
+        If the table is gone, the next request opens it again.
+        """
         if isinstance(error, errors.KeyValueTableNotFoundError):
             self._open = None  # the table may be created again
         return self.problem_of(error)

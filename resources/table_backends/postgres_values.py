@@ -148,7 +148,7 @@ def _stage(codec: RowCodec, operation: Operation[Any], entries: ArrowEntries) ->
         if _is_constant(cast[name]):
             constants[name] = cast.pop(name)[0].as_py()
     varying = [name for name in defaults if name not in constants]
-    merged = _merge_by_key(cast, codec.key, sets, adds, varying)
+    merged = _merge_by_key(cast, codec.key, adds, varying)
     if merged.same_key is not None and operation.conditions:
         raise _NotStaged  # which of a key's entries are applied depends on the earlier ones
     puts = operation.kind is OperationKind.PUT
@@ -270,7 +270,8 @@ def _defaults(
         # With a default of 0 or null, a new record has the number that is added: the column is the
         # same for both.
         default = defaults.pop(name, None)
-        if default is None or default.null_count == len(default):
+        is_null = default is None or default.null_count == len(default)
+        if is_null:
             continue
         if added.null_count or pc.all(pc.equal(_without_nulls(default), 0)).as_py() is not True:
             raise _NotStaged
@@ -367,14 +368,12 @@ class _MergedEntries(NamedTuple):
 
 
 def _merge_by_key(
-    columns: dict[str, Any],
-    key: Sequence[str],
-    sets: dict[str, Any],
-    adds: dict[str, Any],
-    defaults: Sequence[str],
+    columns: dict[str, Any], key: Sequence[str], adds: dict[str, Any], defaults: Sequence[str]
 ) -> _MergedEntries:
-    """Merge the entries of each key into one row: the last value set, the sum added, the first
-    default. The first column is `_PLACE`.
+    """Merge the entries of each key into one row, whose first column is `_PLACE`.
+
+    Of columns that are added to it has the sum, of `defaults` the first entry's value, of all other
+    columns the last entry's.
     """
     count = len(next(iter(columns.values())))
     table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
@@ -393,12 +392,9 @@ def _merge_by_key(
     for name in key:
         merged[name] = groups.column(name)
     for name in columns:
-        if name in adds:
-            continue
-        if name in sets or name not in (*key, *defaults):
-            merged[name] = table.column(name).take(last)
-        elif name in defaults:
-            merged[name] = table.column(name).take(first)
+        if name not in adds and name not in key:
+            chosen = first if name in defaults else last
+            merged[name] = table.column(name).take(chosen)
     for name in adds:
         merged[name] = groups.column(f"{name}_sum")
     listed = keyed.group_by(list(key), use_threads=False).aggregate([(_PLACE, "list")])

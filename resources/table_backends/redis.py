@@ -258,6 +258,9 @@ class RedisServer:
     def problem(self, error: BaseException, *, lost: State) -> Problem:
         """The problem of a command that raised `error`; `lost` is its state if no answer was
         received.
+
+        In this order: the script is not known, the rights are missing, the server does not accept
+        requests now, it gave no answer, it rejected the command.
         """
         from redis import exceptions
 
@@ -298,7 +301,8 @@ class RedisServer:
             step = "Another type is stored under the key."
         known = kind(f"{self.label}: Redis at {self.place} {what}.", step, table=self.label)
         known.__cause__ = error
-        return Problem(state, known, of_request="WRONGTYPE" not in text)
+        is_of_one_key = "WRONGTYPE" in text  # all other errors say nothing about the record
+        return Problem(state, known, of_request=not is_of_one_key)
 
     async def close(self) -> None:
         """Close the connections after their requests."""
@@ -541,7 +545,7 @@ class RedisCodec(RowCodec):
         largest = b"%d" % self._largest
         for name, value in changes.add.items():
             if isinstance(name, InnerName):
-                continue
+                continue  # see `_inside_arguments`
             column = self._stored[name]
             if self.columns[name].kind is Kind.JSON:
                 used.add("merge")
@@ -554,9 +558,10 @@ class RedisCodec(RowCodec):
         for name, items in changes.append.items():
             if items != b"[]":
                 used.add("append")
-                more += [b"append", name.encode(), largest, items[1:-1]]
+                without_brackets = items[1:-1]
+                more += [b"append", name.encode(), largest, without_brackets]
         for name in remove:
-            if name in self.columns:
+            if name in self.columns:  # else a path, which is set to null
                 used.add("remove")
                 more += [b"remove", name.encode()]
         return len(more), b"".join(map(pack_argument, more))
@@ -751,8 +756,8 @@ class RedisTable(StoreTable):
         return await self._write(operation)
 
     async def check_settings(self, conditions: Conditions, *, fenced: bool = False) -> list[str]:
-        """Raise if the server may evict what the conditions need; return a note if it may evict
-        records.
+        """Raise ConfigurationError if the server may evict what the conditions need; return a
+        sentence if it may evict records.
         """
         await self.open()
         server = self._servers.here()
@@ -776,11 +781,15 @@ class RedisTable(StoreTable):
         return server.policy
 
     async def _check_eviction(self, operation: Operation[Any]) -> None:
-        """Raise ConfigurationError as `check_settings`; log its notes once in this process."""
+        """Raise ConfigurationError if the server may evict what the operation's conditions need.
+
+        Logs the notes of `check_settings` once in this process.
+        """
         server = self._servers.here()
         conditions = operation.conditions
         fenced = operation.fenced
-        if server.policy is not None:
+        was_noted = server.policy is not None
+        if was_noted:
             policy = await self._eviction_policy()
             check_eviction(self._label, server.place, policy, conditions, fenced=fenced)
             return
@@ -893,6 +902,7 @@ class RedisTable(StoreTable):
         for own, answer in zip(by_name.values(), answers, strict=True):
             if answer == DONE:
                 continue
+            # A list has an answer for each entry; anything else is an error of the whole call.
             results = answer if isinstance(answer, list) else [answer] * len(own)
             for (place, _), one in zip(own, results, strict=True):
                 begun += one == BEGUN

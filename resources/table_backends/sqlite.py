@@ -165,7 +165,7 @@ def _changed_by(declared: str, column: Column) -> str | None:
     if column.kind in (Kind.INTEGER, Kind.FLOAT, Kind.BOOLEAN) and _is_text(declared):
         return "a number becomes a text"
     upper = declared.upper()
-    is_real = "INT" not in upper and any(word in upper for word in _REALS)
+    is_real = "INT" not in upper and any(word in upper for word in _REALS)  # INT comes first
     if column.kind is Kind.INTEGER and is_real:
         return "an integer becomes a floating point number"
     if column.kind is Kind.DECIMAL and _is_number(declared):
@@ -197,7 +197,9 @@ def _check_generated(
 
 
 def _is_text(declared: str) -> bool:
-    """Whether SQLite converts numbers to texts in a column of this type."""
+    """Whether SQLite converts numbers to texts in a column of this type, by its affinity rules, of
+    which the one for INT comes first.
+    """
     upper = declared.upper()
     return "INT" not in upper and any(word in upper for word in ("CHAR", "CLOB", "TEXT"))
 
@@ -408,6 +410,7 @@ class SqliteRequests:
             if not may_drop:
                 self.connection.executemany(statement.sql, statement.parameters)
                 continue
+            # One row at a time, to see which have no effect.
             for key, row in zip(statement.keys, statement.parameters, strict=True):
                 written = self.connection.execute(statement.sql, row).rowcount
                 # A record that is not there is not deleted either.
@@ -460,8 +463,9 @@ class SqliteRequests:
         """Raise if the file can't be written, or required columns or the idempotency table are
         missing.
         """
-        if not use.writes:
+        if not use.writes:  # connecting has checked all that reads need
             return
+        # A file that is locked can be written: nobody waits for the lock here.
         busy = self.connection.execute("PRAGMA busy_timeout").fetchone()[0]
         self.connection.execute("PRAGMA busy_timeout = 0")
         try:
@@ -895,7 +899,11 @@ class SqliteTable(SqlTable[SqliteRequests]):
 
     @contextmanager
     def _translated(self, requests: SqliteRequests | None = None) -> Iterator[None]:
-        """Turn errors of SQLite in the `with` block into ours."""
+        """Turn errors of SQLite in the `with` block into ours.
+
+        In this order: locked, kept from the file by the file system, a commit of unknown outcome
+        over the connection of `requests`, a file that can't be used, a rejected request.
+        """
         try:
             yield
         except sqlite3.Error as error:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.table_backends.columns import Kind, parse_known_column
+from dagster_adjunct.resources.table_backends.columns import Column, Kind, parse_known_column
 from dagster_adjunct.resources.table_backends.write_plan import Key, Record
 from dagster_adjunct.resources.tables.functions import DeclaredFunction, StoreFunction
 from dagster_adjunct.resources.tables.operation import (
@@ -30,6 +30,11 @@ class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes])
 
     appends_to_json: ClassVar[bool] = False  # an update can append to columns of lists only
     _label: str
+    # Set by `_declare`:
+    key: tuple[str, ...]
+    columns: dict[str, str] | None
+    create: bool
+    _declared: tuple[Column, ...]  # `columns` as parsed; none if only the store knows them
 
     def _declare(
         self,
@@ -39,8 +44,10 @@ class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes])
         *,
         create: bool = False,
     ) -> None:
-        """Set `key`, `columns` and `create`. Raises ConfigurationError for `create` without
-        columns.
+        """Check the declaration, and set the attributes `key`, `columns`, `create` and `_declared`.
+
+        Raises ConfigurationError for `create` without columns, and for a column of the key that is
+        not declared, or whose values are nested. `name` is the table's, for errors.
         """
         self.key = key_columns(name, key)
         self.columns = None if columns is None else dict(columns)

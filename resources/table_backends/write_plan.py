@@ -192,7 +192,7 @@ class RowCodec:
         given = update.set if isinstance(update, Changes) else update
         sets = self._drop_key(key, self._fields(given), given)
         for name in sets.keys() - self.columns.keys():
-            self.column(name)
+            self.column(name)  # raises, unless it is a path inside a column
         changes = CheckedChanges(sets, {}, {})
         if not isinstance(update, Changes):
             if self.has_inner:
@@ -253,7 +253,7 @@ class RowCodec:
                     problem, "Name a column in one of set, add, append and remove.", column=name
                 )
         for name in others:
-            self.column(name)
+            self.column(name)  # raises if there is none
             if name in self.key:
                 problem = (
                     f"{self.table}: an update changes column {name!r}, which is part of the key."
@@ -280,7 +280,11 @@ class RowCodec:
         return self.checked(name, total)
 
     def column(self, name: str) -> Column:
-        """The column of that name; SchemaMismatchError if the table has none."""
+        """The column of that name, or the value inside a column at the path `name`, as a column.
+
+        Raises SchemaMismatchError if the table has neither. From its first use on, a path is known
+        to this codec (`has_inner`).
+        """
         column = self.columns.get(name)
         if column is not None:
             return column
@@ -295,7 +299,9 @@ class RowCodec:
         raise SchemaMismatchError(problem, "Omit the field, or add the column.", column=str(name))
 
     def _inner_column(self, path: InnerName) -> Column:
-        """The simple value at a path inside a column of structs, as a column."""
+        """The simple value at a path inside a column of structs, as a column, which is known from
+        now on.
+        """
         try:
             column = inner_column(path, self.columns.get(path.root))
         except InnerNameError as error:
@@ -315,7 +321,7 @@ class RowCodec:
 
         If it has the column's type, but is out of its range, OutOfRangeError is the cause.
         """
-        self.column(name)
+        self.column(name)  # raises if there is none
         try:
             if value is None:
                 return None
@@ -329,7 +335,8 @@ class RowCodec:
         """Raise SchemaMismatchError if `newest_by` is a column whose values have no order, such
         as JSON.
         """
-        if self.column(newest_by).kind not in _READ or newest_by not in self.columns:
+        is_path = newest_by not in self.columns
+        if self.column(newest_by).kind not in _READ or is_path:
             problem = (
                 f"{self.table}: newest_by needs a column of times, numbers or text, and"
                 f" {newest_by!r} is none."
@@ -436,7 +443,7 @@ class RowCodec:
                 for name, value in record.items()
             }
         except (KeyError, TypeError, ValueError, ArithmeticError):
-            # Raises with a helpful message.
+            # Raises with a helpful message, unless all that was missing is a path inside a column.
             return {name: self.checked(name, value) for name, value in record.items()}
 
     def check_added(self, name: str, value: Any) -> Any:
@@ -940,7 +947,7 @@ def _apply(
         assign(codec, changes.set, new, is_record=new is old)
         if appended:
             for name in changes.set:
-                appended.pop(name, None)
+                appended.pop(name, None)  # the new value replaces what was appended
     for name, values in changes.append.items():
         if appended is None or name in new:
             new[name] = [*(new.get(name) or ()), *values]
@@ -968,7 +975,7 @@ def assign(
         if not isinstance(name, InnerName):
             new[name] = value
             for path in split_inner(new).paths.get(name, ()):
-                del new[path]
+                del new[path]  # the new value of the column replaces what was set inside it
         elif is_record or name.root in new:
             new[name.root] = with_inside(new.get(name.root), name.names, value)
         else:

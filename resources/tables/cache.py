@@ -269,10 +269,12 @@ class CacheLayer:
             self._reads += bool(unknown)
         hits = len(keys) - len(unknown)
         answer = Outcomes(len(keys), records)
+        if not unknown:
+            if hits:
+                self._meter.add("cache_hits", hits)
+            return answer
         if hits:
             self._meter.add("cache_hits", hits)
-            if not unknown:
-                return answer
             operation = operation.with_entries(operation.entries.take(unknown))
         self._meter.add("cache_misses", len(unknown))
         try:

@@ -162,7 +162,8 @@ class Demands:
         target = max(waiting, share * MAX_AHEAD_SECONDS * self.rate)
         # Those that are left when the lease arrives.
         held = self.leased.unexpired(now + self.lease_takes)
-        if held >= max(waiting, target * 2 / 3):
+        is_enough = held >= max(waiting, target * 2 / 3)
+        if is_enough:
             return None
         self._requested_at = now
         self._spent = 0.0

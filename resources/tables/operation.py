@@ -368,6 +368,7 @@ class RowEntries(Generic[K_co]):
         return replace(self, defaults=None)
 
     def null_key(self) -> int | None:
+        # Few types are checked instead of all keys: only None and tuples can be or have a null.
         kinds = set(map(type, self.keys))
         if not any(issubclass(kind, tuple | NoneType) for kind in kinds):
             return None
@@ -736,7 +737,7 @@ def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
     False for an error about the table itself, which each of them would get, and for updates, if
     some may have had an effect.
     """
-    problem = outcomes.problems.get(0)
+    problem = outcomes.problems.get(0)  # a rejected request has the same for all entries
     if problem is None or problem.error is None or not problem.refuses_request:
         return False
     if operation.kind is OperationKind.UPDATE:

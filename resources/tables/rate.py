@@ -156,7 +156,10 @@ class TokenBucket:
         return now
 
     def _give_back(self, wait: _Wait) -> None:
-        """Return a cancelled caller's credits: those behind it get them earlier."""
+        """Return a cancelled caller's credits: those behind it get them earlier.
+
+        Of those that have arrived while it waited, only as many are left as have not expired.
+        """
         with self._taking:
             now = self._earn()
             to_come = min(wait.credits, max(0.0, (wait.due - now) * self.rate))
@@ -211,7 +214,7 @@ def per_capacity_unit(operation: Operation[Any], answer: Outcomes | None) -> flo
     so it may cost more.
     """
     if answer is not None:
-        missing = answer.count - len(_found_records(answer))
+        missing = answer.count - len(_found_records(answer))  # reading these costs one unit each
         return missing + sum(
             max(1, ceil(estimate_bytes(record) / 4096)) for record in _found_records(answer)
         )
@@ -283,9 +286,9 @@ class LocalCredits:
         bucket = self._buckets.get(budget)
         if bucket is None:
             with self._making:
-                bucket = self._buckets[budget] = self._buckets.get(budget) or self._new_bucket(
-                    budget
-                )
+                # Another thread may have made it since.
+                bucket = self._buckets.get(budget) or self._new_bucket(budget)
+                self._buckets[budget] = bucket
         await bucket.acquire(credits)
 
     def _new_bucket(self, budget: Budget) -> TokenBucket:
