@@ -272,7 +272,7 @@ class EntryCoder(Generic[K, V]):
         """Return the table keys of these keys, in their order; `prefix` is that of their family,
         b"" without one.
         """
-        if prefix:
+        if prefix:  # all at once, unless one of them is invalid
             try:
                 serialized = list(map(self.key_serializer.to_bytes, keys))
                 longest = max(map(len, serialized), default=0)
@@ -632,7 +632,7 @@ def _repeated_key_error(
 ) -> errors.KeyValueTableError:
     """Return the error for a batch of these keys, of which two are the same once serialized."""
     first: dict[bytes, int] = {}
-    place = 0
+    place = 0  # in the end that of the first key that was there before
     while first.setdefault(changes[place].key, place) == place:
         place += 1
     return table.error(
@@ -645,9 +645,8 @@ def _repeated_key_error(
 
 def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: SegmentLimits) -> None:
     """Raise BatchTooLargeError if the backend does not accept so much at once."""
-    if limits.request is None:
-        size = 0
-    else:
+    size = 0  # not needed without a limit
+    if limits.request is not None:
         size = sum(len(change.key) + len(change.value or b"") for change in changes)
     too_many = limits.changes is not None and len(changes) > limits.changes
     if too_many:

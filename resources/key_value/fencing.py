@@ -66,19 +66,22 @@ class TableFences:
             entries = known.entries
         else:
             entries = await self._read(partition, fence)
+            # Of several, a request would raise only the one that it contains.
             if len(entries) > 1:
                 entries = await self._raise_all(partition, entries, fence)
         return _check(random.randrange(len(entries)), entries, fence)
 
     def note(self, partition: int, fence: Fence, written: SegmentChange) -> None:
-        """Remember the fence entry that a request has written, as it was sent: with its version."""
+        """Remember the fence entry that a request has written, as it was sent: with its version.
+        A guard has written none.
+        """
         known = self._known.get((partition, fence.application))
         if known is not None and known.epoch == fence.epoch and not written.is_guard:
             number = written.key[len(FENCES)]
             known.entries[number] = StoredEntry(written.key, written.version, written.value)
 
     def forget(self, partition: int, fence: Fence) -> None:
-        """Read the fence entries again before the next request, since one had changed."""
+        """Forget the fence entries, of which one has changed: the next request reads them again."""
         self._known.pop((partition, fence.application), None)
 
     async def announce(self, fence: Fence) -> None:

@@ -43,7 +43,7 @@ async def count_run(table: OpenTable[str, bytes]) -> int:
         try:
             await table.apply(_SEGMENT, *segment.with_versions([change]))
         except ConditionsFailed:
-            continue
+            continue  # another run was counted meanwhile
         return runs
     label = f"key-value table {table.id}"
     problem = f"{label}: other runs were counted first {_ROUNDS} times."

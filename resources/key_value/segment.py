@@ -131,7 +131,7 @@ def partition_of(prefix: bytes, partitions: int) -> int:
 
 def family_range(prefix: bytes) -> KeyRange:
     """Return the range of all table keys that start with `prefix`, which has at least one byte."""
-    start_of_end = prefix.rstrip(b"\xff")
+    start_of_end = prefix.rstrip(b"\xff")  # a last byte that can't be raised is dropped
     if not start_of_end:
         return KeyRange(prefix, None)
     return KeyRange(prefix, start_of_end[:-1] + bytes([start_of_end[-1] + 1]))
@@ -144,10 +144,15 @@ def family_subrange(
     not including `end`.
     """
     whole = family_range(prefix + key_prefix)
-    first = whole.start if start is None else max(whole.start, prefix + start)
-    if end is None:
-        return KeyRange(first, whole.end)
-    return KeyRange(first, prefix + end if whole.end is None else min(whole.end, prefix + end))
+    first = whole.start
+    if start is not None:
+        first = max(whole.start, prefix + start)
+    last = whole.end
+    if end is not None:
+        last = prefix + end
+        if whole.end is not None:
+            last = min(whole.end, last)
+    return KeyRange(first, last)
 
 
 class Expected(Enum):

@@ -476,7 +476,7 @@ class DynamoDbSegment:
                     return False
                 if invalidated is TransactionAnswer.TOKEN_TAKEN:
                     # The try has used its token meanwhile. DynamoDB's answer to another copy tells
-                    # its outcome.
+                    # its outcome; if that is cancelled again, another request has used the token.
                     ends.append(invalidated)
                     continue
             if not await patience.wait():
@@ -739,9 +739,9 @@ class DynamoDbSegments:
                     client.delete_table(TableName=name)
                 except Exception as error:
                     if error_code(error) == "ResourceNotFoundException":
-                        return
-                    if error_code(error) != "ResourceInUseException":
-                        # It is being created or deleted.
+                        return  # it is gone
+                    is_created_or_deleted_now = error_code(error) == "ResourceInUseException"
+                    if not is_created_or_deleted_now:
                         raise
             problem = f"{label} is not deleted after {_DELETING_SECONDS:.0f} s."
             raise TableUnavailableError(

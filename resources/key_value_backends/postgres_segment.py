@@ -269,6 +269,7 @@ class PostgresPages:
         if ahead is not None and (ahead.within, ahead.limit, ahead.values) == wanted:
             unread = ahead.unread
         pool = self._segment._pool()
+        # The answer can only be read from the connection that was asked.
         if unread is not None and await pool.take_again(unread.wire):
             wire = unread.wire
         else:
@@ -345,6 +346,8 @@ class PostgresSegmentErrors:
     async def translate(self, error: psycopg.Error, wire: PostgresWire) -> AdjunctError:
         """Return the table's error for one of a request over `wire`, which is closed if it can't
         be used any more.
+
+        In this order: sealed, deleted, a write of unknown outcome, no answer, a rejected request.
         """
         state = error.sqlstate
         words = " ".join(str(error).split())
@@ -538,7 +541,8 @@ class PostgresSegment:
         """Apply a change of one key in one statement. Returns what `_attempt` does."""
         sql = self._statements
         key, value, version, expected, is_guard = changes[0]
-        if value is None and (is_guard or expected is ABSENT):
+        changes_nothing = value is None and (is_guard or expected is ABSENT)
+        if changes_nothing:  # no statement for one key only checks it
             return await self._apply_batch(wire, changes, token)
         parameters = [self._prefix + key, token]
         statements: dict[Any, str] = {ANYTHING: sql.remove}

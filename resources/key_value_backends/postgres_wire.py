@@ -383,7 +383,9 @@ class WirePool:
         places = self._places
         if isinstance(places, threading.Semaphore):
             return places.acquire(wait)
-        return (wait or not places.locked()) and await places.acquire()
+        if not wait and places.locked():
+            return False
+        return await places.acquire()
 
     def _pop(self) -> PostgresWire | None:
         """Return an idle connection, None if there is none."""

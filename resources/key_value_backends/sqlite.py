@@ -377,7 +377,7 @@ class SqliteSegment:
         def transaction(connection: FileConnection) -> Failing | None:
             self._connections.begin(connection)
             failing = write(connection.execute, changes, token)
-            if failing is None:
+            if failing is None:  # else conditions fail or, with {}, nothing was left to do
                 self._commit(connection.execute)
             return failing
 
@@ -496,7 +496,7 @@ class SqliteSegment:
         by_key: dict[bytes, StoredEntry] = {}
         several = len(keys) > _KEYS_AT_ONCE
         if several:
-            execute("BEGIN")
+            execute("BEGIN")  # so that all queries see the same moment
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             # Adjacent keys are in the same page of the file.
             part = sorted(keys[start : start + _KEYS_AT_ONCE])
@@ -526,6 +526,7 @@ class SqliteSegment:
         try:
             return ask(connection)
         except sqlite3.Error as error:
+            # SQLite has no code of its own for a missing table.
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
                 with suppress(sqlite3.Error):
                     if not table_exists(connection, self._table):

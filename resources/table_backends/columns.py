@@ -725,7 +725,7 @@ def arrow_column_from_records(
             if name not in record:
                 check_cases(what, key, record, known)
             value = record.get(name)
-        if kind == "string" and isinstance(value, dict | list):
+        if kind == "string" and isinstance(value, dict | list):  # of a column of JSON
             value = json.dumps(value, sort_keys=True)
         values.append(value)
     misfits = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -742,7 +742,7 @@ def arrow_column_from_records(
                     "Correct the table's declared columns, or the type given in select=.",
                     column=name,
                 ) from error
-        raise
+        raise  # each value fits by itself, but not all together
 
 
 def _array(values: list[Any], kind: str) -> pa.Array:

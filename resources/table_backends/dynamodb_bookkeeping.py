@@ -98,9 +98,10 @@ class FencedWrites:
                     "CancellationReasons", []
                 )
                 if len(reasons) != len(actions):
-                    raise
+                    raise  # it is not known which action was rejected
                 self._check_fences(actions, reasons)
-                if not any(reason["Code"] == _CONFLICT for reason in reasons):
+                has_conflict = any(reason["Code"] == _CONFLICT for reason in reasons)
+                if not has_conflict:
                     return reasons[1:]
             else:
                 return None

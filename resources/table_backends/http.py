@@ -42,6 +42,7 @@ from dagster_adjunct.resources.tables.operation import (
     Capabilities,
     Changes,
     Operation,
+    OperationKind,
     Outcomes,
     Problem,
     RowEntries,
@@ -87,8 +88,10 @@ def error_from_response(
     status = answer.status_code
     beginning = _quote_reply(answer.text, secrets)
     what = f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)}"
-    if status == 429 or status >= 500 or status == 408:
+    may_pass = status in (408, 429) or status >= 500
+    if may_pass:
         retry_after = parse_retry_after(answer.headers.get("Retry-After"), utc_now())
+        # The service asks to come back later, instead of doing anything.
         is_put_off = status == 429 or (status == 503 and retry_after is not None)
         had_no_effect = is_put_off or answer.request.method in READS
         return HttpUnavailableError(
@@ -99,7 +102,8 @@ def error_from_response(
             retry_after=retry_after,
             had_effect=False if had_no_effect else None,
         )
-    concerns_all_records = status < 400 or status in (401, 403, 405, 407)
+    is_redirected = status < 400
+    concerns_all_records = is_redirected or status in (401, 403, 405, 407)
     kind = errors.TableError
     if concerns_all_records:
         kind = errors.TableAccessError
@@ -348,7 +352,10 @@ class HttpTable(
         for place, key in enumerate(operation.entries.keys):
             try:
                 self.path_of(key if ordered is None else ordered(key))
-                self.encode(values[place])
+                if operation.kind is OperationKind.UPDATE:
+                    self.encode(to_changes(values[place]).set)
+                else:
+                    self.encode(values[place])
             except Exception as error:  # noqa: BLE001 - as for a request
                 found[place] = functions.problem_from_error(self, error)
         return found

@@ -59,7 +59,7 @@ _REMOVED = _Removed()
 
 
 class _AnyRecords(RowCodec):
-    """A codec that checks nothing: records may have any columns and values.
+    """A codec that checks nothing: records may have any columns and values. It has no columns.
 
     What an update calls `a.b` is the value at this path, unless the record has such a column.
     """

@@ -184,8 +184,9 @@ async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.Asyn
 
 
 def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
-    """Connect in autocommit mode, for blocking calls, without setting the time zone. Raises as
-    `connect_async`.
+    """Connect in autocommit mode, for blocking calls. Raises the same errors as `connect_async`.
+
+    It sets neither the time zone nor a limit for sessions that are idle in a transaction.
     """
     import psycopg
 
@@ -218,7 +219,11 @@ def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connect
 def _connection_error(
     error: psycopg.Error, label: str, settings: Mapping[str, Any]
 ) -> errors.AdjunctError:
-    """Return the error of ours for a connection that could not be made."""
+    """Return the error of ours for a connection that could not be made.
+
+    In this order: the server accepts none now, it rejects a login that it has accepted before, it
+    rejects the login, it can't be reached.
+    """
     message = _redact(str(error), settings)
     kind: type[errors.AdjunctError]
     kind = errors.TableUnavailableError
@@ -248,6 +253,9 @@ def _connection_error(
 def translate_error(error: psycopg.Error, label: str, place: str) -> errors.AdjunctError:
     """Return the error of ours for an error of the driver: transient if the same transaction may
     succeed later.
+
+    In this order: no answer or for now, read-only, against a policy, without access, values that do
+    not fit, rejected for another reason.
     """
     import psycopg
 

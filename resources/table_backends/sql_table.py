@@ -98,8 +98,8 @@ R = TypeVar("R", bound=SqlRequests)
 
 
 class Pool(Generic[R]):
-    """A pool of at most `size` connections. `connect` makes one if none is idle; its argument:
-    create the table.
+    """A pool of at most `size` connections. `connect` makes one if none is idle; its argument says
+    whether it creates a missing table.
 
     If `connect` fails, because the login is rejected, the table is missing or the server is down,
     the request that needs the connection gets the error at once. A library's pool would report only
@@ -125,13 +125,13 @@ class Pool(Generic[R]):
             requests = self._idle.pop() if self._idle else await self._connect(create)
             if requests.outdated:
                 await requests.close()
-                requests = await self._connect(False)
+                requests = await self._connect(False)  # a table that is gone now was removed
             self.is_connected = True
             try:
                 yield requests
             finally:
                 if requests.closed:
-                    await self._drop()
+                    await self._drop()  # the server may be lost, or the table another one
                     self.is_connected = False
                 else:
                     self._idle.append(requests)
@@ -202,8 +202,9 @@ class SqlTable(StoreTable, Generic[R]):
             return NO_TABLE
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
-        """Create what is missing and may be created, count the run and pass the fence; return the
-        presence.
+        """Create what is missing and may be created, count the run, and make its fence known.
+
+        Returns what the store then says about the table.
         """
         async with self._pools.here().connection(create=create and self.create) as requests:
             if marks and not requests.has_idempotency_table:
@@ -258,10 +259,7 @@ class SqlTable(StoreTable, Generic[R]):
             async with self._pools.here().connection(create=creates) as requests:
                 connected = True
                 outcomes = await send(requests, operation)
-                if any(
-                    problem.of_request and not problem.may_pass
-                    for problem in outcomes.problems.values()
-                ):
+                if any(problem.refuses_request for problem in outcomes.problems.values()):
                     # The table may have changed since this connection read its columns.
                     await requests.close()
                 return outcomes

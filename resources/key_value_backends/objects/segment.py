@@ -228,10 +228,10 @@ class GroupCommit:
         """
         deadline = time.monotonic() + _PATIENCE
         state = None
-        if self._backoff.is_alone:
+        if self._backoff.is_alone:  # then the last known state is probably the current one
             state = self.core.pointer.last
-        fresh = False
-        reads = 0
+        fresh = False  # whether `state` was read after the last request had joined
+        reads = 0  # in vain, because a run was missing
         self._wait()
         while time.monotonic() < deadline:
             began = time.monotonic()
@@ -254,7 +254,7 @@ class GroupCommit:
                 if fresh:
                     _answer(decision)
                     return
-                state = None
+                state = None  # an answer without a swap needs the current state
                 continue
             swapped = self._swap(state, decision)
             if swapped.is_done:

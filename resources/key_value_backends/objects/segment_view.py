@@ -324,7 +324,8 @@ class SegmentCore:
         """Return the first entries of a range, all of one moment; fewer than `limit` if they are
         large.
         """
-        continues_page = self._ends.pop(within.start, _UNKNOWN) is None
+        continues_page = within.start in self._ends
+        self._ends.pop(within.start, None)
         wanted = max(limit, _AHEAD) if continues_page else limit
         page = self.read_consistently(
             lambda state: self._page(self.require_existing(state), within, limit, wanted, values)
@@ -428,9 +429,6 @@ class SegmentCore:
             if len(keys) >= limit or size >= _PAGE_BYTES:
                 return StoredPage(keys, versions, stored)
         return StoredPage(keys, versions, stored, is_last=True)
-
-
-_UNKNOWN = object()
 
 
 def now_in_ms() -> int:
