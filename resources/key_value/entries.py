@@ -260,6 +260,7 @@ class EntryCoder(Generic[K, V]):
         whole = size
         if prefix:
             whole = size + len(prefix) - _LENGTH_BYTES
+        # If key and family together are too long for any store, that is the error (below).
         if size > self._key_most and whole <= segment.MAX_KEY_BYTES:
             self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)
         if whole > most:
@@ -313,7 +314,7 @@ class EntryCoder(Generic[K, V]):
             )
         return stored
 
-    def place(self, family: str | None, key: K) -> tuple[int, bytes]:
+    def locate(self, family: str | None, key: K) -> tuple[int, bytes]:
         """Return the partition and the table key of a key."""
         prefix = self.prefix(family)
         stored = self.table_key(prefix, key)
@@ -405,7 +406,9 @@ class EntryCoder(Generic[K, V]):
             raise failed from error
 
     def _too_long(self, what: str, most: int, size: int, prefix: bytes) -> NoReturn:
-        """Raise KeyTooLongError for `what` has `size` bytes, and may have `most`."""
+        """Raise KeyTooLongError. `what` says what is too long, with its `size` in bytes, of which
+        `most` are allowed; `prefix` is that of its family.
+        """
         problem = f"{what}; at most {most:,} are allowed."
         next_step = "Use a shorter one, such as a hash of it."
         raise self.table.error(errors.KeyTooLongError, problem, next_step, size=size).of_family(

@@ -108,8 +108,10 @@ class TableFences:
     async def _raise_all(
         self, partition: int, known: list[StoredEntry | None], fence: Fence
     ) -> list[StoredEntry | None]:
-        """Raise all fence entries of a segment, which are as `known`, to the epoch of the run;
-        return them.
+        """Raise all fence entries of a segment to the epoch of the run; return the raised entries.
+
+        `known` are the entries as they were read. Raises TableUnavailableError if others change
+        them again and again.
         """
         for _ in range(_ROUNDS):
             checked = [_check(number, known, fence) for number in range(len(known))]

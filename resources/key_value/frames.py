@@ -389,7 +389,7 @@ def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) ->
     partitions = []
     table_keys = []
     for family, given in zip(families, batch.column("key").to_pylist(), strict=True):
-        partition, stored = table.coder.place(family, key.to_bytes(given))
+        partition, stored = table.coder.locate(family, key.to_bytes(given))
         table_keys.append(stored)
         partitions.append(partition)
     columns = {

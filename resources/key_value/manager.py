@@ -81,7 +81,9 @@ def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str
         return dict(description)
     root = lake.store.descriptor.url
     settings = {name: value for name, value in description.items() if name != _LAKE}
-    if description.items() >= IN_SQLITE.items() and "://" not in root:
+    is_sqlite_file = description.items() >= IN_SQLITE.items()
+    is_folder = "://" not in root
+    if is_sqlite_file and is_folder:
         folder = Path(root).resolve()
         path = folder.with_name(f"{folder.name}.key-values.sqlite")
         if "path" in settings:

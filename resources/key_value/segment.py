@@ -418,7 +418,7 @@ class PreflightChecks(Protocol):
 
 
 class PageReader(Protocol):
-    """Reads pages of a segment, as `TableSegment.page` does."""
+    """Reads pages of a segment: its `page` is that of `TableSegment`."""
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage: ...
 

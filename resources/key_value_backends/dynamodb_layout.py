@@ -115,10 +115,10 @@ class TableCalls:
         return await segment.at_once(lambda: self._open.here().threads, asked)
 
     async def read(self, do: Callable[[DynamoDBClient], T]) -> T:
-        """Do the same as `call`, but raise the errors of tables.
+        """Return what `do` returns for the client; raise the errors of tables, not boto3's.
 
         For requests that can be repeated without harm: reads, and changes that have no visible
-        effect or the same one again.
+        effect or the same one again. So a lost answer is an ordinary TableUnavailableError.
         """
         with dynamodb_errors(self.table, sent=False):
             return await self.call(do)
@@ -221,7 +221,7 @@ class _ClientThreads:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="dynamodb-key-values")
         # Limits concurrent requests also for callers without a loop, which send them in their own
         # threads.
-        self._places = threading.BoundedSemaphore(threads)
+        self._slots = threading.BoundedSemaphore(threads)
         self._connect = connect
         self._opening = threading.Lock()
         self._client: DynamoDBClient | None = None
@@ -234,7 +234,7 @@ class _ClientThreads:
         if client is None:
             with self._opening:
                 client = self._client = self._client or self._connect()
-        with self._places:
+        with self._slots:
             return do(client)
 
     def end(self, *, wait: bool = False) -> None:

@@ -257,10 +257,10 @@ class PostgresPages:
         self._ahead: _PageAhead | None = None
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        """Return a page as `TableSegment.page` does.
+        """Return the first entries of a range, at most `limit`, as `TableSegment.page` specifies.
 
-        Also request the next one ahead, if this page is full and not the first, and entries are
-        small (AHEAD_BYTES).
+        If the page is full, entries are small (AHEAD_BYTES), and a page was read before, the next
+        page is requested ahead.
         """
         ahead = self._ahead
         self._ahead = None
@@ -335,13 +335,13 @@ _DUPLICATE = "23505"
 
 @dataclass(frozen=True, slots=True)
 class PostgresSegmentErrors:
-    """Converts errors of psycopg to those of one table; `label` names the table and `place`
-    returns its server.
+    """Converts errors of psycopg to those of one table. `label` names the table, `server` returns
+    the address of its server.
     """
 
     table: TableId
     label: str
-    place: Callable[[], str]
+    server: Callable[[], str]
 
     async def translate(self, error: psycopg.Error, wire: PostgresWire) -> AdjunctError:
         """Return the table's error for one of a request over `wire`, which is closed if it can't
@@ -366,10 +366,10 @@ class PostgresSegmentErrors:
                 " network."
             )
             return ReplyLostError(
-                f"{self.label} at {self.place()}: the answer to a write was lost ({words}).", step
+                f"{self.label} at {self.server()}: the answer to a write was lost ({words}).", step
             )
         if cut or state == _GIVEN_UP:
-            problem = f"{self.label} at {self.place()} does not answer at present ({words})."
+            problem = f"{self.label} at {self.server()} does not answer at present ({words})."
             step = (
                 "It is retried. If that continues, check the server's log, and for long"
                 " transactions."
@@ -381,11 +381,11 @@ class PostgresSegmentErrors:
         """Return the table's error for a change of the schema, or another request that had no
         effect.
         """
-        return translate_error(error, self.label, self.place())
+        return translate_error(error, self.label, self.server())
 
     def not_found(self) -> KeyValueTableNotFoundError:
         """Return the error for a missing or deleted table."""
-        return deleted_table_error(self.table, f"{self.label} at {self.place()}")
+        return deleted_table_error(self.table, f"{self.label} at {self.server()}")
 
 
 _ROUNDS = 50  # of conflicts with others, before the request counts as failed
@@ -538,7 +538,10 @@ class PostgresSegment:
     async def _apply_one(
         self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes
     ) -> Failing | None:
-        """Apply a change of one key in one statement. Returns what `_attempt` does."""
+        """Apply a change of one key in one statement.
+
+        Returns the failed condition, {} if the change is applied, None to try again.
+        """
         sql = self._statements
         key, value, version, expected, is_guard = changes[0]
         changes_nothing = value is None and (is_guard or expected is ABSENT)
@@ -567,6 +570,8 @@ class PostgresSegment:
     ) -> Failing | None:
         """Apply changes of several keys: in one statement, or in a transaction if keys have to
         be locked first.
+
+        Returns the failed conditions, {} if the changes are applied, None to try again.
         """
         parameters = self._arrays(changes, token)
         answer = await wire.ask(self._statements.batch, parameters, commits=True)
@@ -583,6 +588,8 @@ class PostgresSegment:
     ) -> Failing | None:
         """Apply changes unless an earlier attempt was applied; after this, no earlier one can be
         applied any more.
+
+        Returns the failed conditions, {} if the changes are or were applied, None to try again.
         """
         parameters = self._arrays(changes, token)
         return await self._in_transaction(
@@ -602,7 +609,8 @@ class PostgresSegment:
         """Apply changes in a transaction; `lock` all keys first, also if the statement asks for it.
 
         If `claim` is given, it is the token of a repeated request: nothing is done if it was
-        applied.
+        applied. Returns the failed conditions, {} if the changes are or were applied, None to try
+        again.
         """
         await wire.tell(b"BEGIN")
         try:
@@ -637,7 +645,8 @@ class PostgresSegment:
     async def _failing_now(
         self, wire: PostgresWire, changes: Sequence[SegmentChange]
     ) -> Failing | None:
-        """Return the conditions that fail now, of changes that were not applied; None if all hold.
+        """Return the conditions that fail now, of changes that were not applied; None if all hold,
+        so that the changes can be tried again.
 
         The statement of a batch can't report them: for it, a key inserted while it waited for
         another one is missing.

@@ -307,11 +307,11 @@ class WirePool:
         self._connect = connect
         self._process = os.getpid()
         self._in_loop = not is_blocking()
-        self._places: asyncio.Semaphore | threading.Semaphore
+        self._slots: asyncio.Semaphore | threading.Semaphore
         if self._in_loop:
-            self._places = asyncio.Semaphore(size)
+            self._slots = asyncio.Semaphore(size)
         else:
-            self._places = threading.BoundedSemaphore(size)
+            self._slots = threading.BoundedSemaphore(size)
         self._closing: AbstractAsyncContextManager[Any] = (
             asyncio.Lock() if self._in_loop else nullcontext()
         )
@@ -328,7 +328,7 @@ class WirePool:
         try:
             return self._pop() or await self._connect()
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
 
     async def take_again(self, wire: PostgresWire) -> bool:
@@ -340,7 +340,7 @@ class WirePool:
         try:
             self._idle.remove(wire)
         except ValueError:
-            self._places.release()
+            self._slots.release()
             return False
         return True
 
@@ -355,7 +355,7 @@ class WirePool:
             else:
                 self._idle.append(wire)
         finally:
-            self._places.release()
+            self._slots.release()
 
     async def close(self) -> None:
         """Close all connections of an event loop, each once its request has ended.
@@ -364,14 +364,14 @@ class WirePool:
         """
         held = 0
         async with self._closing:
-            # Else two concurrent calls might each hold places that the other waits for.
+            # Else two concurrent calls might each hold slots that the other waits for.
             try:
                 while self._in_loop and held < self._size:
                     held += await self._enter()
                 self.drop()
             finally:
                 for _ in range(held):
-                    self._places.release()
+                    self._slots.release()
 
     def drop(self) -> None:
         """Close the connections that are not in use."""
@@ -379,13 +379,13 @@ class WirePool:
             wire.close()
 
     async def _enter(self, *, wait: bool = True) -> bool:
-        """Take one of the places for connections; without `wait`, return False if there is none."""
-        places = self._places
-        if isinstance(places, threading.Semaphore):
-            return places.acquire(wait)
-        if not wait and places.locked():
+        """Take one of the slots for connections; without `wait`, return False if there is none."""
+        slots = self._slots
+        if isinstance(slots, threading.Semaphore):
+            return slots.acquire(wait)
+        if not wait and slots.locked():
             return False
-        return await places.acquire()
+        return await slots.acquire()
 
     def _pop(self) -> PostgresWire | None:
         """Return an idle connection, None if there is none."""

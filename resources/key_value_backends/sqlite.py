@@ -425,8 +425,10 @@ class SqliteSegment:
     def _repeat(
         self, execute: _Execute, changes: Sequence[SegmentChange], token: bytes
     ) -> Failing | None:
-        """Return {} if an earlier attempt of the request was committed, or else do the same as
-        `_write`.
+        """Write all changes in the open transaction, unless an earlier attempt was committed.
+
+        Returns None if they are written and have to be committed, {} if the earlier attempt was
+        committed, else the failing conditions.
         """
         if execute(self._sql.remembered, (token,)).fetchone() is not None:
             return {}

@@ -201,7 +201,10 @@ def _parse_nested(declared: str) -> Type | None:
 
 
 def parse_known_column(name: str, declared: str) -> Column:
-    """Return the column as `parse_column` does; raise ConfigurationError for an unknown type."""
+    """Return the column `name` of the type `declared`.
+
+    Unlike `parse_column`, it raises ConfigurationError for an unknown type.
+    """
     column = parse_column(name, declared)
     if column.kind is Kind.OTHER:
         reason = ""

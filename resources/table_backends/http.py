@@ -186,7 +186,7 @@ def _quote_reply(text: str, secrets: Iterable[str]) -> str:
     return f": {text}"
 
 
-_PLACE = re.compile(r"{(\w+)}")
+_COLUMN = re.compile(r"{(\w+)}")
 _SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "x-api-key")
 
 
@@ -304,7 +304,7 @@ class HttpTable(
                     " …}.",
                     argument="headers",
                 )
-        named = _PLACE.findall(self.path)
+        named = _COLUMN.findall(self.path)
         if sorted(named) != sorted(self.key) or not self.path.startswith("/"):
             raise errors.ConfigurationError(
                 f"{what}: its path names {', '.join(named) or 'no column'}, and its key is"
@@ -391,7 +391,7 @@ class HttpTable(
             for name, part in zip(self.key, parts, strict=True)
         }
         segments = [
-            _PLACE.sub(lambda place: texts[place[1]], segment) for segment in self.path.split("/")
+            _COLUMN.sub(lambda match: texts[match[1]], segment) for segment in self.path.split("/")
         ]
         for segment, declared in zip(segments, self.path.split("/"), strict=True):
             if segment in ("", ".", "..") and segment != declared:

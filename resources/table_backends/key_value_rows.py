@@ -571,7 +571,7 @@ class KeyValueRows(StoreTable):
             try:
                 if key not in partitions:
                     address = self._keys.address(key)
-                    partition, table_key = opened.coder.place(address.family, address.key)
+                    partition, table_key = opened.coder.locate(address.family, address.key)
                     partitions[key] = partition
                     placed.table_keys[key] = table_key
                 placed.by_partition.setdefault(partitions[key], []).append(entry)

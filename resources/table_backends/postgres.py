@@ -214,11 +214,11 @@ class PostgresRequests:
         raise TableUnavailableError(problem, step, table=self.codec.table)
 
     async def write_batch(self, operation: Operation[Any], batch: StagedBatch) -> Outcomes | None:
-        """Write the batch in one transaction, with errors as in `write`; return the outcomes of its
-        entries.
+        """Write the batch in one transaction, by one statement; return the outcomes of its entries.
 
         Returns None, and writes nothing, if not all records could be written. The caller then
-        writes them row by row to find out which could not.
+        writes them row by row to find out which could not. After an error nothing was written,
+        unless `committing` is set: then that is unknown.
         """
         shape = batch.shape
         self.committing = False
@@ -672,7 +672,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
         try:
             yield
         except psycopg.Error as error:
-            raise postgres_connection.translate_error(error, self._label, self.place) from error
+            raise postgres_connection.translate_error(error, self._label, self.address) from error
 
     async def _connected(self, create: bool) -> PostgresRequests:
         """Return a new connection, after checking the table's columns; `create`: a missing table is
@@ -685,7 +685,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
         )
 
         settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
-        self.place = postgres_connection.format_address(settings)
+        self.address = postgres_connection.format_address(settings)
         connection = await postgres_connection.connect_async(self._label, settings)
         try:
             with self._translated():
@@ -693,7 +693,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
                     postgres_statements.read_postgres_columns,
                     connection,
                     self._label,
-                    self.place,
+                    self.address,
                     self.schema,
                     self.table,
                     self.key,

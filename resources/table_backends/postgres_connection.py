@@ -250,7 +250,7 @@ def _connection_error(
     )
 
 
-def translate_error(error: psycopg.Error, label: str, place: str) -> errors.AdjunctError:
+def translate_error(error: psycopg.Error, label: str, address: str) -> errors.AdjunctError:
     """Return the error of ours for an error of the driver: transient if the same transaction may
     succeed later.
 
@@ -293,7 +293,7 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> errors.Adju
         kind = errors.SchemaMismatchError
         what = "the values do not fit the columns"
         step = "Correct the values or the table."
-    return kind(f"{label} at {place}: {what} ({' '.join(message.split())}).", step, table=label)
+    return kind(f"{label} at {address}: {what} ({' '.join(message.split())}).", step, table=label)
 
 
 def is_against_policy(error: psycopg.Error) -> bool:

@@ -263,7 +263,10 @@ class Statements:
         )
 
     def _update(self, sets: tuple[str, ...], append: tuple[str, ...]) -> sql.SQL:
-        """The statement `update` that sets these columns and appends to those."""
+        """The statement `update` that sets the columns `sets` and appends to the columns `append`.
+
+        A path in `sets` sets a value inside a column.
+        """
         names = (*sets, *append, *self._key)
         split = split_inner(sets)
         changes = [f"{quote_name(name)} = {self._typed(name)}" for name in split.columns]
@@ -680,7 +683,7 @@ class StoredColumns(NamedTuple):
 async def read_postgres_columns(
     connection: AsyncConnection[Any],
     label: str,
-    place: str,
+    address: str,
     schema: str,
     table: str,
     key: Sequence[str],
@@ -703,7 +706,7 @@ async def read_postgres_columns(
         (schema, table),
     )
     found = [_CatalogColumn(*row) for row in await cursor.fetchall()]
-    where = f"{label} at {place}"
+    where = f"{label} at {address}"
     if not found:
         step = "Correct schema and name, or declare the table with create=True."
         raise TableNotFoundError(f"{where}: the table does not exist.", step, table=label)

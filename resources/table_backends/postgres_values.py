@@ -675,11 +675,12 @@ def split_repeated_keys(
 ) -> Iterator[tuple[list[int] | None, Operation[Any]]]:
     """Split an operation with conditions, so that a part has one entry per key and can be staged.
 
-    Yield the parts in the order in which to send them, each with the indices of its entries (None:
-    all). The first has the first entry of every key, the next one the second, and so on: a staged
-    statement can't decide whether an entry is applied after an earlier one of its key. If fewer
-    than `LEAST` keys have a further entry, the last part has all that are left, and is written row
-    by row. Other operations are one part.
+    Yields the parts in the order in which to send them, each with the indices of its entries (None:
+    all). The first part has the first entry of every key, the second part the second entry of each
+    key that has one, and so on: a staged statement can't decide whether an entry is applied after
+    an earlier one of its key. Once fewer than `LEAST` keys have entries left, the last part has all
+    of these entries, and is written row by row. An operation without conditions, or too small to be
+    staged, is one part.
     """
     entries = operation.entries
     if not operation.conditions or not isinstance(entries, ArrowEntries) or len(entries) < LEAST:
@@ -693,7 +694,7 @@ def split_repeated_keys(
         chosen = np.flatnonzero(earlier == turn)
         if len(chosen) < LEAST:
             chosen = np.flatnonzero(earlier >= turn)
-            turn = last
+            turn = last  # this part is the last
         if len(chosen) == len(entries):
             yield None, operation
         else:

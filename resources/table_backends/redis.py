@@ -168,9 +168,9 @@ class RedisServer:
         self.label = label
         self._timeout = timeout
         parts = _parts(label, source, url)
-        self.place = parts.path
+        self.address = parts.path
         if parts.hostname:
-            self.place = f"{parts.hostname}:{parts.port or 6379}"
+            self.address = f"{parts.hostname}:{parts.port or 6379}"
         self._secrets = [secret for secret in (password, parts.password) if secret]
         settings: dict[str, Any] = {} if password is None else {"password": password}
         try:
@@ -299,7 +299,7 @@ class RedisServer:
             )
         elif "WRONGTYPE" in text:
             step = "Another type is stored under the key."
-        known = kind(f"{self.label}: Redis at {self.place} {what}.", step, table=self.label)
+        known = kind(f"{self.label}: Redis at {self.address} {what}.", step, table=self.label)
         known.__cause__ = error
         is_of_one_key = "WRONGTYPE" in text  # all other errors say nothing about the record
         return Problem(state, known, of_request=not is_of_one_key)
@@ -762,8 +762,8 @@ class RedisTable(StoreTable):
         await self.open()
         server = self._servers.here()
         policy = await self._eviction_policy()
-        check_eviction(self._label, server.place, policy, conditions, fenced=fenced)
-        note = note_eviction(self._label, server.place, policy)
+        check_eviction(self._label, server.address, policy, conditions, fenced=fenced)
+        note = note_eviction(self._label, server.address, policy)
         if note is None:
             return []
         return [note]
@@ -791,7 +791,7 @@ class RedisTable(StoreTable):
         was_noted = server.policy is not None
         if was_noted:
             policy = await self._eviction_policy()
-            check_eviction(self._label, server.place, policy, conditions, fenced=fenced)
+            check_eviction(self._label, server.address, policy, conditions, fenced=fenced)
             return
         for note in await self.check_settings(conditions, fenced=fenced):
             if note not in _logged:

@@ -42,24 +42,24 @@ async def read_eviction_policy(ask: Ask) -> str | None:
     return None
 
 
-def note_eviction(label: str, place: str, policy: str | None) -> str | None:
+def note_eviction(label: str, address: str, policy: str | None) -> str | None:
     """Return what to say about a policy (None: unknown); None if the server keeps all keys."""
     if policy == KEEPS_ALL:
         return None
     if policy is None:
         return (
-            f"{label}: this user may read neither INFO nor CONFIG of the Redis server at {place},"
+            f"{label}: this user may read neither INFO nor CONFIG of the Redis server at {address},"
             " so it is not known whether it evicts records. Its maxmemory-policy must be"
             f" {KEEPS_ALL}."
         )
     return (
-        f"{label}: the Redis server at {place} may evict records when its memory is full: its"
+        f"{label}: the Redis server at {address} may evict records when its memory is full: its"
         f" maxmemory-policy is {policy}. {_STEP}."
     )
 
 
 def check_eviction(
-    label: str, place: str, policy: str | None, conditions: Conditions, *, fenced: bool = False
+    label: str, address: str, policy: str | None, conditions: Conditions, *, fenced: bool = False
 ) -> None:
     """Raise ConfigurationError if keys that conditions or fences depend on may be evicted."""
     wanted = {
@@ -71,7 +71,7 @@ def check_eviction(
     if needed is None or policy in (KEEPS_ALL, None):
         return
     raise ConfigurationError(
-        f"{label}: the Redis server at {place} may evict records when its memory is full, because"
+        f"{label}: the Redis server at {address} may evict records when its memory is full, because"
         f" its maxmemory-policy is {policy}. Without what is evicted {needed} can't be kept: old or"
         " repeated messages would be applied.",
         f"{_STEP}; or remove {needed}.",

@@ -360,7 +360,8 @@ def build_script(
     update = kind is OperationKind.UPDATE
     delete = kind is OperationKind.DELETE
     changing = bool(changes - {"default"})
-    refuses = changing or compares in ("n", "f")
+    refuses = changing or compares in ("n", "f")  # stored texts may not fit
+    # Whether the state of the hash matters: only a plain put writes whatever is there.
     looks = kind is not OperationKind.PUT or timed or marked
     # `Operation.applies_late_changes`.
     adds_late = timed and marked and bool({"add", "append"} & changes)

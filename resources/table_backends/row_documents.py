@@ -332,7 +332,9 @@ class _StoredRows:
     unreadable: dict[Row, Problem] = field(default_factory=dict)
 
     def readable(self, entries: Sequence[Entry]) -> ValidEntries:
-        """Return those of the entries whose stored ones can be read, and problems of the others."""
+        """Return the request's entries whose stored records can be read, and the problems of its
+        other entries.
+        """
         valid = ValidEntries([entry for entry in entries if entry.key not in self.unreadable], {})
         for entry in entries:
             if entry.key in self.unreadable:

@@ -109,7 +109,7 @@ class Pool(Generic[R]):
     def __init__(self, size: int, connect: Callable[[bool], Awaitable[R]]) -> None:
         self._size = size
         self._connect = connect
-        self._places = asyncio.Semaphore(size)
+        self._slots = asyncio.Semaphore(size)
         self._closing = asyncio.Lock()
         self._idle: list[R] = []
         self.is_connected = False  # whether a connection was made since the last one was lost
@@ -121,7 +121,7 @@ class Pool(Generic[R]):
 
         `create`: if the pool has to connect, a missing table is created.
         """
-        async with self._places:
+        async with self._slots:
             requests = self._idle.pop() if self._idle else await self._connect(create)
             if requests.outdated:
                 await requests.close()
@@ -138,10 +138,10 @@ class Pool(Generic[R]):
 
     async def close(self) -> None:
         """Close all connections after their requests."""
-        # One call at a time: two could each hold places that the other needs.
-        async with self._closing, AsyncExitStack() as places:
+        # One call at a time: two could each hold slots that the other needs.
+        async with self._closing, AsyncExitStack() as slots:
             for _ in range(self._size):
-                await places.enter_async_context(self._places)
+                await slots.enter_async_context(self._slots)
             await self._drop()
 
     def finish(self) -> None:
@@ -165,7 +165,7 @@ class SqlTable(StoreTable, Generic[R]):
 
     table: str
     forget_after: float | None
-    place: str = ""  # the server's address, once connected
+    address: str = ""  # the server's address, once connected
     _pools: PerLoop[Pool[R]]
 
     @abstractmethod
@@ -320,12 +320,12 @@ class SqlTable(StoreTable, Generic[R]):
         """
         if not requests.has_idempotency_table:
             await self._run(requests, partial(requests.open_idempotency_table, create=create))
-        place = f"{self._label} {self.place}"
-        if store.is_purge_due(place, self.forget_after):
+        table = f"{self._label} {self.address}"
+        if store.is_purge_due(table, self.forget_after):
             purged = await self._run(
                 requests, requests.forget, self.forget_after, store.PURGED_AT_ONCE
             )
-            store.continue_purge(place, purged)
+            store.continue_purge(table, purged)
 
     async def _write_entries(self, requests: R, operation: Operation[Any]) -> Outcomes:
         """Write the valid entries; after a rejection, find out by bisecting which entries are

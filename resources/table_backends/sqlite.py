@@ -365,7 +365,9 @@ class SqliteRequests:
     def _readable_record(
         self, names: Sequence[str], key: Sequence[Any]
     ) -> dict[str, Any] | errors.SchemaMismatchError | None:
-        """Return the same as `_record`, or the error if the record can't be read."""
+        """Return these columns of the record of an encoded key, None if there is none, or the error
+        if the record can't be read.
+        """
         try:
             return self._record(names, key)
         except errors.SchemaMismatchError as error:
@@ -509,7 +511,7 @@ class SqliteRequests:
         )
 
     def _select(self, keys: list[Row], *, present: bool) -> list[Row]:
-        """Those of the keys that have a record, or with `present=False` those that have none."""
+        """Return the keys that have a record; with `present=False` the keys that have none."""
         encoded = zip(keys, self._encoded_keys(keys), strict=True)
         return [key for key, stored in encoded if (self._record((), stored) is not None) is present]
 
@@ -651,10 +653,11 @@ def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
 def _with_inner_changes(
     sets: Sequence[str], row: Row, inside: Mapping[str, Sequence[InnerName]]
 ) -> Row:
-    """Return the parameters of an update with one for each column that is changed inside, as
-    `set_inside_json` takes it, after the other values.
+    """Return the parameters of an update in which each column that is changed inside has one
+    parameter: its changes, as `set_inside_json` takes them.
 
-    `row` has the values of `sets`, those inside as JSON, then others and those of the key.
+    `row` has the values of `sets` (of paths as JSON), then all other parameters. In the result, the
+    columns' parameters follow the values of `sets` that are no paths.
     """
     values = dict(zip(sets, row, strict=False))
     changes = []

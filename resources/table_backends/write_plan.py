@@ -265,8 +265,8 @@ class RowCodec:
     def sum(self, name: str, old: Any, number: Any) -> Any:
         """The value of column `name` after adding `number` to `old`.
 
-        For JSON both are objects: the result has the members of both, of equal names those of
-        `number`.
+        In a column of JSON, both are objects: the result has the members of both; where both have a
+        name, it has the member of `number`. SchemaMismatchError if the sum does not fit the column.
         """
         if self.column(name).kind is Kind.JSON:
             if old is not None and not isinstance(old, dict):
@@ -1059,10 +1059,11 @@ class BisectRejected:
         self.defaults_put += plan.defaults_put
 
     def rejected(self, errors: Mapping[Row, AdjunctError]) -> None:
-        """Report that nothing of the part was written, because of these keys.
+        """Report that nothing of the part was written, because of the keys in `errors`.
 
-        The entries of a rejected key that has several are sent one by one: only some of them may be
-        rejected.
+        A rejected key's only entry gets the error as its problem. If the key has several entries,
+        they are sent one by one: only some of them may be rejected. Entries of all other keys are
+        sent together before these.
         """
         part = self._parts.pop(0)
         count = Counter(entry.key for entry in part)

@@ -306,7 +306,7 @@ def group_by_key(keys: Sequence[Hashable]) -> list[list[int]]:
 
 
 def without(groups: Sequence[Sequence[int]], left_out: Mapping[int, object]) -> list[list[int]]:
-    """Return the groups without these indices, and without those that are empty then."""
+    """Return the groups without the indices in `left_out`; groups that become empty are dropped."""
     kept = [[place for place in places if place not in left_out] for places in groups]
     return [places for places in kept if places]
 

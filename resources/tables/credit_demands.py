@@ -60,7 +60,7 @@ class LeasedCredits:
         """
         taken = 0.0
         for interval in self._intervals:
-            interval.drop(interval.until(now - KEPT_SECONDS))
+            interval.drop(interval.until(now - KEPT_SECONDS))  # expired
             part = min(at_most - taken, interval.until(now))
             if part > 0:
                 interval.drop(part)

@@ -123,6 +123,7 @@ class TokenBucket:
             return
         try:
             while (left := wait.due - self._clock.now()) > 0:
+                # With nobody ahead whose cancellation could shorten it, the wait is slept through.
                 is_first = self._waits[0] is wait
                 if is_first or left <= _CHECK_SECONDS:
                     await self._clock.sleep(left)
@@ -455,7 +456,8 @@ class RateLayer:
         for start in range(0, count, size):
             part = operation.with_entries(operation.entries.part(start, min(count, start + size)))
             its_cost = self._cost(part)
-            if its_cost > budget.largest and 1 < len(part) < count:
+            can_be_split = 1 < len(part) < count
+            if its_cost > budget.largest and can_be_split:
                 yield from self._parts(part, budget, its_cost)
             else:
                 yield part, its_cost

@@ -306,7 +306,7 @@ class BudgetLeases:
             return unique.model_dump_json().encode(), got
 
         got = self._value.transact(decide)
-        if others:
+        if others:  # they will have changed the timeline before our next lease
             self._value.forget()
         for rate in sorted(rates - self._logged_rates):
             _log.warning(

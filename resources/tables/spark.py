@@ -120,7 +120,7 @@ class BulkReader:
         tasks = min(self._tasks, len(gets) // MIN_KEYS_PER_TASK)
         if tasks < 2:
             outcomes = self._here.send(gets)
-            self._here.flush()
+            self._here.flush()  # reports the table's metrics
             return outcomes
         return self._ask_in_tasks(gets, tasks)
 

@@ -601,7 +601,9 @@ class RemoteTable(Generic[K, V, U]):
         return await self._send(operation)
 
     async def _send(self, operation: Operation[K]) -> Outcomes:
-        """Execute the operation as `send`, which a subclass may override."""
+        """Execute the operation for `send`, or for a method of this class if no subclass overrides
+        `send`.
+        """
         entries: object = operation.entries
         if not (hasattr(entries, "null_key") and hasattr(entries, "take")):
             problem = (

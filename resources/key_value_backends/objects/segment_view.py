@@ -362,8 +362,8 @@ class SegmentCore:
         """Return which of these tokens belong to requests that were applied, as far as the state
         knows.
 
-        Of the runs, those with recent commits are searched; with `oldest`, those with commits from
-        this number on.
+        The log is searched, and the runs that may have the tokens: without `oldest` those with
+        recent commits (TOKENS_KEPT), else those with commits from the number `oldest` on.
         """
         applied = {token for token in tokens if token in state.tokens}
         kept_since = now_in_ms() - TOKENS_KEPT
@@ -411,8 +411,10 @@ class SegmentCore:
     def _page(
         self, state: SegmentState, within: KeyRange, limit: int, wanted: int, values: bool
     ) -> StoredPage:
-        """Return what `page` does, in one state of the segment; about `wanted` entries are fetched
-        at a time.
+        """Return the first entries of a range in one state of the segment; about `wanted` of them are
+        fetched at a time.
+
+        The page ends early once its keys and values have _PAGE_BYTES.
         """
         keys: list[bytes] = []
         versions: list[bytes] = []
