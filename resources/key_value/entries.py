@@ -441,7 +441,11 @@ class EntryCoder(Generic[K, V]):
         )
 
     def _failed(self, what: str, error: Exception, serializer: object) -> errors.AdjunctError:
-        """Return the error, which names the table, for a serializer that has raised `error`."""
+        """Return the error, which names the table, for a serializer that has raised `error`.
+
+        `what` says what could not be done. An AdjunctError about something else than key-value
+        tables is returned as it is.
+        """
         name = type(serializer).__name__
         if isinstance(error, errors.KeyValueTableError):
             about = {"serializer": name} if isinstance(error, errors.SerializationError) else {}

@@ -96,7 +96,9 @@ class TableFences:
         await self._raise_all(partition, await self._read(partition, fence), fence)
 
     async def _read(self, partition: int, fence: Fence) -> list[StoredEntry | None]:
-        """Return the fence entries of a partition as they are stored now, and remember them."""
+        """Return the fence entries of a partition as they are stored now, None for missing ones,
+        and remember them.
+        """
         keys = [
             fence_key(fence.application, number)
             for number in range(self.table.backend.limits.fences)

@@ -239,7 +239,7 @@ def _pages(
     key: ColumnForm,
     value: ColumnForm,
 ) -> Iterator[Any]:
-    """Yield the entries of a partition as Arrow batches, one per page."""
+    """Yield the entries of a partition (`number`) as Arrow batches, one per page."""
     with stored:
         for page in stored.all_entries(partitions=[number], page_size=page_size):
             columns = {

@@ -805,8 +805,8 @@ class KeyValueTableManager:
     def _preflight(
         self, name: TableName, decide: Callable[[StoredTable | None], TableTransition]
     ) -> StoredTable | None:
-        """Return the current entry. Raises what the backend would raise for the transition that
-        `decide` returns.
+        """Return the current entry, None if there is none. Raises what the backend would raise for
+        the transition that `decide` returns.
         """
         current = self._entry(name)
         after = decide(current).entry

@@ -205,7 +205,9 @@ class StoredPage:
 
     @staticmethod
     def of(rows: Iterable[Sequence[Any]], *, is_last: bool = False) -> StoredPage:
-        """Return the page of entries or of a driver's rows: key, version, value."""
+        """Return the page of entries or of a driver's rows: key, version, value. An empty page has
+        columns of no entries.
+        """
         columns = list(zip(*rows, strict=True)) or [(), (), ()]
         return StoredPage(columns[0], columns[1], columns[2], is_last)
 

@@ -227,7 +227,9 @@ class DynamoDbSegment:
             await self._families.purge_if_due()
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        """Return the entries of the keys: one by GetItem, more by batches at once."""
+        """Return the entries of the keys, None for missing ones: of one key by GetItem, of more
+        keys by concurrent batches.
+        """
         with self._report_foreign_items():
             if len(keys) == 1:
                 asked: dict[str, Any] = {"Key": self._layout.entry(keys[0]), "ConsistentRead": True}
@@ -448,7 +450,7 @@ class DynamoDbSegment:
         sent_here: bool,
     ) -> bool:
         """Return whether a try whose reply was lost was applied; after False it is certain never to
-        be applied.
+        be applied. `sent_here`: this object has sent the try, so its `number` and `term` are right.
 
         Raises `ConditionsFailed` and the like if it is certain never to be applied and a new try
         would fail as well, and `ReplyLostError` or TableUnavailableError if its outcome could not

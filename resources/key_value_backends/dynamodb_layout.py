@@ -126,8 +126,8 @@ class TableCalls:
     async def query(
         self, stretch: KeyStretch, attributes: str, limit: int, after: Item | None = None
     ) -> Any:
-        """Return DynamoDB's answer with at most `limit` items of a stretch, after the item with
-        the key `after`.
+        """Return DynamoDB's answer with these `attributes` of at most `limit` items of a stretch,
+        of those after the item with the key `after`.
         """
         bounds = {":h": stretch.hash_key, ":a": stretch.lowest, ":z": stretch.highest}
         request: dict[str, Any] = {
@@ -155,7 +155,9 @@ class TableCalls:
 
 @contextmanager
 def dynamodb_errors(table: TableId, *, sent: bool) -> Iterator[None]:
-    """Raise errors of boto3 in this context as those of a table; see `translate_dynamodb_error`."""
+    """Raise errors of boto3 in this context as those of a table; `sent` is that of
+    `translate_dynamodb_error`.
+    """
     try:
         yield
     except AdjunctError:

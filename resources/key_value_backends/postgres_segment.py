@@ -449,7 +449,9 @@ class PostgresSegment:
         raise TableUnavailableError(problem, step, table=self._errors.label)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        """Return the entries of the keys: one by a statement of its own, more by parts."""
+        """Return the entries of the keys, None for missing ones: of one key by a statement of its
+        own, of more keys by parts.
+        """
         sql = self._statements
         if len(keys) == 1:
             query = sql.get if values else sql.get_version

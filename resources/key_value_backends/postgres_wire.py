@@ -110,7 +110,10 @@ class PostgresWire:
         return unread.answer
 
     async def tell(self, command: bytes, *, commits: bool = False) -> None:
-        """Send a command without parameters and rows, such as BEGIN. Raises psycopg.Error."""
+        """Send a command without parameters and rows, such as BEGIN. Raises psycopg.Error.
+
+        `commits` says that it commits changes.
+        """
         await self._read_unread()
         self.may_be_applied = commits
         self._pg.send_query(command)
@@ -244,8 +247,8 @@ class PostgresWire:
         return self._near
 
     async def _watch(self, writing: bool) -> bool:
-        """Wait in the event loop until the socket is ready; return False if it is not within
-        `patience` seconds.
+        """Wait in the event loop until the socket can be read or, if `writing`, written; return
+        False if that takes more than `patience` seconds.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()

@@ -385,7 +385,7 @@ class SqliteSegment:
             raise ConditionsFailed(failing)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        """Return the entries of the keys, all of one moment."""
+        """Return the entries of the keys, all of one moment; None for missing keys."""
         if len(keys) == 1:
             query = self._sql.get if values else self._sql.get_version
             asked = (self._partition, keys[0])
@@ -667,7 +667,11 @@ class SqliteSegments:
     def _change(
         self, table: TableId, *statements: str, must_exist: bool = False, commit: bool = True
     ) -> None:
-        """Change the schema in one write transaction."""
+        """Execute statements that change the schema in one write transaction.
+
+        With `must_exist` a missing table is a KeyValueTableNotFoundError. Without `commit` the
+        transaction is rolled back: it only finds out whether the file can be written.
+        """
         try:
             connection = self._connections.take()
             try:

@@ -223,8 +223,8 @@ def _list_items(stored: AttributeValue) -> list[AttributeValue]:
 
 
 def _list_decoder(element: Column) -> Callable[[AttributeValue], Any]:
-    """Return the function that reads lists and sets of such elements; anything else is read by its
-    own type.
+    """Return the function that reads lists and sets of elements of a type; an attribute that is
+    neither is read by its own type.
     """
     decode = decoder_for(element)
 
@@ -245,7 +245,9 @@ def key_attribute_type(column: Column) -> str | None:
 
 
 def encode_any(value: Any, depth: int = 0) -> AttributeValue:
-    """Return the attribute value of any Python value; TypeError if DynamoDB can't store it."""
+    """Return the attribute value of any Python value, in which it is `depth` levels deep; TypeError
+    if DynamoDB can't store it.
+    """
     if value is None:
         return _NULL
     for types, tag, write in _SCALARS:

@@ -828,8 +828,8 @@ class TableRequests:
         fail.
 
         If that is a tombstone, only the mark is stored, so that a replay changes nothing if the
-        record was created again meanwhile. An update that is not late, or adds nothing, is SKIPPED
-        and stores no mark.
+        record was created again meanwhile. Returns None if something was added, else SKIPPED. An
+        update that is not late, or adds nothing, is SKIPPED and stores no mark.
         """
         late = changes.late
         of_source = Guard(source=guard.source, position=guard.position)

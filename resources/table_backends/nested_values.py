@@ -52,7 +52,9 @@ class PartError(TypeError):
 
 
 def _converted(step: str, convert: Convert, value: Any) -> Any:
-    """Return a converted part of a value; an error says at which path."""
+    """Return a converted part of a value, None for None. A PartError says at which path it is,
+    which begins with `step`.
+    """
     if value is None:
         return None
     try:

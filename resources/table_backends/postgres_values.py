@@ -308,7 +308,10 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
 
 
 def _fits_exactly(column: Column, type_: Any, *, adding: bool) -> bool:
-    """Whether a column takes all values of an Arrow type, which has no floats, as they are."""
+    """Whether a column takes all values of an Arrow type, which has no floats, as they are.
+
+    `adding`: they are added to the column, which must have numbers.
+    """
     kind = column.kind
     if pa.types.is_integer(type_):
         is_unlimited = kind is Kind.DECIMAL and declared_digits(column) is None
@@ -465,25 +468,25 @@ def _change_finder(column: Column) -> Callable[[Any], str | None] | None:
 
 
 def _cut_name(text: str) -> str | None:
-    """Say that a text is too long for PostgreSQL's type name."""
+    """Return that a text is too long for PostgreSQL's type name; None if it is not."""
     is_cut = len(text.encode()) > _LONGEST_NAME
     return f"too long, expected at most {_LONGEST_NAME} bytes" if is_cut else None
 
 
 def _cut_text(most: int, text: str) -> str | None:
-    """Say that a text is too long for the column."""
+    """Return that a text has more than `most` characters, those of the column; None if not."""
     return f"too long, expected at most {most} characters" if len(text) > most else None
 
 
 def _padded_text(size: int, text: str) -> str | None:
-    """Say that a text has not exactly the length of the column."""
+    """Return that a text has not exactly `size` characters, those of the column; None if it has."""
     if len(text) >= size:
         return _cut_text(size, text)
     return f"expected exactly {size} characters: the column adds blanks to shorter texts"
 
 
 def _rounded_time(digits: int, moment: datetime) -> str | None:
-    """Say that a time has more digits of a second than the column."""
+    """Return that a time has more `digits` of a second than the column; None if it has not."""
     if moment.microsecond % 10 ** (6 - digits) == 0:
         return None
     return f"the column would round it, expected at most {digits} digits of a second's fraction"

@@ -445,7 +445,9 @@ class RedisCodec(RowCodec):
         return self._stored[newest_by].compares
 
     def settings(self, newest_by: str | None) -> bytes:
-        """The packed arguments that are the same in all script calls of an operation."""
+        """The packed arguments that are the same in all script calls of an operation: the column of
+        the times, the seconds that tombstones stay, and a column of the key.
+        """
         return b"".join(
             map(
                 pack_argument,
@@ -604,8 +606,10 @@ def _bounds_of(column: Column) -> tuple[bytes, bytes]:
 def pack_script_call(
     digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]
 ) -> bytes:
-    """Pack the command that calls a script for one key: `name` is the hash, `entries` are the
-    packed arguments.
+    """Pack the command that calls the script with this `digest` for one key.
+
+    `settings` are the packed arguments that all calls share (`RedisCodec.settings`), `name` is the
+    hash, `entries` are the packed arguments of each entry.
     """
     if len(entries) == 1:
         count, packed = entries[0]
@@ -642,8 +646,9 @@ def pack_fenced_call(
     name: bytes,
     entries: Sequence[Packed],
 ) -> bytes:
-    """Pack a script call that checks the epoch of a run first: the key and arguments of that are
-    its last ones.
+    """Pack a script call like `pack_script_call`, of a script that checks the epoch of a run first.
+
+    Its last key is the book-keeping, its last arguments are those of the check.
     """
     count, packed = _join_packed(entries)
     arguments = [b"EVALSHA", digest, b"2", name, bookkeeping.encode(), b"%d" % len(entries)]
@@ -809,10 +814,10 @@ class RedisTable(StoreTable):
         return self._presence(answer)
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
-        """Count a run in the key `prefix__adjunct_runs`, which goes with the records if the server
-        loses them.
+        """Count a run in the key `prefix__adjunct_runs`, which is lost with the records if the
+        server loses them.
 
-        TableNotFoundError if it is gone, unless `create` allows to begin it.
+        TableNotFoundError if the key is missing, unless `create` allows to create it.
         """
         await self.open()
         if not create and not (await self.inspect()).exists:

@@ -43,7 +43,9 @@ async def read_eviction_policy(ask: Ask) -> str | None:
 
 
 def note_eviction(label: str, address: str, policy: str | None) -> str | None:
-    """Return what to say about a policy (None: unknown); None if the server keeps all keys."""
+    """Return what to say about the policy (None: unknown) of the server at `address`; None if the
+    server keeps all keys.
+    """
     if policy == KEEPS_ALL:
         return None
     if policy is None:
@@ -61,7 +63,9 @@ def note_eviction(label: str, address: str, policy: str | None) -> str | None:
 def check_eviction(
     label: str, address: str, policy: str | None, conditions: Conditions, *, fenced: bool = False
 ) -> None:
-    """Raise ConfigurationError if keys that conditions or fences depend on may be evicted."""
+    """Raise ConfigurationError if keys that conditions or fences depend on may be evicted under
+    this policy; an unknown one (None) is accepted.
+    """
     wanted = {
         "idempotent": conditions.idempotent or conditions.keeps_marks,
         "newest_by": conditions.newest_by is not None,

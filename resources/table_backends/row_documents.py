@@ -222,7 +222,10 @@ class RowDocuments:
 
 
 def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, Any]) -> Applied:
-    """Return what the marks of a document say about the updates that were applied to its record."""
+    """Return what the marks of a document say about the updates that were applied to its record.
+
+    A newest time of another column than `newest_by` is ignored.
+    """
     newest_texts = document.get(NEWEST) or (None, None, None)
     applied = write_plan.applied_from_texts(codec, newest_by, (*newest_texts, None))
     applied.positions = dict(document.get(APPLIED) or {})

@@ -181,8 +181,8 @@ class SqlTable(StoreTable, Generic[R]):
         """
 
     async def stored_types(self) -> dict[str, str] | None:
-        """Return the types of the table's columns; the declared ones for a table that is still to
-        be created.
+        """Return the types of the table's columns. Of a table that is still to be created these are
+        the declared ones; `create` requires columns.
         """
         try:
             async with self._pools.here().connection() as requests:

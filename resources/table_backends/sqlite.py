@@ -95,7 +95,9 @@ def create_sqlite_table(
     key: Sequence[str],
     options: str = "",
 ) -> None:
-    """Create the table with `key` as its primary key, unless one of that name exists."""
+    """Create the table with `key` as its primary key, unless one of that name exists. `options`
+    follow the statement.
+    """
     parts = [*(f"{quote_sqlite_name(name)} {type_}" for name, type_ in types.items())]
     parts.append(f"PRIMARY KEY ({quote_sqlite_names(key)})")
     connection.execute(
@@ -157,8 +159,8 @@ _DOUBLE_DIGITS = 15  # decimals of so many digits are the same after they were a
 
 
 def _changed_by(declared: str, column: Column) -> str | None:
-    """Return how SQLite changes values of the column in a column of this type, None if it keeps
-    them.
+    """Return how SQLite changes values of `column` in a stored column of the type `declared`, None
+    if it keeps them.
     """
     if column.kind is Kind.STRING and _is_number(declared):
         return "a text such as '007' becomes the number 7"

@@ -93,8 +93,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def check_variable_name(
     argument: str, given: object, example: str = '"MY_VARIABLE"', *, label: str = ""
 ) -> str:
-    """Return the name of an environment variable; an invalid one is not shown, as it may be the
-    secret itself.
+    """Return the name of an environment variable that `argument` was given; ConfigurationError for
+    an invalid one, which is not shown, as it may be the secret itself.
     """
     if isinstance(given, str) and _NAME.fullmatch(given):
         return given

@@ -727,7 +727,9 @@ class WritePlan:
 
 
 def _values_to_check(operation: Operation[Any], has_values: bool) -> Sequence[Any]:
-    """Return the values to check, one of each entry; None for entries without one."""
+    """Return the value of each entry to check; None for all if the operation has no values
+    (`has_values`).
+    """
     entries = operation.entries
     given = None
     if has_values:
@@ -822,8 +824,9 @@ class _Planner:
     plan: WritePlan
 
     def write_conditionally(self, entry: Entry) -> Problem | None:
-        """Plan an entry if its conditions hold, and note that it was applied; return its
-        problem, if any.
+        """Plan an entry if its conditions hold, and note that it was applied.
+
+        Returns its problem: SKIPPED if they do not hold, None if it was planned.
         """
         operation = self.operation
         plan = self.plan
@@ -860,7 +863,7 @@ class _Planner:
         return applied
 
     def write(self, entry: Entry) -> Problem | None:
-        """Plan an entry without regard to conditions; return its problem, if any."""
+        """Plan an entry without regard to conditions; return its problem, None if it was planned."""
         kind = self.operation.kind
         plan = self.plan
         if kind is OperationKind.UPDATE:
@@ -965,8 +968,10 @@ def _known_value(name: str, new: Mapping[str, Any], old: Mapping[str, Any]) -> A
 def assign(
     codec: RowCodec, values: Mapping[str, Any], new: dict[str, Any], *, is_record: bool
 ) -> None:
-    """Merge the values that an update sets into `new`: a whole record, which has no paths, or
-    changes planned earlier.
+    """Merge the values that an update sets into `new`.
+
+    `new` is a whole record (`is_record`), into whose columns paths are resolved, or changes that
+    were planned earlier, in which paths stay unless the whole column is among them.
     """
     if not codec.has_inner:
         new.update(values)

@@ -292,7 +292,10 @@ class CacheLayer:
     def _keep_read(
         self, keys: Sequence[Any], args: tuple[object, ...], outcomes: Outcomes, began: int
     ) -> None:
-        """Keep what a get has found, but for keys of which a write has begun or ended since."""
+        """Keep what a get has found, except for keys of which a write has begun or ended since.
+
+        `began` is the number of such events when the get began.
+        """
         records = outcomes.records
         if records is None:
             return

@@ -189,7 +189,10 @@ class CompactLayer:
     async def _send_writes(
         self, operation: Operation[Any], places: Sequence[int], *, is_first: bool
     ) -> Outcomes:
-        """Send entries of different keys, as puts and, for those without a value, as deletes."""
+        """Send entries of different keys, as puts and, for those without a value, as deletes.
+
+        `is_first` says that nothing of the operation was sent before (`_send`).
+        """
         entries = operation.entries
         if entries.null_value() is None:
             if len(places) < len(operation):
@@ -251,8 +254,9 @@ class CompactLayer:
         )
 
     async def _send(self, operation: Operation[Any], *, is_first: bool) -> Outcomes:
-        """Send a request. An error is an outcome unless it is the first: a raised one says that
-        nothing was sent.
+        """Send a request. An error is raised only by the first request of an operation
+        (`is_first`), because it says that nothing was sent; later it is the outcome of the
+        request's entries.
         """
         try:
             return await self.below.send(operation)

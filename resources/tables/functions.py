@@ -103,7 +103,9 @@ def _find_wrong_keys(
 
 
 def _find_other_error(error: BaseException) -> BaseException | None:
-    """Return the first member of a group that is about something else than missing records."""
+    """Return the first member of a group that is about something else than missing records; None if
+    there is none, or no group.
+    """
     for cause in causes(error):
         if isinstance(cause, BaseExceptionGroup):
             for member in cause.exceptions:
@@ -698,7 +700,9 @@ class _SingleRequests:
                     return
 
     async def _send(self, place: int) -> Problem | None:
-        """Send one entry, and keep its answer; return its problem, if it failed."""
+        """Send the entry at an index, and keep its answer; return its problem, None if it succeeded
+        or the run's lease is `lost`.
+        """
         key = self._keys[place]
         limit = asyncio.timeout(None if self._attempt is None else self._attempt.seconds)
         try:

@@ -296,13 +296,15 @@ class Entries(Protocol[K_co]):
 
     @property
     def marks(self) -> Sequence[Mark] | None:
-        """The mark of each message, which conditions (`Conditions`) require."""
+        """The mark of each message, which conditions (`Conditions`) require; None for a direct
+        call.
+        """
         ...
 
     @property
     def newest(self) -> Sequence[Any] | None:
-        """The time of each message, which `Conditions.newest_by` compares; a delete has no
-        record that contains it.
+        """The time of each message, which `Conditions.newest_by` compares: a delete has no record
+        that contains it. None if nothing was passed.
         """
         ...
 

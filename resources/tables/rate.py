@@ -523,7 +523,8 @@ class LeaseRequest:
 def lease_credits(
     timeline: SharedTimeline, run: str, now: float, request: LeaseRequest, rate: float
 ) -> tuple[SharedTimeline, LeaseInterval | None]:
-    """Return the timeline after a run's request, and the leased interval.
+    """Return the timeline after a run's request at `now`, and the leased interval. `rate` is what
+    the run declares.
 
     The interval is None if other runs hold nearly everything that may be leased. If not all active
     runs can have what they expect to use, this one gets its fair part (`divide_fairly`) of what may

@@ -219,7 +219,7 @@ def _reading_task(
 
 def _plain_error(error: errors.AdjunctError | None) -> errors.AdjunctError | None:
     """Return the error without what the driver may be unable to unpickle: the user's own classes
-    and values.
+    and values. None for None.
     """
     if error is None:
         return None
@@ -580,7 +580,7 @@ def check_record_columns(
     columns: Sequence[str], table: RemoteTable[Any, Any, Any], *, updates: bool, what: str
 ) -> None:
     """Raise SchemaMismatchError if records lack the table's key, or the column `update` when
-    `updates` are wanted.
+    `updates` are wanted. `what` is the operator.
     """
     needed = list(table.key)
     step = f"Keep the table's key ({', '.join(needed)}), or rename a column to it."

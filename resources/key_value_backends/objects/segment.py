@@ -179,8 +179,8 @@ class GroupCommit:
     def submit(
         self, changes: Sequence[SegmentChange], token: bytes, repeated: bool
     ) -> Future[None]:
-        """Return a future of the outcome. It returns None, or raises an error of
-        `TableSegment.apply`.
+        """Queue the write of `TableSegment.apply`; return a future, which becomes None or an error
+        of that method.
         """
         request = QueuedWrite(changes, token, repeated)
         with self._lock:

@@ -306,7 +306,7 @@ class SegmentCore:
     _ends: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def get(self, keys: Collection[bytes], *, values: bool) -> list[StoredEntry | None]:
-        """Return the entries of keys, all of one moment."""
+        """Return the entries of keys, all of one moment; None for missing keys."""
         by_key = self.read_consistently(
             lambda state: SegmentView(self.require_existing(state), self.objects).find(keys)
         )
@@ -411,8 +411,8 @@ class SegmentCore:
     def _page(
         self, state: SegmentState, within: KeyRange, limit: int, wanted: int, values: bool
     ) -> StoredPage:
-        """Return the first entries of a range in one state of the segment; about `wanted` of them are
-        fetched at a time.
+        """Return the first entries of a range in one state of the segment. About `wanted` entries
+        are fetched at a time.
 
         The page ends early once its keys and values have _PAGE_BYTES.
         """
@@ -633,7 +633,7 @@ class SegmentUpkeep:
         return True
 
     def _write_merged(self, into: str, runs: Sequence[RunRef]) -> RunRef:
-        """Write the entries of several runs as one run, and return that.
+        """Write the entries of several runs as one run with the id `into`, and return that.
 
         If the oldest run of the segment is among them, removed keys are omitted, because there is
         nothing left to hide.
@@ -667,8 +667,10 @@ class SegmentUpkeep:
         size: int,
         facts: dict[str, int],
     ) -> RunRef:
-        """Write a run with the id `run`, and return it. One of more than _IN_MEMORY bytes (`size`
-        is an estimate) is written to a file first; `facts` are the other fields of its `RunRef`.
+        """Write a run with the id `run`, with these stored `tokens`, and return it.
+
+        If it is estimated to have more than _IN_MEMORY bytes (`size`), it is written to a file
+        first. `facts` are the fields of its `RunRef` that its content does not give.
         """
         store = self._core.pointer.store
         key = self._core.objects.key(run)
