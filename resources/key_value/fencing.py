@@ -59,7 +59,8 @@ class TableFences:
         """Return the change that a request must contain, so that it is refused after a later run
         has written.
 
-        Raises RunLeaseLostError if one has.
+        The first call for a partition and run reads the fence entries and, if there are several,
+        raises all of them. Raises RunLeaseLostError if a later run has written.
         """
         known = self._known.get((partition, fence.application))
         if known is not None and known.epoch == fence.epoch:

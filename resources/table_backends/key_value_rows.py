@@ -40,6 +40,7 @@ from dagster_adjunct.resources.key_value.fencing import TableFences
 from dagster_adjunct.resources.key_value.manager import (
     KeyValueTableManager,
     TableInfo,
+    TableState,
     ensure_table,
 )
 from dagster_adjunct.resources.key_value.segment import (
@@ -447,7 +448,9 @@ class KeyValueRows(StoreTable):
                 found = self._manager(make=False).describe(self.scope, self.table)
             except _NOT_CREATED:
                 return None
-            return None if found.state == "deleting" else found
+            if found.state == TableState.DELETING.value:
+                return None
+            return found
 
         return await asyncio.to_thread(find)
 

@@ -108,7 +108,7 @@ class _AnyRecords(RowCodec):
                 problem = f"{self.table}: an update changes {name!r}, a part of {value!r:.100}."
                 raise SchemaMismatchError(problem, "Set the whole column.", column=name)
             value = value.get(step)
-        self.has_inner = True
+        self.has_inner = True  # from now on, plans look for paths
         return path
 
     def sum(self, name: str, old: Any, number: Any) -> Any:

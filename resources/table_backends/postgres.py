@@ -632,7 +632,9 @@ class PostgresTable(SqlTable[PostgresRequests]):
         try:
             with self._translated():
                 cursor = await connection.execute(MAY_CREATE, {"schema": self.schema})
-                user, may_create, read_only = await cursor.fetchone() or ("", True, False)
+                found = await cursor.fetchone()
+                assert found is not None  # the statement has no condition
+                user, may_create, read_only = found
         finally:
             await connection.close()
         if not may_create:

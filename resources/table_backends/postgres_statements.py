@@ -296,7 +296,8 @@ class Statements:
         columns = self.codec.columns
         arrays: list[Any] = self.codec.encoded(names, rows)
         for place, name in enumerate(names):
-            if name not in columns or columns[name].kind is not Kind.OTHER:
+            is_left_to_driver = name in columns and columns[name].kind is Kind.OTHER
+            if not is_left_to_driver:
                 arrays[place] = postgres_values.format_array(arrays[place])
         return arrays
 

@@ -321,7 +321,7 @@ class SqlTable(StoreTable, Generic[R]):
         if not requests.has_idempotency_table:
             await self._run(requests, partial(requests.open_idempotency_table, create=create))
         table = f"{self._label} {self.address}"
-        if store.is_purge_due(table, self.forget_after):
+        if store.claim_due_purge(table, self.forget_after):
             purged = await self._run(
                 requests, requests.forget, self.forget_after, store.PURGED_AT_ONCE
             )

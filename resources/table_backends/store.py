@@ -125,12 +125,12 @@ _last_purges: dict[str, float] = {}  # when this process last purged, by table
 _purge_lock = threading.Lock()
 
 
-def is_purge_due(table: str, forget_after: float | None) -> bool:
-    """Whether a write to `table` should first purge what was applied to its keys. If so, that
-    counts as done.
+def claim_due_purge(table: str, forget_after: float | None) -> bool:
+    """Return whether a write to `table` has to purge first what was applied to its keys; if so, the
+    next writes need not.
 
     True at the first write of a process, then once an hour, or every `forget_after` seconds if that
-    is less.
+    is less. Never without `forget_after`.
     """
     if forget_after is None:
         return False

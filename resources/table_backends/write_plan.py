@@ -935,19 +935,20 @@ def _apply(
     old: Mapping[str, Any],
     appended: dict[str, list[Any]] | None = None,
 ) -> None:
-    """Merge all changes into the values `new`, or raise and merge none. `old` has the values before
-    `new`.
+    """Merge all changes into the values `new`, or raise and merge none.
 
-    Values to append go into `appended` if that is given, because the store appends them itself; but
-    not for a column that is in `new`.
+    `new` are the planned changes of a stored record, `old` the columns of it that were read. Or
+    both are one whole record that is to be created. Values to append go into `appended` if that is
+    given, because the store appends them itself; but not for a column that is in `new`.
     """
+    is_record = new is old
     if changes.add:
         sums = {}
         for name, number in changes.add.items():
             sums[name] = codec.sum(name, _known_value(name, new, old), number)
-        assign(codec, sums, new, is_record=new is old)
+        assign(codec, sums, new, is_record=is_record)
     if changes.set:
-        assign(codec, changes.set, new, is_record=new is old)
+        assign(codec, changes.set, new, is_record=is_record)
         if appended:
             for name in changes.set:
                 appended.pop(name, None)  # the new value replaces what was appended

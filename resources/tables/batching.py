@@ -322,7 +322,7 @@ def _pick_entries(
     if kind is OperationKind.DELETE:
         return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
     if kind is OperationKind.PUT and picked.values is None:
-        # Puts of None delete: compact batches have them.
+        # All of them are puts of None, which delete: compact batches have such puts.
         return RowEntries(picked.keys, values, picked.defaults, picked.marks, picked.newest)
     return picked
 

@@ -501,7 +501,7 @@ def _failure_error(
     assert error is not None
     if not count:  # the error was raised before any record failed
         return error
-    if not first.unfit:
+    if not first.unfit:  # it concerns all records, of which some were not even sent
         lacks = f"Table {write.table.name} lacks {count} records of this batch."
         return error.reworded(f"{error.problem} {lacks}", error.next_step)
     count += letters
