@@ -152,11 +152,14 @@ class PostgresBookkeeping:
 
     async def _store(self, name: str, value: int, known: str) -> int:
         """Store a number, and return it; if there is one, `known` says in SQL what it becomes."""
-        table = bookkeeping_table_name(self.table) or ""
+        table = bookkeeping_table_name(self.table)
+        assert table is not None  # callers have checked it
         insert = f"INSERT INTO {quote_name(self.schema, table)} AS b (name, value) VALUES (%s, %s) "
         update = f"ON CONFLICT (name) DO UPDATE SET value = {known} RETURNING value"
         cursor = await self.connection.execute(sql.SQL(insert + update), (name, value))
-        (stored,) = await cursor.fetchone() or (value,)
+        row = await cursor.fetchone()
+        assert row is not None  # it was inserted or updated
+        (stored,) = row
         return int(stored)
 
     async def _has(self, table: str) -> bool:

@@ -907,7 +907,7 @@ class RedisTable(StoreTable):
         for own, answer in zip(by_name.values(), answers, strict=True):
             if answer == DONE:
                 continue
-            # A list has an answer for each entry; anything else is an error of the whole call.
+            # One answer is that of the only entry, or an error of the whole call.
             results = answer if isinstance(answer, list) else [answer] * len(own)
             for (place, _), one in zip(own, results, strict=True):
                 begun += one == BEGUN

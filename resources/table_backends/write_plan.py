@@ -863,7 +863,9 @@ class _Planner:
         return applied
 
     def write(self, entry: Entry) -> Problem | None:
-        """Plan an entry without regard to conditions; return its problem, None if it was planned."""
+        """Plan an entry without regard to conditions; return its problem, None if it was
+        planned.
+        """
         kind = self.operation.kind
         plan = self.plan
         if kind is OperationKind.UPDATE:

@@ -144,7 +144,8 @@ class TokenBucket:
             self._credits -= credits
             if self._credits >= 0:
                 return None
-            wait = _Wait(credits, now - self._credits / self.rate)
+            debt = -self._credits
+            wait = _Wait(credits, now + debt / self.rate)
             self._waits.append(wait)
             return wait
 

@@ -293,6 +293,9 @@ class BudgetLeases:
         rates = set[float]()
 
         def decide(data: bytes | None) -> tuple[bytes, LeaseInterval | None]:
+            """Return the timeline to store instead of `data`, and the interval in times
+            of `clock`.
+            """
             nonlocal others, rates
             timeline = SharedTimeline() if data is None else self._parse(data)
             here = self._clock()
