@@ -784,6 +784,16 @@ MOST_PARTITIONS = 2**16
 """The most partitions of a table, in every backend."""
 
 
+def check_partitions(partitions: int) -> None:
+    """Raise ConfigurationError for more partitions than a table may have."""
+    if partitions > MOST_PARTITIONS:
+        problem = (
+            f"partitions={partitions:,} of a key-value table: expected at most {MOST_PARTITIONS:,}."
+        )
+        step = "Use fewer: any number of families can share a partition."
+        raise errors.ConfigurationError(problem, step, argument="partitions")
+
+
 @validated
 @dataclass(frozen=True, slots=True)
 class KeyValueTableConfiguration:
@@ -799,10 +809,4 @@ class KeyValueTableConfiguration:
     longest_value: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
-        if self.partitions > MOST_PARTITIONS:
-            problem = (
-                f"partitions={self.partitions:,} of a key-value table: expected at most"
-                f" {MOST_PARTITIONS:,}."
-            )
-            step = "Use fewer: any number of families can share a partition."
-            raise errors.ConfigurationError(problem, step, argument="partitions")
+        check_partitions(self.partitions)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from pydantic import PositiveInt
 from tenacity import (
     AsyncRetrying,
     RetryError,
@@ -46,7 +47,6 @@ from dagster_adjunct.resources.key_value.manager import (
 from dagster_adjunct.resources.key_value.segment import (
     ConditionsFailed,
     KeyRange,
-    KeyValueTableConfiguration,
     ReplyLostError,
     SegmentBackend,
     SegmentChange,
@@ -346,7 +346,7 @@ class KeyValueRows(StoreTable):
         columns: Mapping[str, str],
         family: str | Sequence[str] = (),
         create: bool = False,
-        partitions: int = 4,
+        partitions: PositiveInt = 4,
         stored_in: SegmentBackend | Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(lake, str):
@@ -359,7 +359,7 @@ class KeyValueRows(StoreTable):
         self._label = f"key-value table {scope}/{table}"
         self._declare(table, key, columns, create=create)
         self.family = (family,) if isinstance(family, str) else tuple(family)
-        KeyValueTableConfiguration(partitions)  # raises for a number that no table may have
+        segment.check_partitions(partitions)
         self.partitions = partitions
         self.stored_in = stored_in
         self._codec = RowCodec(self._label, self.key, self._declared)

@@ -496,10 +496,11 @@ def _second_digits(column: Column) -> int | None:
     """How many digits of a second a column of times keeps; None for microseconds, and for other
     columns.
     """
-    if column.kind is not Kind.TIMESTAMP or not column.size:
+    declared = declared_digits(column)  # timestamp(3) keeps 3
+    if column.kind is not Kind.TIMESTAMP or declared is None:
         return None
-    digits = int(column.size.strip("()"))
-    return digits if digits < 6 else None
+    keeps_microseconds = declared.precision >= 6
+    return None if keeps_microseconds else declared.precision
 
 
 def _text_limit(column: Column) -> int | None:

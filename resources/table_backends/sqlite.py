@@ -39,6 +39,7 @@ from dagster_adjunct.resources.table_backends.columns import (
     check_identifier,
     check_required_columns,
     decimal_writer,
+    declared_digits,
     loose_key_error,
     make_checker,
     nested_form,
@@ -171,8 +172,8 @@ def _changed_by(declared: str, column: Column) -> str | None:
     if column.kind is Kind.INTEGER and is_real:
         return "an integer becomes a floating point number"
     if column.kind is Kind.DECIMAL and _is_number(declared):
-        digits = int(column.size.strip("()").partition(",")[0] or 0)
-        if digits > _DOUBLE_DIGITS:
+        digits = declared_digits(column)
+        if digits is not None and digits.precision > _DOUBLE_DIGITS:
             return f"a decimal keeps {_DOUBLE_DIGITS} digits"
     return None
 
