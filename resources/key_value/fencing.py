@@ -140,7 +140,7 @@ class TableFences:
         )
 
 
-_ROUNDS = 20
+_ROUNDS = 20  # of raising entries that others change meanwhile
 
 
 def _check(number: int, known: Sequence[StoredEntry | None], fence: Fence) -> SegmentChange:

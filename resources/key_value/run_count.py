@@ -22,7 +22,7 @@ from dagster_adjunct.resources.key_value.table import OpenTable
 
 _KEY = FENCES + b"\xffruns"
 _SEGMENT = 0
-_ROUNDS = 20
+_ROUNDS = 20  # of counting a run while others are counted
 
 
 async def read_runs(table: OpenTable[str, bytes]) -> int:

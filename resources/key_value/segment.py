@@ -48,7 +48,7 @@ MAX_KEY_BYTES = 8190
 length.
 """
 _LENGTH = struct.Struct(">h")
-HASH_BITS = 52
+HASH_BITS = 52  # of a hash, that select the partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,6 +664,7 @@ RETRY_SECONDS = 60.0
 """How long requests to an unreachable table are retried. A lost reply is looked for until the
 horizon.
 """
+# seconds between two attempts, at most
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 

@@ -69,9 +69,9 @@ if TYPE_CHECKING:
 
 KEYS_AT_ONCE = 100
 _PATIENCE = 10.0  # seconds in which keys that DynamoDB has left out of a batch are requested again
-_FAMILIES_AT_ONCE = 16
-_FAMILIES_LISTED = 200
-_LARGEST_LIMIT = 1_000_000
+_FAMILIES_AT_ONCE = 16  # whose entries are read concurrently, for one page
+_FAMILIES_LISTED = 200  # by one query of the list of families
+_LARGEST_LIMIT = 1_000_000  # items that one query asks for; DynamoDB returns 1 MiB anyway
 
 
 # Requests of writes and the meaning of their rejections, without I/O.
@@ -158,7 +158,7 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
 
 HORIZON = 540.0  # seconds; DynamoDB forgets a token ten minutes after its request has ended
 PATIENCE = 5.0  # seconds for which a write is retried here after conflicts with others
-_LOST_KNOWN = 1_000
+_LOST_KNOWN = 1_000  # writes with a lost reply that are remembered before old ones are forgotten
 
 
 class TransactionAnswer(Enum):

@@ -252,10 +252,11 @@ class _ClientThreads:
 
 GATES = 64  # of a partition: concurrent writes that check the same one may conflict
 KEY_SCHEMA = {"h": "B", "s": "B"}
+# Sizes in bytes; DynamoDB limits those of sort keys and items.
 _LONGEST_SORT_KEY = 1024
 _LONGEST_KEY = _LONGEST_SORT_KEY - 2  # without a family the sort key has two bytes of length
 _LARGEST_ITEM = 400 * 1024
-_HASH_BESIDES_FAMILY = 5
+_HASH_BESIDES_FAMILY = 5  # the kind of the item, and the partition
 _NAMES_AND_VERSION = len("hsvd") + 16
 _LARGEST_KEYS = _HASH_BESIDES_FAMILY + (_LONGEST_SORT_KEY - 2) + _LONGEST_SORT_KEY
 
@@ -269,6 +270,7 @@ LIMITS = SegmentLimits(
     request=4_000_000,  # of 4 MiB: names, versions and hash keys count too
 )
 
+# Table keys: they begin with the length of a family, or with that of a key without one, negated.
 _FIRST_FAMILY = b"\0\1"
 _AFTER_FAMILIES = b"\x80\0"
 _EMPTY_KEY = b"\0\0"

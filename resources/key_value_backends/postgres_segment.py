@@ -328,9 +328,9 @@ def _page_of(rows: list[tuple[Any, ...]], limit: int, values: bool) -> StoredPag
 
 
 _CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
-_NOT_THERE = ("42P01", "3F000")
+_NOT_THERE = ("42P01", "3F000")  # no such table, no such schema
 _GIVEN_UP = "57014"  # a time limit of the server's
-_DUPLICATE = "23505"
+_DUPLICATE = "23505"  # another row has this unique value
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ _SELECTABLE = 1024  # select() accepts sockets with smaller file descriptors onl
 _LAST_WORD = 1.0  # seconds in which the server may end a request that was given up
 _PREPARED = 512  # statements that a connection keeps: about a dozen for each table that is in use
 _EITHER = select.POLLIN | select.POLLOUT
-_BYTEA = 17
-_BINARY = [1] * 16
-_NONE = struct.pack(">i", -1)
+_BYTEA = 17  # the OID of the type
+_BINARY = [1] * 16  # the format of each parameter
+_NONE = struct.pack(">i", -1)  # the length of a null
 _length = struct.Struct(">i").pack
 
 

@@ -275,7 +275,7 @@ def translate_sqlite_error(error: sqlite3.Error, path: str, label: str) -> error
 
 
 SEALED = "adjunct: the table is sealed"
-_PRUNED_AT_ONCE = 1024
+_PRUNED_AT_ONCE = 1024  # tokens
 
 
 class SqliteStatements:
@@ -336,7 +336,7 @@ HORIZON = 60.0
 # Seconds: the last attempt of a request may start at its horizon, and wait.
 _TOKENS_KEPT = 2 * HORIZON
 _WRITES_BETWEEN_PRUNING = 256
-_KEYS_AT_ONCE = 1024
+_KEYS_AT_ONCE = 1024  # in one query
 _PAGE_BYTES = 16 << 20  # of values, after which a page ends
 _ROWS_ALL_MEASURED = 64  # if more rows are fetched at a time, only some values are measured
 _SAMPLED = 8  # one of so many values is measured then

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
 NAME = "name"
 EPOCH = "epoch"
-_ITEMS = 32
-_MAX_CONFLICTS = 30
+_ITEMS = 32  # with the epoch of one application
+_MAX_CONFLICTS = 30  # after which a write fails
+# seconds between two tries
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 0.5
 _CANCELLED = "TransactionCanceledException"

@@ -68,6 +68,7 @@ class Limit(NamedTuple):
 
 
 DIGITS = 38  # that a number can have in DynamoDB
+# the least and the greatest positive number
 _LEAST = Decimal("1E-130")
 _GREATEST = Decimal("9.9999999999999999999999999999999999999E+125")
 _EXACT = Context(prec=DIGITS, traps=[Inexact, Overflow, Underflow])

@@ -460,14 +460,16 @@ def _mark_attribute(source: str) -> str:
     return f"{OWN_PREFIX}at:{source}"
 
 
+# DynamoDB's limits: keys of a BatchGetItem, requests of a BatchWriteItem, characters of an
+# expression
 GETS_AT_ONCE = 100
 WRITES_AT_ONCE = 25
-_MAX_REPEATS = 5
-_FIRST_PAUSE = 0.05
+_LONGEST_EXPRESSION = 4096
+_MAX_REPEATS = 5  # of gets, for keys that DynamoDB has left out
+_FIRST_PAUSE = 0.05  # seconds, doubled before each repeat
 _MAX_CONFLICTS = (
     10  # attempts to update or create a record while other writers create and delete it
 )
-_LONGEST_EXPRESSION = 4096
 
 Problems = dict[int, Problem]
 

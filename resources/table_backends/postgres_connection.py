@@ -32,7 +32,11 @@ _PASSING = {
     "57014",  # statement_timeout, or an administrator cancelled the statement
 }
 _PASSING_CLASSES = ("08", "53")  # connection errors, insufficient resources
-_NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
+_NO_ACCESS = {
+    *("28000", "28P01"),  # the login is rejected
+    *("3D000", "3F000", "42P01"),  # there is no such database, schema or table
+    "42501",  # the right is missing
+}
 # the server's function that compares a record with row security policies
 _POLICY_CHECK = "ExecWithCheckOptions"
 READ_ONLY = "25006"

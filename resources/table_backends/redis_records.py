@@ -326,10 +326,11 @@ end
 _NO_SUM_INSIDE = "local sum_inside\n"
 
 
+# What a script answers for an entry; a text says why it rejects one.
 DONE = 1
 SKIPPED = 2
 MISSING = 3
-BEGUN = 4
+BEGUN = 4  # applied to the default, for lack of a record
 _PUTS = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
 

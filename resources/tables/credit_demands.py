@@ -11,7 +11,7 @@ from dagster_adjunct.resources.tables.rate import KEPT_SECONDS, MAX_AHEAD_SECOND
 PAUSE_SECONDS = 0.2
 # Ask for more than was used, or leases would never catch up with a growing demand.
 _HEADROOM = 1.25
-_EPSILON = 1e-9
+_EPSILON = 1e-9  # credits; sums of fractions may be wrong by so many
 
 
 @dataclass(slots=True)

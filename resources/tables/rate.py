@@ -183,7 +183,7 @@ class _Wait:
     due: float
 
 
-_MAX_CREDITS = 1e15
+_MAX_CREDITS = 1e15  # far beyond any use, and still exact in a float
 CreditsPerSecond = Annotated[float, Field(gt=0, le=_MAX_CREDITS)]
 Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
 

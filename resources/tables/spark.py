@@ -228,7 +228,7 @@ def _plain_error(error: errors.AdjunctError | None) -> errors.AdjunctError | Non
 
 MAX_BATCHES_IN_FLIGHT = 4
 """How many Arrow batches of a Spark task are being sent at a time."""
-KEYS_SHOWN = 5
+KEYS_SHOWN = 5  # in an error
 _END = object()
 
 

@@ -304,9 +304,9 @@ def _read_levels(data: bytes) -> Levels:
     return Levels.model_validate_json(data)
 
 
-_ATTEMPTS = 6
-_FIRST_PAUSE = 0.05
-_TURNS = 50
+_ATTEMPTS = 6  # to send one swap whose reply is lost or unclear
+_FIRST_PAUSE = 0.05  # seconds, doubled after each attempt
+_TURNS = 50  # of `change` in which others may be first
 
 
 class Swapped(NamedTuple):

@@ -150,10 +150,11 @@ def decide_commit(
     return decision
 
 
+# the most that a group commits at once, unless a single request is larger
 _GROUP_BYTES = 8 * 1024 * 1024
 _GROUP_REQUESTS = 2000
 _PATIENCE = 30.0  # seconds for which a group competes with other writers
-_READS = 5
+_READS = 5  # of the pointer, while a run that it names is missing
 
 
 class _SeenSwaps(NamedTuple):

@@ -289,10 +289,10 @@ TOKENS_KEPT = 30 * 60 * 1000
 """Milliseconds for which tokens are kept: the horizon, and the allowed difference of two
 writers' clocks.
 """
-_READS = 5
-_PAGE_BYTES = 8 * 1024 * 1024
+_READS = 5  # of the pointer, while a run that it names is missing
+_PAGE_BYTES = 8 * 1024 * 1024  # after which a page ends early
 _AHEAD = 8192  # entries to fetch at a time, at least, if a page continues the previous one
-_REMEMBERED_ENDS = 16
+_REMEMBERED_ENDS = 16  # of pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,13 +450,13 @@ def now_in_ms() -> int:
 
 FLUSHED_BYTES = 64 * 1024  # size of the log at which it is flushed to a run
 _LONGEST_LOG = 4 * FLUSHED_BYTES  # a commit that makes the log longer writes it as a run at once
-_MANY_RUNS = 64
+_MANY_RUNS = 64  # from which on writers merge runs themselves, and so wait
 _GRACE = 60_000  # milliseconds for which merged runs are kept, because readers may still need them
 _CLAIMED = 60_000  # milliseconds for which a merge is claimed, and one more for each kilobyte
-_IN_MEMORY = 8 * 1024 * 1024
-_MERGED_AT_ONCE = 20_000
-_MERGE_CACHE = 64 * 1024 * 1024
-_NO_RUN = "none"
+_IN_MEMORY = 8 * 1024 * 1024  # bytes of a run that is written without a file
+_MERGED_AT_ONCE = 20_000  # entries of each run that a merge fetches at a time
+_MERGE_CACHE = 64 * 1024 * 1024  # bytes
+_NO_RUN = "none"  # the id where a swap adds no run
 _log = logging.getLogger("adjunct.key_value")
 
 Change = Callable[[SegmentState], SegmentState | None]
