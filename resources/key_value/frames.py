@@ -412,6 +412,7 @@ def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterat
     open_table = _table_opener(table)
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
+        """Write the rows; yield the report, with counts or the error."""
         load = PartitionLoad(open_table())
         try:
             load.run(batches)

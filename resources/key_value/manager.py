@@ -651,6 +651,7 @@ class KeyValueTableManager:
         )
 
         def decide(current: StoredTable | None) -> TableTransition:
+            """Return the transition, after checking the backend's settings for a new table."""
             if current is None:  # settings that can't work here fail before anything is stored
                 self._backends.of(table, wanted).location(wanted.id(table), 0)
             return decide_create(
@@ -857,6 +858,7 @@ class KeyValueTableManager:
             raise
 
         def commit(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], StoredTable | None]:
+            """Return what to write, and the entry after it."""
             current = find_stored_table(snapshot, name)
             after = finish_transition(current, table)
             changes = {name.key: None if after is None else after.model_dump(mode="json")}

@@ -736,6 +736,7 @@ class DynamoDbSegments:
         label = table_label(table)
 
         def delete(client: DynamoDBClient) -> None:
+            """Return if the table is gone; else delete it, and raise the error to be retried."""
             with dynamodb_errors(table, sent=False):
                 try:
                     client.delete_table(TableName=name)

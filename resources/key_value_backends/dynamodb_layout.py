@@ -585,6 +585,7 @@ class FamilyList:
         patience = Patience(_PURGE_PATIENCE)
 
         def put(client: DynamoDBClient) -> int:
+            """Put the gate, unless its condition fails; return the time of the answer."""
             try:
                 answer: Any = client.put_item(
                     TableName=self._calls.name,

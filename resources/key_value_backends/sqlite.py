@@ -375,6 +375,7 @@ class SqliteSegment:
             write = self._repeat
 
         def transaction(connection: FileConnection) -> Failing | None:
+            """Write and commit; return what `write` returns."""
             self._connections.begin(connection)
             failing = write(connection.execute, changes, token)
             if failing is None:  # else conditions fail or, with {}, nothing was left to do

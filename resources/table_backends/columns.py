@@ -576,6 +576,7 @@ def _decimal_checker(precision: int, scale: int) -> Callable[[Any], Any]:
     """
 
     def check(value: Any) -> Decimal:
+        """Return the number; OutOfRangeError if it has too many digits."""
         number = _decimal(value)
         digits = len(number.as_tuple().digits)
         may_exceed = digits + abs(_exponent_of(number)) > min(scale, precision - scale)

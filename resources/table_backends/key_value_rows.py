@@ -522,6 +522,7 @@ class KeyValueRows(StoreTable):
         records: list[Any] = [None] * len(operation)
 
         async def read(number: int, entries: list[Entry]) -> None:
+            """Add the records of a partition's entries, and their problems."""
             try:
                 stored_entries = await opened.segment(number).get(
                     [placed.table_keys[entry.key] for entry in entries]

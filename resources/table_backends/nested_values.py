@@ -151,6 +151,7 @@ def _struct_checker(type_: Struct, make_checker: Callable[[str], Convert]) -> Co
     }
 
     def check(value: Any) -> dict[str, Any]:
+        """Return the struct with all of its fields checked."""
         if not isinstance(value, Mapping):
             raise TypeError("expected a dict")
         for name in value:

@@ -193,6 +193,7 @@ def _reading_task(
     """Return the function of a task, which reads the records of the keys in each row."""
 
     async def ask(keys: Sequence[Hashable]) -> _TaskAnswer:
+        """Return the records of some keys, or the error."""
         # An error is returned, not raised: the table has retried already, and Spark would retry the
         # task.
         before = table.metrics
@@ -209,6 +210,7 @@ def _reading_task(
         return _TaskAnswer(records, table.metrics - before, _plain_error(error))
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the pickled answer for the keys in each row."""
         for batch in batches:
             for part in batch.column("keys").to_pylist():
                 answer = pickle.dumps(run_in_new_loop(ask(pickle.loads(part))))
@@ -608,6 +610,7 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
     """
 
     def send(batches: Iterator[Any]) -> Iterator[Any]:
+        """Send the batches; yield one row, the report."""
         try:
             report = run_blocking(_Sending(write, what).send_all(batches))
         except errors.AdjunctError as error:

@@ -513,6 +513,7 @@ def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> St
         return state.status >= status
 
     def settled(state: SegmentState) -> SegmentState | None:
+        """Return the state with the new status, if deleted without log and runs; else None."""
         if is_settled(state):
             return None
         after = replace(state.following(now_in_ms()), status=status)

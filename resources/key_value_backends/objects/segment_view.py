@@ -569,6 +569,7 @@ class SegmentUpkeep:
         run = self._write_log(state)
 
         def flushed(now: SegmentState) -> SegmentState | None:
+            """Return the state with the run; None if others have flushed or collected meanwhile."""
             levels = now.levels
             if (levels.flushed, levels.collected) != (state.levels.flushed, state.levels.collected):
                 return None
@@ -596,6 +597,7 @@ class SegmentUpkeep:
         runs: tuple[RunRef, ...] = ()
 
         def claimed(state: SegmentState) -> SegmentState | None:
+            """Return the state with a claim on the runs to merge; None if there are none."""
             nonlocal claim, runs
             now = now_in_ms()
             runs = plan_merge(state.levels, now)
@@ -616,6 +618,7 @@ class SegmentUpkeep:
         doomed: list[str] = []
 
         def replaced(state: SegmentState) -> SegmentState | None:
+            """Return the state with the merged run; None if the claimed runs are gone."""
             doomed.clear()
             changes = _replace_merged(state.levels, claim, run, now_in_ms())
             if changes is None:
@@ -732,6 +735,7 @@ class SegmentUpkeep:
         pointer = self._core.pointer
 
         def changed(state: SegmentState) -> SegmentState | None:
+            """Return what `change` does; of a deleted segment, delete the new run."""
             if state.status is Status.DELETED:
                 pointer.store.delete(self._core.objects.key(written))
                 return None
