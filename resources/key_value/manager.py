@@ -486,8 +486,10 @@ def decide_delete(current: StoredTable | None) -> TableTransition:
 
 
 def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredTable | None:
-    """Return the entry after the backend has done its part for `done`; None if the table is
-    deleted then; `current` unchanged if another manager has replaced it.
+    """Return the entry to store after the backend has done its part for `done`.
+
+    It is None if the table is deleted then. It is `current` if another manager has replaced the
+    entry meanwhile.
     """
     is_same_table = current is not None and current.incarnation == done.incarnation
     if current is None or not is_same_table or current.state is not done.state:

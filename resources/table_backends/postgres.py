@@ -109,9 +109,9 @@ class PostgresRequests:
     """A connection, which one caller holds at a time, with its requests: each is one transaction.
 
     A transaction locks the keys that it changes in key order, so that writers of the same keys wait
-    instead of deadlocking: first their rows in the idempotency table, if there are conditions, then
-    their records. If two transactions deadlock nevertheless, because both create the same record,
-    the server ends one, which is retried.
+    instead of deadlocking. If there are conditions, it first locks their rows in the idempotency
+    table, then their records. Two transactions may deadlock nevertheless, if both create the same
+    record: the server ends one of them, which is retried.
     """
 
     def __init__(

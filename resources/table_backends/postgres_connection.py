@@ -168,8 +168,8 @@ async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.Asyn
     """Connect in autocommit mode, with UTC as the time zone.
 
     Raises TableUnavailableError if the server is unreachable, starting, stopping or full, even if
-    it stays so, or if it rejects a login that it has accepted before; TableAccessError if it
-    rejects the login or does not have the database.
+    it stays so. A login that the server has accepted before and rejects now is the same error. For
+    any other rejected login, and for a missing database, it raises TableAccessError.
     """
     import psycopg
 

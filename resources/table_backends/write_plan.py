@@ -93,9 +93,9 @@ class RowCodec:
     """Checks, encodes and decodes the records of one table; errors name the table, the column and
     the value.
 
-    Three functions give, for a column, the function that does this with a value: `check` checks and
-    normalizes it, or raises TypeError; `encode` turns a checked value into the store's form,
-    `decode` turns that back (None: unchanged).
+    `check`, `encode` and `decode` return a function for each column. That of `check` checks and
+    normalizes a value, or raises TypeError. That of `encode` turns a checked value into the store's
+    form, that of `decode` turns it back; None leaves values unchanged.
     """
 
     has_inner = False
@@ -939,9 +939,9 @@ def _apply(
 ) -> None:
     """Merge all changes into the values `new`, or raise and merge none.
 
-    `new` are the planned changes of a stored record, `old` the columns of it that were read. Or
-    both are one whole record that is to be created. Values to append go into `appended` if that is
-    given, because the store appends them itself; but not for a column that is in `new`.
+    `new` are the planned changes of a stored record, and `old` are the columns of it that were
+    read. For a record that is to be created, both are this record. If `appended` is given, the
+    store appends values itself: they go there, except for a column whose value is in `new`.
     """
     is_record = new is old
     if changes.add:
@@ -973,8 +973,9 @@ def assign(
 ) -> None:
     """Merge the values that an update sets into `new`.
 
-    `new` is a whole record (`is_record`), into whose columns paths are resolved, or changes that
-    were planned earlier, in which paths stay unless the whole column is among them.
+    `new` is a whole record (`is_record`), or changes of one that were planned earlier. In a record,
+    a value at a path is set inside its column. In changes, the path becomes a change of its own,
+    unless the whole column is among them: then the value is set inside that.
     """
     if not codec.has_inner:
         new.update(values)

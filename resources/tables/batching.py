@@ -509,8 +509,10 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
 
 
 def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
-    """Block the keys and sources of the entries that were given up in all requests that wait for
-    this one, directly or behind others; in a rerun, in all later requests too.
+    """Block the keys and sources of the entries that were given up.
+
+    They are blocked in all requests that wait for this one, directly or behind others. In a rerun
+    they are blocked in all later requests, too.
     """
     of_entries = _keys_and_sources(operation)
     given_up = {}

@@ -724,8 +724,10 @@ async def send_without_problems(
 
 
 def may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
-    """Whether an operation that raised `error` may have had an effect that sending it again would
-    repeat: true for updates, unless the error says that the declaration or the values are invalid.
+    """Whether an operation that raised `error` may have had an effect that must not be repeated.
+
+    Only updates have: puts and deletes can be repeated. An error that says that the declaration or
+    the values are invalid was raised before any effect.
     """
     return operation.kind is OperationKind.UPDATE and not isinstance(
         error, ConfigurationError | SchemaMismatchError

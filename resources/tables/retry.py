@@ -387,8 +387,8 @@ def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[in
 
     With a function that keeps each key's order there are no overtakers. With any other, retrying
     only the earlier entry would let its value replace the later one's. Overtakers that would act
-    twice are not added, nor any if the operation replaces no values or the store checks conditions:
-    then it skips an entry that is older than what it has.
+    twice are not added. None are added if the operation replaces no values, or has conditions:
+    under these, the store itself skips an entry that is older than what it has.
     """
     kind = operation.kind
     replaces = kind.writes and kind is not OperationKind.PUT_IF_ABSENT

@@ -210,10 +210,10 @@ def error_from_outcomes(
     """Return the error for the failed entries of an operation; None if none failed. Skipped entries
     have not failed.
 
-    Its message names the table, the operation and the first key of each way to fail; where the
-    table can't be used at all, the cause comes first. It is caused by the first entry's error, has
-    its class if that is an AdjunctError, and contains the keys of the entries that failed in the
-    same way.
+    Entries that failed are grouped by state, in the order of `_ORDER`. The message names the table,
+    the operation, and the first key of each group. The error's cause is the error of the first
+    entry of the first group. If that is an AdjunctError, the error has its class. Its `keys` are
+    those of the first group.
     """
     failed = [places for state in _ORDER if (places := outcomes.places(state))]
     if not failed:
