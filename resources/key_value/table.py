@@ -420,6 +420,7 @@ class KeyValueTable(Generic[K, V]):
         families, b"" without one.
         """
         places: dict[int, list[int]] = {}
+        # `prefixes` may be endless.
         for place, (prefix, key) in enumerate(zip(prefixes, keys, strict=False)):
             places.setdefault(self._coder.partition(prefix, key), []).append(place)
         reads = (
@@ -428,7 +429,7 @@ class KeyValueTable(Generic[K, V]):
         )
         if self.backend.waits:
             parts = await segment.at_once(_READERS, reads)
-        else:
+        else:  # each read runs to its end in this thread
             parts = [await read for read in reads]
         entries: list[StoredEntry | None] = [None] * len(keys)
         for chosen, found in zip(places.values(), parts, strict=True):

@@ -491,7 +491,7 @@ class Statements:
         for column in self._changed(shape):
             name = quote_name(column)
             value = f"{source}.{name}"
-            if source == "s" and column not in given:
+            if source == "s" and column not in given:  # `excluded` has all columns
                 value = "NULL"
             changes.append(f"{name} = {value}")
         for name in map(quote_name, shape.adds):

@@ -575,9 +575,8 @@ class SqliteRequests:
         columns, or could drop rows.
         """
         codec = self.codec
-        name = write_plan.idempotency_table_name(
-            self._declared.table, [part.lower() for part in codec.key]
-        )
+        key = [part.lower() for part in codec.key]  # as SQLite compares names
+        name = write_plan.idempotency_table_name(self._declared.table, key)
         info = self.connection.execute("SELECT name FROM pragma_table_info(?)", (name,))
         columns = [column for (column,) in info]
         if may_be_missing and not columns:

@@ -744,9 +744,10 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
     """
     entries = operation.entries
     kind = operation.kind
-    to_key = codec.keys_by(
-        entries.key_names if isinstance(entries, ArrowEntries) else operation.key
-    )
+    key_names = operation.key
+    if isinstance(entries, ArrowEntries):  # they know the names of their key's columns
+        key_names = entries.key_names
+    to_key = codec.keys_by(key_names)
     check_value: Callable[[Row, Any], Any] = (
         codec.changes if kind is OperationKind.UPDATE else codec.whole
     )

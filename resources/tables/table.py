@@ -438,7 +438,8 @@ class RemoteTable(Generic[K, V, U]):
         """
         table = f"table {self.name}"
         for name in ("newest_by", "idempotent", "fenced"):
-            if getattr(self, name) not in (None, False):
+            is_declared = getattr(self, name) not in (None, False)
+            if is_declared:
                 self._check_support(name)
         if self.newest_by == "":
             expected = "the name of the column with each record's time"

@@ -569,7 +569,9 @@ class SegmentUpkeep:
         run = self._write_log(state)
 
         def flushed(now: SegmentState) -> SegmentState | None:
-            """Return the state with the run; None if others have flushed or collected meanwhile."""
+            """Return the state with the run; None if others have flushed the log meanwhile, or have
+            collected unused runs, perhaps this one.
+            """
             levels = now.levels
             if (levels.flushed, levels.collected) != (state.levels.flushed, state.levels.collected):
                 return None
