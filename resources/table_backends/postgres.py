@@ -201,7 +201,7 @@ class PostgresRequests:
             self.committing = False
             return plan
         if operation.conditions:
-            # Raises if a trigger of it drops rows.
+            # If a trigger drops rows of that table, no round can succeed: this raises.
             await self._check_idempotency_table(may_be_missing=False)
         problem = (
             f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times"

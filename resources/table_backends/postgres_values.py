@@ -322,7 +322,8 @@ def _fits_exactly(column: Column, type_: Any, *, adding: bool) -> bool:
         return False
     if kind is Kind.STRING:
         is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
-        return bool(is_text and column.type not in ("character", "char", "bpchar", "name"))
+        pads_or_cuts = column.type in ("character", "char", "bpchar", "name")
+        return bool(is_text and not pads_or_cuts)
     if kind is Kind.TIMESTAMP and _second_digits(column) is None:
         return bool(pa.types.is_timestamp(type_) and type_.tz is not None)
     if kind is Kind.BOOLEAN:

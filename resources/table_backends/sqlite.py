@@ -123,8 +123,10 @@ def read_sqlite_columns(
     key: Sequence[str],
     declared: Sequence[Column],
 ) -> tuple[Column, ...]:
-    """Return the table's columns. Raises SchemaMismatchError if a declared one is missing or
-    `key` is not unique.
+    """Return the table's columns.
+
+    Raises SchemaMismatchError if a declared column is missing or computed by SQLite, if SQLite
+    would change its values, or if `key` is not unique or may equate different values.
     """
     query = "SELECT name, type, pk FROM pragma_table_info(?)"
     stored = [_StoredColumn(*row) for row in connection.execute(query, (table,))]

@@ -395,7 +395,7 @@ class KeyLock:
             self._alone = ticket
             return ticket
         last = self._last
-        if self._alone is not None:
+        if self._alone is not None:  # no longer
             last.update(dict.fromkeys(self._alone.keys, self._alone))
             self._alone = None
         keys = ticket.keys
@@ -715,7 +715,7 @@ class _Batches:
                     self._slots.release()
             finally:
                 ticket.release()
-        call = _Call(operation)
+        call = _Call(operation)  # of several requests
         tasks = self._start([call])
         try:
             return await call.answer
