@@ -577,7 +577,8 @@ class PostgresSegment:
         """
         parameters = self._arrays(changes, token)
         answer = await wire.ask(self._statements.batch, parameters, commits=True)
-        if not answer.ntuples:
+        has_no_failures = not answer.ntuples
+        if has_no_failures:
             return {}
         if not _outcome(wire.rows(answer, tuple)).needs_locks:
             return await self._failing_now(wire, changes)

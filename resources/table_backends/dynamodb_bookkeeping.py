@@ -103,6 +103,7 @@ class FencedWrites:
                 self._check_fences(actions, reasons)
                 has_conflict = any(reason["Code"] == _CONFLICT for reason in reasons)
                 if not has_conflict:
+                    self._check_other_reasons(actions, reasons)
                     return reasons[1:]
             else:
                 return None
@@ -114,7 +115,7 @@ class FencedWrites:
         raise TableUnavailableError(problem, step, table=self.label)
 
     def _check_fences(self, actions: Sequence[dict[str, Any]], reasons: Sequence[Reason]) -> None:
-        """Raise if an action on an epoch has failed."""
+        """Raise if the condition of an action on an epoch does not hold."""
         for action, reason in zip(actions, reasons, strict=True):
             (request,) = action.values()
             if request["TableName"] != self.table or reason["Code"] != FAILED_CONDITION:
@@ -127,6 +128,17 @@ class FencedWrites:
             )
             step = "Find out who deletes its items, then run again."
             raise TableError(problem, step, table=self.label)
+
+    def _check_other_reasons(
+        self, actions: Sequence[dict[str, Any]], reasons: Sequence[Reason]
+    ) -> None:
+        """Raise if an action on an epoch was rejected for another reason, such as throttling."""
+        for action, reason in zip(actions, reasons, strict=True):
+            (request,) = action.values()
+            problem = problem_from_reason(self.label, reason)
+            if request["TableName"] == self.table and problem is not None:
+                assert problem.error is not None  # its condition holds: see `_check_fences`
+                raise problem.error
 
     def _check(self) -> dict[str, Any]:
         """The action that checks one of the items with the run's epoch, drawn at random."""

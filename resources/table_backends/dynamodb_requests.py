@@ -345,7 +345,8 @@ def update_item(
     )
 
 
-_ASSUMED_MAP: AttributeValue = {"M": None}  # before an attempt has found the item
+# Stands for a map whose members are not known, before an attempt has found the item.
+_ASSUMED_MAP: AttributeValue = {"M": None}
 
 
 class _MapLevel(NamedTuple):
@@ -362,8 +363,8 @@ class _MapLevel(NamedTuple):
     ) -> None:
         """Add to `parts` what makes the changes at these paths in this map, or creates it.
 
-        `known` is the map as an earlier attempt has found it, None if it was missing. Without an
-        attempt its members are None, and all maps are assumed to exist. The request's conditions
+        `known` is the map as an earlier attempt has found it, None if it was missing. Before the
+        first attempt it is `_ASSUMED_MAP`: all maps are assumed to exist. The request's conditions
         fail if that is wrong.
         """
         expression = self.expression
@@ -477,7 +478,7 @@ Problems = dict[int, Problem]
 class _ActionRefusedError(Exception):
     """An action of a transaction was rejected, for the reason in `problem`."""
 
-    def __init__(self, problem: Problem | None) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.problem = problem
 
@@ -887,7 +888,10 @@ class TableRequests:
         return _Answer(False, answer.get("Attributes") or {})
 
     def _send_in_transaction(self, fenced: FencedWrites, request: Request) -> _Answer:
-        """Send one write that takes effect only while the run's epoch is the newest."""
+        """Send one write that takes effect only while the run's epoch is the newest.
+
+        Raises _ActionRefusedError if it is rejected for another reason than its own condition.
+        """
         action = {name: value for name, value in request.items() if name != "ReturnValues"} | {
             "TableName": self.table
         }
@@ -897,7 +901,9 @@ class TableRequests:
         (reason,) = reasons
         if reason["Code"] == FAILED_CONDITION:
             return _Answer(True, reason.get("Item") or {})
-        raise _ActionRefusedError(problem_from_reason(self.label, reason))
+        problem = problem_from_reason(self.label, reason)
+        assert problem is not None  # the only other action is the check, which `send` looks at
+        raise _ActionRefusedError(problem)
 
 
 _LARGEST_TRANSACTION = 3_500_000  # bytes, of 4 MB: names of attributes count too

@@ -387,7 +387,7 @@ class HttpTable(
         if not isinstance(parts, tuple) or len(parts) != len(self.key):
             raise key_length_error(self._label, key, self.key)
         texts = {
-            name: quote(_quote_path_part(self._label, part), safe="")
+            name: quote(_path_text(self._label, part), safe="")
             for name, part in zip(self.key, parts, strict=True)
         }
         segments = [
@@ -570,7 +570,7 @@ def _load_trust_store() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _quote_path_part(label: str, part: object) -> str:
+def _path_text(label: str, part: object) -> str:
     """Return a value of a key as text for a path, which is not percent-encoded yet."""
     if isinstance(part, bool):
         if part:

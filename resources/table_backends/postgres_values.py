@@ -184,7 +184,9 @@ def _keys(codec: RowCodec, entries: ArrowEntries) -> dict[str, Any]:
 
 
 def _drop_key_columns(records: dict[str, Any], keys: Mapping[str, Any]) -> None:
-    """Drop the key's columns, which must have the values of the key, from what records set."""
+    """Drop the key's columns from what records set. Raises _NotStaged if one differs from the
+    key.
+    """
     for name, column in keys.items():
         if name in records and not records.pop(name).equals(column):
             raise _NotStaged
@@ -239,7 +241,11 @@ def _ties(sources: Any, positions: Any) -> Any:
 
 
 def _parts(entries: ArrowEntries) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The columns that records set and those to which they add, by name; no column is in both."""
+    """The columns that records set and those to which they add, by name.
+
+    Raises _NotStaged if a column is in both, if there is none, or if records change columns in
+    another way.
+    """
     records = _without_nulls(entries.records)
     if not entries.typed:
         return _columns(records), {}
@@ -259,8 +265,8 @@ def _defaults(
 ) -> dict[str, Any]:
     """The columns of a new record that come from defaults only, by name.
 
-    Left out are columns that the updates set, and columns to which they add, in which a default
-    must be 0 or null.
+    Left out are columns that the updates set, and columns to which they add. Raises _NotStaged if
+    the default of such a sum is neither 0 nor null.
     """
     if entries.default_records is None:
         return {}
@@ -377,7 +383,8 @@ def _merge_by_key(
     """Merge the entries of each key into one row, whose first column is `_PLACE`.
 
     Of columns that are added to it has the sum, of `defaults` the first entry's value, of all other
-    columns the last entry's.
+    columns the last entry's. Raises _NotStaged for keys with floats, and for sums that may not be
+    exact.
     """
     count = len(next(iter(columns.values())))
     table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})

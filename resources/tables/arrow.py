@@ -438,7 +438,8 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
         deleted = list(map(bool, batch.column(TOMBSTONE).to_pylist()))
     if not any(deleted):
         return [Part(write, batch, everything)]
-    if shape.compact and shape.contract is None and not shape.conditions:
+    may_mix_deletes = shape.compact and shape.contract is None and not shape.conditions
+    if may_mix_deletes:
         values = list(whole.values or ())
         for place in np.flatnonzero(deleted).tolist():
             values[place] = None

@@ -143,6 +143,7 @@ class CachedRecords:
         kept = self._kept
         until = (now + self._after_write, now + self._after_read)
         places = _cache_keys(keys, args)
+        # A new entry is added at the end; one that is replaced would keep its place.
         for at in filter(kept.__contains__, places):
             kept.move_to_end(at)
         for at, record in zip(places, records, strict=True):

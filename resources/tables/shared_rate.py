@@ -223,8 +223,11 @@ class _BudgetServer:
             if self._leasing is None and (request := self._demands.next_lease(now)) is not None:
                 self._leasing = asyncio.create_task(self._lease(request))
             at = self._demands.next_event_at(now)
+            wait = None
+            if at is not None:
+                wait = max(0.001, at - now)  # at most 1,000 turns a second
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if at is None else max(0.001, at - now)):
+                async with asyncio.timeout(wait):
                     await self._changed.wait()
 
     async def _lease(self, request: LeaseRequest) -> None:

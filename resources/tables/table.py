@@ -826,7 +826,8 @@ class RemoteTable(Generic[K, V, U]):
         if records:
             present = len(records) - records.count(None)
         done = outcomes.done
-        if operation.kind is PUT and operation.entries.null_value() is not None:
+        has_deletes = operation.kind is PUT and operation.entries.null_value() is not None
+        if has_deletes:
             deleted = 0
             for place, value in enumerate(operation.entries.values or ()):
                 deleted += value is None and place not in outcomes.problems

@@ -354,7 +354,7 @@ class PointerObject:
             shared = self._next or Future()
             self._next = shared
         if not leads:
-            return shared.result() or self.read()
+            return shared.result() or self.read()  # None if the shared GET failed
         state: SegmentState | None = None
         try:
             with self._reading:

@@ -87,8 +87,9 @@ def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
 def _adjacent_runs(
     runs: Sequence[RunRef], classes: Mapping[str, int], largest: int
 ) -> Iterator[list[RunRef]]:
-    """Yield the groups of adjacent runs that may be merged and are of at most the class
-    `largest`.
+    """Yield the groups of adjacent runs whose class in `classes` is at most `largest`.
+
+    Other runs, and those without a class, end a group. Some groups are empty.
     """
     group: list[RunRef] = []
     for run in runs:
