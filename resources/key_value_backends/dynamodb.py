@@ -138,7 +138,7 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
     if is_shut:
         term = term_of(reasons[0].get("Item") or {})
     return Cancelled(
-        sealed=is_shut and term is None,
+        sealed=is_shut and term is None,  # a closed gate has no term
         term=term,
         current=current or None,
         conflict=_CONFLICT in looked_at,

@@ -688,8 +688,8 @@ class TableRequests:
                 return
         if len(requests) > 1:
             self._send_halves(places, requests, problems)
-        elif reasons and (rejected := problem_from_reason(self.label, reasons[0])) is not None:
-            problems[places[0]] = rejected
+        elif reasons is not None:  # else the request would be too large, which no item is
+            problems[places[0]] = self._rejected(reasons[0])
 
     def _identity_in(self, request: Any) -> Any:
         """The identity of the key that a request of a batch writes."""
@@ -901,9 +901,13 @@ class TableRequests:
         (reason,) = reasons
         if reason["Code"] == FAILED_CONDITION:
             return _Answer(True, reason.get("Item") or {})
+        raise _ActionRefusedError(self._rejected(reason))
+
+    def _rejected(self, reason: Reason) -> Problem:
+        """Return the problem of the only write of a cancelled transaction, for this reason."""
         problem = problem_from_reason(self.label, reason)
-        assert problem is not None  # the only other action is the check, which `send` looks at
-        raise _ActionRefusedError(problem)
+        assert problem is not None  # the other action is the check: `FencedWrites.send` raises
+        return problem
 
 
 _LARGEST_TRANSACTION = 3_500_000  # bytes, of 4 MB: names of attributes count too
