@@ -244,10 +244,8 @@ class OptimisticWrites:
             try:
                 await self._send(changes)
             except ConditionsFailed as conflict:
-                for place in conflict.found:
-                    is_guard = place == len(keys)  # that of the fence, which follows the changes
-                    if not is_guard:
-                        self._contested.add(keys[place])
+                # The fence's guard, which follows the changes, has no key.
+                self._contested.update(keys[place] for place in conflict.found if place < len(keys))
                 conflicting.update(keys)
             except errors.RunLeaseLostError:
                 raise
