@@ -109,9 +109,14 @@ def test_compact_batches_merge_changes_that_only_set_columns(service):
         "planes", key="tail", write_function=function, batches=BatchProvider(compact=True)
     )
     with BlockingTable(table) as planes:
-        planes.put("a", {"n": 1})
-        planes.update_all([("a", Changes(set={"s": "x"})), ("a", Changes(set={"t": "y"}))])
-    assert service.records == {"/planes/a": {"n": 1, "s": "x", "t": "y"}}
+        planes.put_all([("a", {"n": 1}), ("b", {"n": 2})])
+        typed = [("a", Changes(set={"s": "x"})), ("a", Changes(set={"t": "y"}))]
+        plain = [("b", {"s": "z"}), ("b", {"t": "w"})]
+        planes.update_all([*typed, *plain])
+    assert service.records == {
+        "/planes/a": {"n": 1, "s": "x", "t": "y"},
+        "/planes/b": {"n": 2, "s": "z", "t": "w"},
+    }
 
 
 @pytest.mark.parametrize(
