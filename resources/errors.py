@@ -52,6 +52,7 @@ import re
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
@@ -123,6 +124,17 @@ class AdjunctError(_ErrorFields, Exception, kw_only=False):
     def reworded(self, problem: str, next_step: str, **more: Any) -> Self:
         """Return the error with another message, with the same fields and those in `more`."""
         return type(self)(problem, next_step, **self.facts | more)
+
+    def with_problem(self, problem: str, **more: Any) -> Self:
+        """Return a copy of the error with another problem, the same next step, and the fields in
+        `more`.
+
+        Unlike `reworded` it calls no constructor, which a user's subclass may have changed.
+        """
+        changed = copy(self)
+        changed.__dict__.update(more, problem=problem)
+        AdjunctError.__post_init__(changed)
+        return changed
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors are pickled between processes (Spark workers). Not calling the constructor lets

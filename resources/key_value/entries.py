@@ -260,6 +260,7 @@ class EntryCoder(Generic[K, V]):
         whole = size
         if prefix:
             whole = size + len(prefix) - _LENGTH_BYTES
+        # If key and family together are too long for any store, that is the error (below).
         if size > self._key_most and whole <= segment.MAX_KEY_BYTES:
             self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)
         if whole > most:
@@ -272,7 +273,7 @@ class EntryCoder(Generic[K, V]):
         """Return the table keys of these keys, in their order; `prefix` is that of their family,
         b"" without one.
         """
-        if prefix:
+        if prefix:  # all at once, unless one of them is invalid
             try:
                 serialized = list(map(self.key_serializer.to_bytes, keys))
                 longest = max(map(len, serialized), default=0)
@@ -313,7 +314,7 @@ class EntryCoder(Generic[K, V]):
             )
         return stored
 
-    def place(self, family: str | None, key: K) -> tuple[int, bytes]:
+    def locate(self, family: str | None, key: K) -> tuple[int, bytes]:
         """Return the partition and the table key of a key."""
         prefix = self.prefix(family)
         stored = self.table_key(prefix, key)
@@ -405,7 +406,9 @@ class EntryCoder(Generic[K, V]):
             raise failed from error
 
     def _too_long(self, what: str, most: int, size: int, prefix: bytes) -> NoReturn:
-        """Raise KeyTooLongError for `what` has `size` bytes, and may have `most`."""
+        """Raise KeyTooLongError. `what` says what is too long, with its `size` in bytes, of which
+        `most` are allowed; `prefix` is that of its family.
+        """
         problem = f"{what}; at most {most:,} are allowed."
         next_step = "Use a shorter one, such as a hash of it."
         raise self.table.error(errors.KeyTooLongError, problem, next_step, size=size).of_family(
@@ -438,7 +441,11 @@ class EntryCoder(Generic[K, V]):
         )
 
     def _failed(self, what: str, error: Exception, serializer: object) -> errors.AdjunctError:
-        """Return the error, which names the table, for a serializer that has raised `error`."""
+        """Return the error, which names the table, for a serializer that has raised `error`.
+
+        `what` says what could not be done. An AdjunctError about something else than key-value
+        tables is returned as it is.
+        """
         name = type(serializer).__name__
         if isinstance(error, errors.KeyValueTableError):
             about = {"serializer": name} if isinstance(error, errors.SerializationError) else {}
@@ -632,7 +639,7 @@ def _repeated_key_error(
 ) -> errors.KeyValueTableError:
     """Return the error for a batch of these keys, of which two are the same once serialized."""
     first: dict[bytes, int] = {}
-    place = 0
+    place = 0  # in the end that of the first key that was there before
     while first.setdefault(changes[place].key, place) == place:
         place += 1
     return table.error(
@@ -645,9 +652,8 @@ def _repeated_key_error(
 
 def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: SegmentLimits) -> None:
     """Raise BatchTooLargeError if the backend does not accept so much at once."""
-    if limits.request is None:
-        size = 0
-    else:
+    size = 0  # not needed without a limit
+    if limits.request is not None:
         size = sum(len(change.key) + len(change.value or b"") for change in changes)
     too_many = limits.changes is not None and len(changes) > limits.changes
     if too_many:

@@ -59,26 +59,30 @@ class TableFences:
         """Return the change that a request must contain, so that it is refused after a later run
         has written.
 
-        Raises RunLeaseLostError if one has.
+        The first call for a partition and run reads the fence entries and, if there are several,
+        raises all of them. Raises RunLeaseLostError if a later run has written.
         """
         known = self._known.get((partition, fence.application))
         if known is not None and known.epoch == fence.epoch:
             entries = known.entries
         else:
             entries = await self._read(partition, fence)
+            # Of several, a request would raise only the one that it contains.
             if len(entries) > 1:
                 entries = await self._raise_all(partition, entries, fence)
         return _check(random.randrange(len(entries)), entries, fence)
 
     def note(self, partition: int, fence: Fence, written: SegmentChange) -> None:
-        """Remember the fence entry that a request has written, as it was sent: with its version."""
+        """Remember the fence entry that a request has written, as it was sent: with its version.
+        A guard has written none.
+        """
         known = self._known.get((partition, fence.application))
         if known is not None and known.epoch == fence.epoch and not written.is_guard:
             number = written.key[len(FENCES)]
             known.entries[number] = StoredEntry(written.key, written.version, written.value)
 
     def forget(self, partition: int, fence: Fence) -> None:
-        """Read the fence entries again before the next request, since one had changed."""
+        """Forget the fence entries, of which one has changed: the next request reads them again."""
         self._known.pop((partition, fence.application), None)
 
     async def announce(self, fence: Fence) -> None:
@@ -93,7 +97,9 @@ class TableFences:
         await self._raise_all(partition, await self._read(partition, fence), fence)
 
     async def _read(self, partition: int, fence: Fence) -> list[StoredEntry | None]:
-        """Return the fence entries of a partition as they are stored now, and remember them."""
+        """Return the fence entries of a partition as they are stored now, None for missing ones,
+        and remember them.
+        """
         keys = [
             fence_key(fence.application, number)
             for number in range(self.table.backend.limits.fences)
@@ -105,8 +111,10 @@ class TableFences:
     async def _raise_all(
         self, partition: int, known: list[StoredEntry | None], fence: Fence
     ) -> list[StoredEntry | None]:
-        """Raise all fence entries of a segment, which are as `known`, to the epoch of the run;
-        return them.
+        """Raise all fence entries of a segment to the epoch of the run; return the raised entries.
+
+        `known` are the entries as they were read. Raises TableUnavailableError if others change
+        them again and again.
         """
         for _ in range(_ROUNDS):
             checked = [_check(number, known, fence) for number in range(len(known))]
@@ -132,7 +140,7 @@ class TableFences:
         )
 
 
-_ROUNDS = 20
+_ROUNDS = 20  # of raising entries that others change meanwhile
 
 
 def _check(number: int, known: Sequence[StoredEntry | None], fence: Fence) -> SegmentChange:

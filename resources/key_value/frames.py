@@ -239,7 +239,7 @@ def _pages(
     key: ColumnForm,
     value: ColumnForm,
 ) -> Iterator[Any]:
-    """Yield the entries of a partition as Arrow batches, one per page."""
+    """Yield the entries of a partition (`number`) as Arrow batches, one per page."""
     with stored:
         for page in stored.all_entries(partitions=[number], page_size=page_size):
             columns = {
@@ -389,7 +389,7 @@ def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) ->
     partitions = []
     table_keys = []
     for family, given in zip(families, batch.column("key").to_pylist(), strict=True):
-        partition, stored = table.coder.place(family, key.to_bytes(given))
+        partition, stored = table.coder.locate(family, key.to_bytes(given))
         table_keys.append(stored)
         partitions.append(partition)
     columns = {
@@ -412,6 +412,7 @@ def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterat
     open_table = _table_opener(table)
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
+        """Write the rows; yield the report, with counts or the error."""
         load = PartitionLoad(open_table())
         try:
             load.run(batches)

@@ -81,7 +81,9 @@ def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str
         return dict(description)
     root = lake.store.descriptor.url
     settings = {name: value for name, value in description.items() if name != _LAKE}
-    if description.items() >= IN_SQLITE.items() and "://" not in root:
+    is_sqlite_file = description.items() >= IN_SQLITE.items()
+    is_folder = "://" not in root
+    if is_sqlite_file and is_folder:
         folder = Path(root).resolve()
         path = folder.with_name(f"{folder.name}.key-values.sqlite")
         if "path" in settings:
@@ -197,9 +199,11 @@ def parse_stored_entry(document: type[D], value: Any, where: str) -> D:
 
 def _is_same(setting: str, one: Any, other: Any) -> bool:
     """Whether two values of a setting are equal, or paths of the same file or folder, as through
-    a link.
+    a link. `one` is None if its backend does not have the setting.
     """
-    if setting not in ("path", "url") or one is None or "://" in f"{one}{other}":
+    may_be_path = setting in ("path", "url") and one is not None
+    is_url = "://" in f"{one}{other}"
+    if not may_be_path or is_url:
         return bool(one == other)
     return Path(one).resolve() == Path(other).resolve()
 
@@ -215,8 +219,8 @@ class TableBackends:
         self._described: dict[str, SegmentBackend] = {}
 
     def description(self) -> dict[str, Any]:
-        """Return the description to store with new tables; that of the lake's own backends is
-        relative to the lake.
+        """Return the description to store with new tables: relative to the lake for its own
+        backends and for SQLite files in its folder, else as `given` describes itself.
         """
         own = lake_backends(self._lake)
         if self.given is None:
@@ -229,7 +233,8 @@ class TableBackends:
                 for name, value in given.items():
                     if not _is_same(name, ours.get(name), value):
                         settings[name] = value
-                if not settings.keys() & {"path", "url", "s3"}:
+                is_elsewhere = bool(settings.keys() & {"path", "url", "s3"})
+                if not is_elsewhere:
                     return {**relative, **settings}
         return self._describe_inside(given) or given
 
@@ -398,10 +403,11 @@ UNFINISHED = frozenset({TableState.CREATING, TableState.SEALING, TableState.DELE
 
 @dataclass(frozen=True, slots=True)
 class TableTransition:
-    """What to do with a table's entry: store `entry` (None: nothing) and have its backend do its
-    part.
+    """What to do with a table's entry: store `entry`, and have its backend do its part if the entry
+    is in an unfinished state.
 
-    The caller gets `answer` after that. Without an answer (None), the decision is made again.
+    If `entry` is None, or equal to the stored one, nothing is stored. The caller gets `answer`
+    after that. Without an answer (None), the decision is made again.
     """
 
     answer: bool | None
@@ -480,8 +486,10 @@ def decide_delete(current: StoredTable | None) -> TableTransition:
 
 
 def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredTable | None:
-    """Return the entry after the backend has done its part for `done`; unchanged if another
-    manager has replaced it.
+    """Return the entry to store after the backend has done its part for `done`.
+
+    It is None if the table is deleted then. It is `current` if another manager has replaced the
+    entry meanwhile.
     """
     is_same_table = current is not None and current.incarnation == done.incarnation
     if current is None or not is_same_table or current.state is not done.state:
@@ -489,7 +497,7 @@ def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredT
     after = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}
     if current.state in after:
         return current.in_state(after[current.state])
-    return None
+    return None  # it was deleting, and is deleted
 
 
 def was_deleted(current: StoredTable | None, table: StoredTable) -> bool:
@@ -522,7 +530,7 @@ def require_stored_table(current: StoredTable | None, name: TableName) -> Stored
 
 def _differing_settings(table: StoredTable, other: StoredTable) -> str:
     """Return, for messages, a table's backend settings that differ from the other's; all if the
-    kind differs.
+    other has another kind of backend.
     """
     is_alike = table.backend.get("backend") == other.backend.get("backend")
     differing = {}
@@ -599,7 +607,7 @@ class KeyValueTableManager:
             return ({scope: None}, True)
 
         while isinstance(answer := self._namespace.transact(decide, by=_BY), list):
-            unfinished = []
+            unfinished = []  # deletions, which are finished here
             for table in answer:
                 if table.state == TableState.DELETING.value:
                     unfinished.append(table.name)
@@ -645,6 +653,7 @@ class KeyValueTableManager:
         )
 
         def decide(current: StoredTable | None) -> TableTransition:
+            """Return the transition, after checking the backend's settings for a new table."""
             if current is None:  # settings that can't work here fail before anything is stored
                 self._backends.of(table, wanted).location(wanted.id(table), 0)
             return decide_create(
@@ -799,13 +808,13 @@ class KeyValueTableManager:
     def _preflight(
         self, name: TableName, decide: Callable[[StoredTable | None], TableTransition]
     ) -> StoredTable | None:
-        """Return the current entry. Raises what the backend would raise for the transition that
-        `decide` returns.
+        """Return the current entry, None if there is none. Raises what the backend would raise for
+        the transition that `decide` returns.
         """
         current = self._entry(name)
         after = decide(current).entry
         if current is None or after is None or after.state is current.state:
-            return current
+            return current  # no state changes, so the backend has nothing to do
         backend = self._backends.of(name, current)
         if isinstance(backend, segment.PreflightChecks):
             if after.state is TableState.DELETING:
@@ -851,6 +860,7 @@ class KeyValueTableManager:
             raise
 
         def commit(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], StoredTable | None]:
+            """Return what to write, and the entry after it."""
             current = find_stored_table(snapshot, name)
             after = finish_transition(current, table)
             changes = {name.key: None if after is None else after.model_dump(mode="json")}

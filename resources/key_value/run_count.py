@@ -22,7 +22,7 @@ from dagster_adjunct.resources.key_value.table import OpenTable
 
 _KEY = FENCES + b"\xffruns"
 _SEGMENT = 0
-_ROUNDS = 20
+_ROUNDS = 20  # of counting a run while others are counted
 
 
 async def read_runs(table: OpenTable[str, bytes]) -> int:
@@ -43,7 +43,7 @@ async def count_run(table: OpenTable[str, bytes]) -> int:
         try:
             await table.apply(_SEGMENT, *segment.with_versions([change]))
         except ConditionsFailed:
-            continue
+            continue  # another run was counted meanwhile
         return runs
     label = f"key-value table {table.id}"
     problem = f"{label}: other runs were counted first {_ROUNDS} times."

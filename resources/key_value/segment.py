@@ -48,7 +48,7 @@ MAX_KEY_BYTES = 8190
 length.
 """
 _LENGTH = struct.Struct(">h")
-HASH_BITS = 52
+HASH_BITS = 52  # of a hash, that select the partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def partition_of(prefix: bytes, partitions: int) -> int:
 
 def family_range(prefix: bytes) -> KeyRange:
     """Return the range of all table keys that start with `prefix`, which has at least one byte."""
-    start_of_end = prefix.rstrip(b"\xff")
+    start_of_end = prefix.rstrip(b"\xff")  # a last byte that can't be raised is dropped
     if not start_of_end:
         return KeyRange(prefix, None)
     return KeyRange(prefix, start_of_end[:-1] + bytes([start_of_end[-1] + 1]))
@@ -144,10 +144,15 @@ def family_subrange(
     not including `end`.
     """
     whole = family_range(prefix + key_prefix)
-    first = whole.start if start is None else max(whole.start, prefix + start)
-    if end is None:
-        return KeyRange(first, whole.end)
-    return KeyRange(first, prefix + end if whole.end is None else min(whole.end, prefix + end))
+    first = whole.start
+    if start is not None:
+        first = max(whole.start, prefix + start)
+    last = whole.end
+    if end is not None:
+        last = prefix + end
+        if whole.end is not None:
+            last = min(whole.end, last)
+    return KeyRange(first, last)
 
 
 class Expected(Enum):
@@ -200,7 +205,9 @@ class StoredPage:
 
     @staticmethod
     def of(rows: Iterable[Sequence[Any]], *, is_last: bool = False) -> StoredPage:
-        """Return the page of entries or of a driver's rows: key, version, value."""
+        """Return the page of entries or of a driver's rows: key, version, value. An empty page has
+        columns of no entries.
+        """
         columns = list(zip(*rows, strict=True)) or [(), (), ()]
         return StoredPage(columns[0], columns[1], columns[2], is_last)
 
@@ -413,7 +420,7 @@ class PreflightChecks(Protocol):
 
 
 class PageReader(Protocol):
-    """Reads pages of a segment, as `TableSegment.page` does."""
+    """Reads pages of a segment: its `page` is that of `TableSegment`."""
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage: ...
 
@@ -657,6 +664,7 @@ RETRY_SECONDS = 60.0
 """How long requests to an unreachable table are retried. A lost reply is looked for until the
 horizon.
 """
+# seconds between two attempts, at most
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 
@@ -777,6 +785,16 @@ MOST_PARTITIONS = 2**16
 """The most partitions of a table, in every backend."""
 
 
+def check_partitions(partitions: int) -> None:
+    """Raise ConfigurationError for more partitions than a table may have."""
+    if partitions > MOST_PARTITIONS:
+        problem = (
+            f"partitions={partitions:,} of a key-value table: expected at most {MOST_PARTITIONS:,}."
+        )
+        step = "Use fewer: any number of families can share a partition."
+        raise errors.ConfigurationError(problem, step, argument="partitions")
+
+
 @validated
 @dataclass(frozen=True, slots=True)
 class KeyValueTableConfiguration:
@@ -792,10 +810,4 @@ class KeyValueTableConfiguration:
     longest_value: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
-        if self.partitions > MOST_PARTITIONS:
-            problem = (
-                f"partitions={self.partitions:,} of a key-value table: expected at most"
-                f" {MOST_PARTITIONS:,}."
-            )
-            step = "Use fewer: any number of families can share a partition."
-            raise errors.ConfigurationError(problem, step, argument="partitions")
+        check_partitions(self.partitions)

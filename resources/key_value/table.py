@@ -100,8 +100,9 @@ class OpenTable(Generic[K, V]):
         *,
         retried: type[TransientError] = TransientError,
     ) -> None:
-        """Apply all changes or none, as `apply_until_settled` does. Raises BatchTooLargeError if
-        they are too many.
+        """Apply all changes of a request with this token, or none.
+
+        `retried` and errors are those of `apply_until_settled`. Also raises BatchTooLargeError.
         """
         check_limits(self.id, changes, self.backend.limits)
         opened = self.segment(partition)
@@ -343,7 +344,10 @@ class KeyValueTable(Generic[K, V]):
         page_size: int = PAGE_SIZE,
         state: IteratorState | None = None,
     ) -> TablePages[TableEntry[K, V]]:
-        """Iterate over the entries of a family, as `keys` does."""
+        """Iterate over the entries of a family, in the order of their keys' bytes, in pages.
+
+        The arguments are those of `keys`.
+        """
         iteration = self._iteration_of(family, prefix, start, end, page_size)
         return self._pages(self._coder.page_entries, replace(iteration, values=True), state)
 
@@ -385,7 +389,7 @@ class KeyValueTable(Generic[K, V]):
         """Change one key, to `value` or, if that is None, by removing it; return its new
         version.
         """
-        partition, stored = self._coder.place(family, key)
+        partition, stored = self._coder.locate(family, key)
         token = segment.new_token()
         version = segment.make_version(token, 0)
         changes = (SegmentChange(stored, value, version, expected),)
@@ -405,7 +409,7 @@ class KeyValueTable(Generic[K, V]):
         """Return the stored entry of a key, None if there is none; without `values`, its value is
         None.
         """
-        partition, stored = self._coder.place(family, key)
+        partition, stored = self._coder.locate(family, key)
         (entry,) = await self._get(partition, (stored,), values)
         return entry
 
@@ -416,6 +420,7 @@ class KeyValueTable(Generic[K, V]):
         families, b"" without one.
         """
         places: dict[int, list[int]] = {}
+        # `prefixes` may be endless.
         for place, (prefix, key) in enumerate(zip(prefixes, keys, strict=False)):
             places.setdefault(self._coder.partition(prefix, key), []).append(place)
         reads = (
@@ -424,7 +429,7 @@ class KeyValueTable(Generic[K, V]):
         )
         if self.backend.waits:
             parts = await segment.at_once(_READERS, reads)
-        else:
+        else:  # each read runs to its end in this thread
             parts = [await read for read in reads]
         entries: list[StoredEntry | None] = [None] * len(keys)
         for chosen, found in zip(places.values(), parts, strict=True):

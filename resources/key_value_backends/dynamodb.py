@@ -69,9 +69,9 @@ if TYPE_CHECKING:
 
 KEYS_AT_ONCE = 100
 _PATIENCE = 10.0  # seconds in which keys that DynamoDB has left out of a batch are requested again
-_FAMILIES_AT_ONCE = 16
-_FAMILIES_LISTED = 200
-_LARGEST_LIMIT = 1_000_000
+_FAMILIES_AT_ONCE = 16  # whose entries are read concurrently, for one page
+_FAMILIES_LISTED = 200  # by one query of the list of families
+_LARGEST_LIMIT = 1_000_000  # items that one query asks for; DynamoDB returns 1 MiB anyway
 
 
 # Requests of writes and the meaning of their rejections, without I/O.
@@ -138,7 +138,7 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
     if is_shut:
         term = term_of(reasons[0].get("Item") or {})
     return Cancelled(
-        sealed=is_shut and term is None,
+        sealed=is_shut and term is None,  # a closed gate has no term
         term=term,
         current=current or None,
         conflict=_CONFLICT in looked_at,
@@ -158,7 +158,7 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
 
 HORIZON = 540.0  # seconds; DynamoDB forgets a token ten minutes after its request has ended
 PATIENCE = 5.0  # seconds for which a write is retried here after conflicts with others
-_LOST_KNOWN = 1_000
+_LOST_KNOWN = 1_000  # writes with a lost reply that are remembered before old ones are forgotten
 
 
 class TransactionAnswer(Enum):
@@ -227,7 +227,9 @@ class DynamoDbSegment:
             await self._families.purge_if_due()
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        """Return the entries of the keys: one by GetItem, more by batches at once."""
+        """Return the entries of the keys, None for missing ones: of one key by GetItem, of more
+        keys by concurrent batches.
+        """
         with self._report_foreign_items():
             if len(keys) == 1:
                 asked: dict[str, Any] = {"Key": self._layout.entry(keys[0]), "ConsistentRead": True}
@@ -448,7 +450,7 @@ class DynamoDbSegment:
         sent_here: bool,
     ) -> bool:
         """Return whether a try whose reply was lost was applied; after False it is certain never to
-        be applied.
+        be applied. `sent_here`: this object has sent the try, so its `number` and `term` are right.
 
         Raises `ConditionsFailed` and the like if it is certain never to be applied and a new try
         would fail as well, and `ReplyLostError` or TableUnavailableError if its outcome could not
@@ -476,7 +478,7 @@ class DynamoDbSegment:
                     return False
                 if invalidated is TransactionAnswer.TOKEN_TAKEN:
                     # The try has used its token meanwhile. DynamoDB's answer to another copy tells
-                    # its outcome.
+                    # its outcome; if that is cancelled again, another request has used the token.
                     ends.append(invalidated)
                     continue
             if not await patience.wait():
@@ -734,14 +736,15 @@ class DynamoDbSegments:
         label = table_label(table)
 
         def delete(client: DynamoDBClient) -> None:
+            """Return if the table is gone; else delete it, and raise the error to be retried."""
             with dynamodb_errors(table, sent=False):
                 try:
                     client.delete_table(TableName=name)
                 except Exception as error:
                     if error_code(error) == "ResourceNotFoundException":
-                        return
-                    if error_code(error) != "ResourceInUseException":
-                        # It is being created or deleted.
+                        return  # it is gone
+                    is_created_or_deleted_now = error_code(error) == "ResourceInUseException"
+                    if not is_created_or_deleted_now:
                         raise
             problem = f"{label} is not deleted after {_DELETING_SECONDS:.0f} s."
             raise TableUnavailableError(

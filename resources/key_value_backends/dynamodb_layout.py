@@ -115,10 +115,10 @@ class TableCalls:
         return await segment.at_once(lambda: self._open.here().threads, asked)
 
     async def read(self, do: Callable[[DynamoDBClient], T]) -> T:
-        """Do the same as `call`, but raise the errors of tables.
+        """Return what `do` returns for the client; raise the errors of tables, not boto3's.
 
         For requests that can be repeated without harm: reads, and changes that have no visible
-        effect or the same one again.
+        effect or the same one again. So a lost answer is an ordinary TableUnavailableError.
         """
         with dynamodb_errors(self.table, sent=False):
             return await self.call(do)
@@ -126,8 +126,8 @@ class TableCalls:
     async def query(
         self, stretch: KeyStretch, attributes: str, limit: int, after: Item | None = None
     ) -> Any:
-        """Return DynamoDB's answer with at most `limit` items of a stretch, after the item with
-        the key `after`.
+        """Return DynamoDB's answer with these `attributes` of at most `limit` items of a stretch,
+        of those after the item with the key `after`.
         """
         bounds = {":h": stretch.hash_key, ":a": stretch.lowest, ":z": stretch.highest}
         request: dict[str, Any] = {
@@ -155,7 +155,9 @@ class TableCalls:
 
 @contextmanager
 def dynamodb_errors(table: TableId, *, sent: bool) -> Iterator[None]:
-    """Raise errors of boto3 in this context as those of a table; see `translate_dynamodb_error`."""
+    """Raise errors of boto3 in this context as those of a table; `sent` is that of
+    `translate_dynamodb_error`.
+    """
     try:
         yield
     except AdjunctError:
@@ -221,7 +223,7 @@ class _ClientThreads:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="dynamodb-key-values")
         # Limits concurrent requests also for callers without a loop, which send them in their own
         # threads.
-        self._places = threading.BoundedSemaphore(threads)
+        self._slots = threading.BoundedSemaphore(threads)
         self._connect = connect
         self._opening = threading.Lock()
         self._client: DynamoDBClient | None = None
@@ -234,7 +236,7 @@ class _ClientThreads:
         if client is None:
             with self._opening:
                 client = self._client = self._client or self._connect()
-        with self._places:
+        with self._slots:
             return do(client)
 
     def end(self, *, wait: bool = False) -> None:
@@ -250,10 +252,11 @@ class _ClientThreads:
 
 GATES = 64  # of a partition: concurrent writes that check the same one may conflict
 KEY_SCHEMA = {"h": "B", "s": "B"}
+# Sizes in bytes; DynamoDB limits those of sort keys and items.
 _LONGEST_SORT_KEY = 1024
 _LONGEST_KEY = _LONGEST_SORT_KEY - 2  # without a family the sort key has two bytes of length
 _LARGEST_ITEM = 400 * 1024
-_HASH_BESIDES_FAMILY = 5
+_HASH_BESIDES_FAMILY = 5  # the kind of the item, and the partition
 _NAMES_AND_VERSION = len("hsvd") + 16
 _LARGEST_KEYS = _HASH_BESIDES_FAMILY + (_LONGEST_SORT_KEY - 2) + _LONGEST_SORT_KEY
 
@@ -267,6 +270,7 @@ LIMITS = SegmentLimits(
     request=4_000_000,  # of 4 MiB: names, versions and hash keys count too
 )
 
+# Table keys: they begin with the length of a family, or with that of a key without one, negated.
 _FIRST_FAMILY = b"\0\1"
 _AFTER_FAMILIES = b"\x80\0"
 _EMPTY_KEY = b"\0\0"
@@ -581,6 +585,7 @@ class FamilyList:
         patience = Patience(_PURGE_PATIENCE)
 
         def put(client: DynamoDBClient) -> int:
+            """Put the gate, unless its condition fails; return the time of the answer."""
             try:
                 answer: Any = client.put_item(
                     TableName=self._calls.name,

@@ -120,6 +120,7 @@ class PostgresSegments:
         tokens = names.tokens
 
         def create(connection: psycopg.Connection[Any]) -> None:
+            """Create both tables, with comments that name the key-value table."""
             from psycopg import sql
 
             if self._exists(connection, entries):
@@ -236,6 +237,7 @@ class PostgresSegments:
         import psycopg
 
         def attempt() -> T:
+            """Return the result of `change`, run under the lock in a transaction."""
             with connection.transaction(force_rollback=dry_run):
                 connection.execute("SET LOCAL lock_timeout = '30s'")
                 name = f"{self.schema}.{sql_table_name(table)}"

@@ -257,10 +257,10 @@ class PostgresPages:
         self._ahead: _PageAhead | None = None
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        """Return a page as `TableSegment.page` does.
+        """Return the first entries of a range, at most `limit`, as `TableSegment.page` specifies.
 
-        Also request the next one ahead, if this page is full and not the first, and entries are
-        small (AHEAD_BYTES).
+        If the page is full, entries are small (AHEAD_BYTES), and a page was read before, the next
+        page is requested ahead.
         """
         ahead = self._ahead
         self._ahead = None
@@ -269,6 +269,7 @@ class PostgresPages:
         if ahead is not None and (ahead.within, ahead.limit, ahead.values) == wanted:
             unread = ahead.unread
         pool = self._segment._pool()
+        # The answer can only be read from the connection that was asked.
         if unread is not None and await pool.take_again(unread.wire):
             wire = unread.wire
         else:
@@ -327,24 +328,26 @@ def _page_of(rows: list[tuple[Any, ...]], limit: int, values: bool) -> StoredPag
 
 
 _CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
-_NOT_THERE = ("42P01", "3F000")
+_NOT_THERE = ("42P01", "3F000")  # no such table, no such schema
 _GIVEN_UP = "57014"  # a time limit of the server's
-_DUPLICATE = "23505"
+_DUPLICATE = "23505"  # another row has this unique value
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresSegmentErrors:
-    """Converts errors of psycopg to those of one table; `label` names the table and `place`
-    returns its server.
+    """Converts errors of psycopg to those of one table. `label` names the table, `server` returns
+    the address of its server.
     """
 
     table: TableId
     label: str
-    place: Callable[[], str]
+    server: Callable[[], str]
 
     async def translate(self, error: psycopg.Error, wire: PostgresWire) -> AdjunctError:
         """Return the table's error for one of a request over `wire`, which is closed if it can't
         be used any more.
+
+        In this order: sealed, deleted, a write of unknown outcome, no answer, a rejected request.
         """
         state = error.sqlstate
         words = " ".join(str(error).split())
@@ -363,10 +366,10 @@ class PostgresSegmentErrors:
                 " network."
             )
             return ReplyLostError(
-                f"{self.label} at {self.place()}: the answer to a write was lost ({words}).", step
+                f"{self.label} at {self.server()}: the answer to a write was lost ({words}).", step
             )
         if cut or state == _GIVEN_UP:
-            problem = f"{self.label} at {self.place()} does not answer at present ({words})."
+            problem = f"{self.label} at {self.server()} does not answer at present ({words})."
             step = (
                 "It is retried. If that continues, check the server's log, and for long"
                 " transactions."
@@ -378,11 +381,11 @@ class PostgresSegmentErrors:
         """Return the table's error for a change of the schema, or another request that had no
         effect.
         """
-        return translate_error(error, self.label, self.place())
+        return translate_error(error, self.label, self.server())
 
     def not_found(self) -> KeyValueTableNotFoundError:
         """Return the error for a missing or deleted table."""
-        return deleted_table_error(self.table, f"{self.label} at {self.place()}")
+        return deleted_table_error(self.table, f"{self.label} at {self.server()}")
 
 
 _ROUNDS = 50  # of conflicts with others, before the request counts as failed
@@ -446,7 +449,9 @@ class PostgresSegment:
         raise TableUnavailableError(problem, step, table=self._errors.label)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        """Return the entries of the keys: one by a statement of its own, more by parts."""
+        """Return the entries of the keys, None for missing ones: of one key by a statement of its
+        own, of more keys by parts.
+        """
         sql = self._statements
         if len(keys) == 1:
             query = sql.get if values else sql.get_version
@@ -535,10 +540,14 @@ class PostgresSegment:
     async def _apply_one(
         self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes
     ) -> Failing | None:
-        """Apply a change of one key in one statement. Returns what `_attempt` does."""
+        """Apply a change of one key in one statement.
+
+        Returns the failed condition, {} if the change is applied, None to try again.
+        """
         sql = self._statements
         key, value, version, expected, is_guard = changes[0]
-        if value is None and (is_guard or expected is ABSENT):
+        changes_nothing = value is None and (is_guard or expected is ABSENT)
+        if changes_nothing:  # no statement for one key only checks it
             return await self._apply_batch(wire, changes, token)
         parameters = [self._prefix + key, token]
         statements: dict[Any, str] = {ANYTHING: sql.remove}
@@ -563,10 +572,13 @@ class PostgresSegment:
     ) -> Failing | None:
         """Apply changes of several keys: in one statement, or in a transaction if keys have to
         be locked first.
+
+        Returns the failed conditions, {} if the changes are applied, None to try again.
         """
         parameters = self._arrays(changes, token)
         answer = await wire.ask(self._statements.batch, parameters, commits=True)
-        if not answer.ntuples:
+        has_no_failures = not answer.ntuples
+        if has_no_failures:
             return {}
         if not _outcome(wire.rows(answer, tuple)).needs_locks:
             return await self._failing_now(wire, changes)
@@ -579,6 +591,8 @@ class PostgresSegment:
     ) -> Failing | None:
         """Apply changes unless an earlier attempt was applied; after this, no earlier one can be
         applied any more.
+
+        Returns the failed conditions, {} if the changes are or were applied, None to try again.
         """
         parameters = self._arrays(changes, token)
         return await self._in_transaction(
@@ -598,7 +612,8 @@ class PostgresSegment:
         """Apply changes in a transaction; `lock` all keys first, also if the statement asks for it.
 
         If `claim` is given, it is the token of a repeated request: nothing is done if it was
-        applied.
+        applied. Returns the failed conditions, {} if the changes are or were applied, None to try
+        again.
         """
         await wire.tell(b"BEGIN")
         try:
@@ -633,7 +648,8 @@ class PostgresSegment:
     async def _failing_now(
         self, wire: PostgresWire, changes: Sequence[SegmentChange]
     ) -> Failing | None:
-        """Return the conditions that fail now, of changes that were not applied; None if all hold.
+        """Return the conditions that fail now, of changes that were not applied; None if all hold,
+        so that the changes can be tried again.
 
         The statement of a batch can't report them: for it, a key inserted while it waited for
         another one is missing.

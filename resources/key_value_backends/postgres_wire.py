@@ -34,9 +34,9 @@ _SELECTABLE = 1024  # select() accepts sockets with smaller file descriptors onl
 _LAST_WORD = 1.0  # seconds in which the server may end a request that was given up
 _PREPARED = 512  # statements that a connection keeps: about a dozen for each table that is in use
 _EITHER = select.POLLIN | select.POLLOUT
-_BYTEA = 17
-_BINARY = [1] * 16
-_NONE = struct.pack(">i", -1)
+_BYTEA = 17  # the OID of the type
+_BINARY = [1] * 16  # the format of each parameter
+_NONE = struct.pack(">i", -1)  # the length of a null
 _length = struct.Struct(">i").pack
 
 
@@ -110,7 +110,10 @@ class PostgresWire:
         return unread.answer
 
     async def tell(self, command: bytes, *, commits: bool = False) -> None:
-        """Send a command without parameters and rows, such as BEGIN. Raises psycopg.Error."""
+        """Send a command without parameters and rows, such as BEGIN. Raises psycopg.Error.
+
+        `commits` says that it commits changes.
+        """
         await self._read_unread()
         self.may_be_applied = commits
         self._pg.send_query(command)
@@ -244,8 +247,8 @@ class PostgresWire:
         return self._near
 
     async def _watch(self, writing: bool) -> bool:
-        """Wait in the event loop until the socket is ready; return False if it is not within
-        `patience` seconds.
+        """Wait in the event loop until the socket can be read or, if `writing`, written; return
+        False if that takes more than `patience` seconds.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -307,11 +310,11 @@ class WirePool:
         self._connect = connect
         self._process = os.getpid()
         self._in_loop = not is_blocking()
-        self._places: asyncio.Semaphore | threading.Semaphore
+        self._slots: asyncio.Semaphore | threading.Semaphore
         if self._in_loop:
-            self._places = asyncio.Semaphore(size)
+            self._slots = asyncio.Semaphore(size)
         else:
-            self._places = threading.BoundedSemaphore(size)
+            self._slots = threading.BoundedSemaphore(size)
         self._closing: AbstractAsyncContextManager[Any] = (
             asyncio.Lock() if self._in_loop else nullcontext()
         )
@@ -328,7 +331,7 @@ class WirePool:
         try:
             return self._pop() or await self._connect()
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
 
     async def take_again(self, wire: PostgresWire) -> bool:
@@ -340,7 +343,7 @@ class WirePool:
         try:
             self._idle.remove(wire)
         except ValueError:
-            self._places.release()
+            self._slots.release()
             return False
         return True
 
@@ -355,7 +358,7 @@ class WirePool:
             else:
                 self._idle.append(wire)
         finally:
-            self._places.release()
+            self._slots.release()
 
     async def close(self) -> None:
         """Close all connections of an event loop, each once its request has ended.
@@ -364,14 +367,14 @@ class WirePool:
         """
         held = 0
         async with self._closing:
-            # Else two concurrent calls might each hold places that the other waits for.
+            # Else two concurrent calls might each hold slots that the other waits for.
             try:
                 while self._in_loop and held < self._size:
                     held += await self._enter()
                 self.drop()
             finally:
                 for _ in range(held):
-                    self._places.release()
+                    self._slots.release()
 
     def drop(self) -> None:
         """Close the connections that are not in use."""
@@ -379,11 +382,13 @@ class WirePool:
             wire.close()
 
     async def _enter(self, *, wait: bool = True) -> bool:
-        """Take one of the places for connections; without `wait`, return False if there is none."""
-        places = self._places
-        if isinstance(places, threading.Semaphore):
-            return places.acquire(wait)
-        return (wait or not places.locked()) and await places.acquire()
+        """Take one of the slots for connections; without `wait`, return False if there is none."""
+        slots = self._slots
+        if isinstance(slots, threading.Semaphore):
+            return slots.acquire(wait)
+        if not wait and slots.locked():
+            return False
+        return await slots.acquire()
 
     def _pop(self) -> PostgresWire | None:
         """Return an idle connection, None if there is none."""

@@ -275,7 +275,7 @@ def translate_sqlite_error(error: sqlite3.Error, path: str, label: str) -> error
 
 
 SEALED = "adjunct: the table is sealed"
-_PRUNED_AT_ONCE = 1024
+_PRUNED_AT_ONCE = 1024  # tokens
 
 
 class SqliteStatements:
@@ -336,7 +336,7 @@ HORIZON = 60.0
 # Seconds: the last attempt of a request may start at its horizon, and wait.
 _TOKENS_KEPT = 2 * HORIZON
 _WRITES_BETWEEN_PRUNING = 256
-_KEYS_AT_ONCE = 1024
+_KEYS_AT_ONCE = 1024  # in one query
 _PAGE_BYTES = 16 << 20  # of values, after which a page ends
 _ROWS_ALL_MEASURED = 64  # if more rows are fetched at a time, only some values are measured
 _SAMPLED = 8  # one of so many values is measured then
@@ -375,9 +375,10 @@ class SqliteSegment:
             write = self._repeat
 
         def transaction(connection: FileConnection) -> Failing | None:
+            """Write and commit; return what `write` returns."""
             self._connections.begin(connection)
             failing = write(connection.execute, changes, token)
-            if failing is None:
+            if failing is None:  # else conditions fail or, with {}, nothing was left to do
                 self._commit(connection.execute)
             return failing
 
@@ -385,7 +386,7 @@ class SqliteSegment:
             raise ConditionsFailed(failing)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        """Return the entries of the keys, all of one moment."""
+        """Return the entries of the keys, all of one moment; None for missing keys."""
         if len(keys) == 1:
             query = self._sql.get if values else self._sql.get_version
             asked = (self._partition, keys[0])
@@ -425,8 +426,10 @@ class SqliteSegment:
     def _repeat(
         self, execute: _Execute, changes: Sequence[SegmentChange], token: bytes
     ) -> Failing | None:
-        """Return {} if an earlier attempt of the request was committed, or else do the same as
-        `_write`.
+        """Write all changes in the open transaction, unless an earlier attempt was committed.
+
+        Returns None if they are written and have to be committed, {} if the earlier attempt was
+        committed, else the failing conditions.
         """
         if execute(self._sql.remembered, (token,)).fetchone() is not None:
             return {}
@@ -496,7 +499,7 @@ class SqliteSegment:
         by_key: dict[bytes, StoredEntry] = {}
         several = len(keys) > _KEYS_AT_ONCE
         if several:
-            execute("BEGIN")
+            execute("BEGIN")  # so that all queries see the same moment
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             # Adjacent keys are in the same page of the file.
             part = sorted(keys[start : start + _KEYS_AT_ONCE])
@@ -526,6 +529,7 @@ class SqliteSegment:
         try:
             return ask(connection)
         except sqlite3.Error as error:
+            # SQLite has no code of its own for a missing table.
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
                 with suppress(sqlite3.Error):
                     if not table_exists(connection, self._table):
@@ -664,7 +668,11 @@ class SqliteSegments:
     def _change(
         self, table: TableId, *statements: str, must_exist: bool = False, commit: bool = True
     ) -> None:
-        """Change the schema in one write transaction."""
+        """Execute statements that change the schema in one write transaction.
+
+        With `must_exist` a missing table is a KeyValueTableNotFoundError. Without `commit` the
+        transaction is rolled back: it only finds out whether the file can be written.
+        """
         try:
             connection = self._connections.take()
             try:

@@ -201,7 +201,10 @@ def _parse_nested(declared: str) -> Type | None:
 
 
 def parse_known_column(name: str, declared: str) -> Column:
-    """Return the column as `parse_column` does; raise ConfigurationError for an unknown type."""
+    """Return the column `name` of the type `declared`.
+
+    Unlike `parse_column`, it raises ConfigurationError for an unknown type.
+    """
     column = parse_column(name, declared)
     if column.kind is Kind.OTHER:
         reason = ""
@@ -573,6 +576,7 @@ def _decimal_checker(precision: int, scale: int) -> Callable[[Any], Any]:
     """
 
     def check(value: Any) -> Decimal:
+        """Return the number; OutOfRangeError if it has too many digits."""
         number = _decimal(value)
         digits = len(number.as_tuple().digits)
         may_exceed = digits + abs(_exponent_of(number)) > min(scale, precision - scale)
@@ -725,7 +729,7 @@ def arrow_column_from_records(
             if name not in record:
                 check_cases(what, key, record, known)
             value = record.get(name)
-        if kind == "string" and isinstance(value, dict | list):
+        if kind == "string" and isinstance(value, dict | list):  # of a column of JSON
             value = json.dumps(value, sort_keys=True)
         values.append(value)
     misfits = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -742,7 +746,7 @@ def arrow_column_from_records(
                     "Correct the table's declared columns, or the type given in select=.",
                     column=name,
                 ) from error
-        raise
+        raise  # each value fits by itself, but not all together
 
 
 def _array(values: list[Any], kind: str) -> pa.Array:

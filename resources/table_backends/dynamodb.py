@@ -256,7 +256,7 @@ class DynamoDbTable(StoreTable):
         self.table = table
         self._label = f"DynamoDB table {table!r}"
         self._declare(table, tuple(key) if isinstance(key, Mapping) else key, columns)
-        self.create = create
+        self.create = create  # needs no columns, only the types of the key (`_types_of_key`)
         self.consistent_reads = consistent_reads
         self.forget_deleted_after = forget_deleted_after
         self.threads = threads
@@ -323,14 +323,18 @@ class DynamoDbTable(StoreTable):
         return await self._run_in_thread(self._presence, requests)
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
-        """Create the table if asked to, pass the fence, and count the run in a table that counts
-        runs; return its presence, with the count.
+        """Create the table if asked to, pass the fence, and count the run; return the table's
+        presence.
+
+        Runs are counted in a table that is declared with `create` or has a count: others get no
+        item that their owners don't expect.
         """
         requests = await self._get_client(make=create)
         if fence is not None:
             await self._run_in_thread(self._begin_fenced_run, requests.client, fence)
         presence = await self._run_in_thread(self._presence, requests)
-        if not presence.exists or not (self.create or presence.runs):
+        counts_runs = self.create or presence.runs
+        if not presence.exists or not counts_runs:
             return presence
         count = partial(self._translated, self._run_count(requests).add)
         return replace(presence, runs=await self._run_in_thread(count))
@@ -355,8 +359,10 @@ class DynamoDbTable(StoreTable):
         return f"{self.table}{BOOKKEEPING_SUFFIX}"
 
     def _presence(self, requests: TableRequests) -> Presence:
-        """Whether DynamoDB has the table, its id, which is new if it was created again or restored,
-        and its count of runs.
+        """Return whether DynamoDB has the table, its id, and its count of runs.
+
+        The id is new if the table was created again or restored. A count that may not be read is
+        None.
         """
         description = self._translated(partial(_describe_table, requests.client, self.table))
         if description is None or description["TableStatus"] == "DELETING":
@@ -512,8 +518,8 @@ class DynamoDbTable(StoreTable):
     ) -> Outcomes:
         """Write only the last entry of each key: nobody could see the effect of earlier ones.
 
-        If it is rejected, the one before it is written. If it fails for another reason, earlier
-        ones have its problem too; if it is done, so are they.
+        If the last entry is rejected, the one before it is written instead, and so on. If it fails
+        for another reason, the earlier entries get its problem; if it is done, so are they.
         """
         problems: Problems = dict(valid.problems)
         left = _group_by_key(valid.entries)

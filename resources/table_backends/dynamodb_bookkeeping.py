@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
 NAME = "name"
 EPOCH = "epoch"
-_ITEMS = 32
-_MAX_CONFLICTS = 30
+_ITEMS = 32  # with the epoch of one application
+_MAX_CONFLICTS = 30  # after which a write fails
+# seconds between two tries
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 0.5
 _CANCELLED = "TransactionCanceledException"
@@ -98,9 +99,11 @@ class FencedWrites:
                     "CancellationReasons", []
                 )
                 if len(reasons) != len(actions):
-                    raise
+                    raise  # it is not known which action was rejected
                 self._check_fences(actions, reasons)
-                if not any(reason["Code"] == _CONFLICT for reason in reasons):
+                has_conflict = any(reason["Code"] == _CONFLICT for reason in reasons)
+                if not has_conflict:
+                    self._check_other_reasons(actions, reasons)
                     return reasons[1:]
             else:
                 return None
@@ -112,7 +115,7 @@ class FencedWrites:
         raise TableUnavailableError(problem, step, table=self.label)
 
     def _check_fences(self, actions: Sequence[dict[str, Any]], reasons: Sequence[Reason]) -> None:
-        """Raise if an action on an epoch has failed."""
+        """Raise if the condition of an action on an epoch does not hold."""
         for action, reason in zip(actions, reasons, strict=True):
             (request,) = action.values()
             if request["TableName"] != self.table or reason["Code"] != FAILED_CONDITION:
@@ -125,6 +128,17 @@ class FencedWrites:
             )
             step = "Find out who deletes its items, then run again."
             raise TableError(problem, step, table=self.label)
+
+    def _check_other_reasons(
+        self, actions: Sequence[dict[str, Any]], reasons: Sequence[Reason]
+    ) -> None:
+        """Raise if an action on an epoch was rejected for another reason, such as throttling."""
+        for action, reason in zip(actions, reasons, strict=True):
+            (request,) = action.values()
+            problem = problem_from_reason(self.label, reason)
+            if request["TableName"] == self.table and problem is not None:
+                assert problem.error is not None  # its condition holds: see `_check_fences`
+                raise problem.error
 
     def _check(self) -> dict[str, Any]:
         """The action that checks one of the items with the run's epoch, drawn at random."""

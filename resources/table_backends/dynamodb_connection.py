@@ -229,7 +229,9 @@ _CHECK_ACCESS = (
 
 @dataclass(frozen=True, slots=True)
 class _Explanation:
-    """What an error of boto3 means: the error to raise, and whether the request had an effect."""
+    """What an error of boto3 means: the error to raise (its class, its problem `what`, its next
+    step), the state of the entries, and for how many seconds to pause (None: as the policy says).
+    """
 
     what: str
     step: str = ""

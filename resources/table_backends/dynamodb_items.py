@@ -68,6 +68,7 @@ class Limit(NamedTuple):
 
 
 DIGITS = 38  # that a number can have in DynamoDB
+# the least and the greatest positive number
 _LEAST = Decimal("1E-130")
 _GREATEST = Decimal("9.9999999999999999999999999999999999999E+125")
 _EXACT = Context(prec=DIGITS, traps=[Inexact, Overflow, Underflow])
@@ -223,8 +224,8 @@ def _list_items(stored: AttributeValue) -> list[AttributeValue]:
 
 
 def _list_decoder(element: Column) -> Callable[[AttributeValue], Any]:
-    """Return the function that reads lists and sets of such elements; anything else is read by its
-    own type.
+    """Return the function that reads lists and sets of elements of a type; an attribute that is
+    neither is read by its own type.
     """
     decode = decoder_for(element)
 
@@ -245,7 +246,9 @@ def key_attribute_type(column: Column) -> str | None:
 
 
 def encode_any(value: Any, depth: int = 0) -> AttributeValue:
-    """Return the attribute value of any Python value; TypeError if DynamoDB can't store it."""
+    """Return the attribute value of any Python value, in which it is `depth` levels deep; TypeError
+    if DynamoDB can't store it.
+    """
     if value is None:
         return _NULL
     for types, tag, write in _SCALARS:
@@ -298,7 +301,7 @@ def attribute_bytes(stored: AttributeValue) -> int:
         return 3 + len(value) + sum(map(attribute_bytes, value))
     if tag == "M":
         return 3 + len(value) + item_bytes(value)
-    return 1
+    return 1  # BOOL and NULL; sets are only read
 
 
 def item_bytes(item: Mapping[str, AttributeValue]) -> int:
@@ -528,6 +531,7 @@ class ItemCodec(RowCodec):
             if tag not in stored:
                 what = f"{self.table}: its key {name!r} is stored as {tag}, but got {stored}."
                 raise SchemaMismatchError(what, "Convert it to the type of the key.", column=name)
+            # The OutOfRangeError says that no record can have the key: a get finds none.
             if tag != "N" and not 0 < size <= largest:
                 text = f"{self.table}: key {name!r} has {size} bytes; expected 1 to {largest}."
                 step = "Shorten the key, for example to a hash of it."
@@ -581,8 +585,10 @@ class ItemCodec(RowCodec):
         return EncodedChanges(sets, numbers, limits, merged, append, tuple(removed), inside)
 
     def check_order(self, newest_by: str) -> None:
-        """As in RowCodec, but undeclared columns are accepted: DynamoDB checks the values that
-        it compares.
+        """Raise SchemaMismatchError if the values of a declared column have no order.
+
+        In a table without declared columns any column is accepted: the values are checked when they
+        are compared (`Guard.holds`).
         """
         if not self.is_open:
             super().check_order(newest_by)

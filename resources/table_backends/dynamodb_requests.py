@@ -345,7 +345,8 @@ def update_item(
     )
 
 
-_ASSUMED_MAP: AttributeValue = {"M": None}  # before an attempt has found the item
+# Stands for a map whose members are not known, before an attempt has found the item.
+_ASSUMED_MAP: AttributeValue = {"M": None}
 
 
 class _MapLevel(NamedTuple):
@@ -362,8 +363,8 @@ class _MapLevel(NamedTuple):
     ) -> None:
         """Add to `parts` what makes the changes at these paths in this map, or creates it.
 
-        `known` is the map as an earlier attempt has found it, None if it was missing. Without an
-        attempt its members are None, and all maps are assumed to exist. The request's conditions
+        `known` is the map as an earlier attempt has found it, None if it was missing. Before the
+        first attempt it is `_ASSUMED_MAP`: all maps are assumed to exist. The request's conditions
         fail if that is wrong.
         """
         expression = self.expression
@@ -460,14 +461,16 @@ def _mark_attribute(source: str) -> str:
     return f"{OWN_PREFIX}at:{source}"
 
 
+# DynamoDB's limits: keys of a BatchGetItem, requests of a BatchWriteItem, characters of an
+# expression
 GETS_AT_ONCE = 100
 WRITES_AT_ONCE = 25
-_MAX_REPEATS = 5
-_FIRST_PAUSE = 0.05
+_LONGEST_EXPRESSION = 4096
+_MAX_REPEATS = 5  # of gets, for keys that DynamoDB has left out
+_FIRST_PAUSE = 0.05  # seconds, doubled before each repeat
 _MAX_CONFLICTS = (
     10  # attempts to update or create a record while other writers create and delete it
 )
-_LONGEST_EXPRESSION = 4096
 
 Problems = dict[int, Problem]
 
@@ -475,7 +478,7 @@ Problems = dict[int, Problem]
 class _ActionRefusedError(Exception):
     """An action of a transaction was rejected, for the reason in `problem`."""
 
-    def __init__(self, problem: Problem | None) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.problem = problem
 
@@ -542,7 +545,8 @@ class TableRequests:
                     ExpressionAttributeNames={"#k": name},
                 )
         except Exception as error:
-            if error_code(error) == "ConditionalCheckFailedException":
+            may_update = error_code(error) == "ConditionalCheckFailedException"  # as it must be
+            if may_update:
                 return
             problem = problem_from_boto_error(error, self.label, sent=False).error
             assert problem is not None
@@ -664,15 +668,16 @@ class TableRequests:
     def _send_fenced(
         self, fenced: FencedWrites, places: list[int], requests: list[Any], problems: Problems
     ) -> None:
-        """Send a batch as transactions: one that DynamoDB cancels or finds too large is sent
-        again in halves.
+        """Send a batch as transactions: one that DynamoDB cancels, or would find too large, is sent
+        again in halves, until a single request is rejected.
         """
         actions = [_action_of(self.table, request) for request in requests]
         reasons: Sequence[Reason] | None = None
         try:
-            if sum(map(_request_bytes, requests)) <= _LARGEST_TRANSACTION:
+            is_small_enough = sum(map(_request_bytes, requests)) <= _LARGEST_TRANSACTION
+            if is_small_enough:
                 reasons = fenced.send(actions)
-                if reasons is None:
+                if reasons is None:  # it was applied
                     return
         except RunLeaseLostError:
             raise
@@ -683,8 +688,8 @@ class TableRequests:
                 return
         if len(requests) > 1:
             self._send_halves(places, requests, problems)
-        elif reasons and (rejected := problem_from_reason(self.label, reasons[0])) is not None:
-            problems[places[0]] = rejected
+        elif reasons is not None:  # else the request would be too large, which no item is
+            problems[places[0]] = self._rejected(reasons[0])
 
     def _identity_in(self, request: Any) -> Any:
         """The identity of the key that a request of a batch writes."""
@@ -774,7 +779,7 @@ class TableRequests:
             found = answer.item
             self._check_changes(key, changes, found)
             if answer.present:
-                continue
+                continue  # maps were assumed where there are none, or vice versa: `found` tells
             if default is None:
                 missing = record_not_found_error([operation.entries.keys[entry.place]], self.label)
                 return _Written(Problem(State.MISSING, missing))
@@ -826,8 +831,8 @@ class TableRequests:
         fail.
 
         If that is a tombstone, only the mark is stored, so that a replay changes nothing if the
-        record was created again meanwhile. An update that is not late, or adds nothing, is SKIPPED
-        and stores no mark.
+        record was created again meanwhile. Returns None if something was added, else SKIPPED. An
+        update that is not late, or adds nothing, is SKIPPED and stores no mark.
         """
         late = changes.late
         of_source = Guard(source=guard.source, position=guard.position)
@@ -883,7 +888,10 @@ class TableRequests:
         return _Answer(False, answer.get("Attributes") or {})
 
     def _send_in_transaction(self, fenced: FencedWrites, request: Request) -> _Answer:
-        """Send one write that takes effect only while the run's epoch is the newest."""
+        """Send one write that takes effect only while the run's epoch is the newest.
+
+        Raises _ActionRefusedError if it is rejected for another reason than its own condition.
+        """
         action = {name: value for name, value in request.items() if name != "ReturnValues"} | {
             "TableName": self.table
         }
@@ -893,7 +901,13 @@ class TableRequests:
         (reason,) = reasons
         if reason["Code"] == FAILED_CONDITION:
             return _Answer(True, reason.get("Item") or {})
-        raise _ActionRefusedError(problem_from_reason(self.label, reason))
+        raise _ActionRefusedError(self._rejected(reason))
+
+    def _rejected(self, reason: Reason) -> Problem:
+        """Return the problem of the only write of a cancelled transaction, for this reason."""
+        problem = problem_from_reason(self.label, reason)
+        assert problem is not None  # the other action is the check: `FencedWrites.send` raises
+        return problem
 
 
 _LARGEST_TRANSACTION = 3_500_000  # bytes, of 4 MB: names of attributes count too

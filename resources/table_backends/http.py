@@ -42,6 +42,7 @@ from dagster_adjunct.resources.tables.operation import (
     Capabilities,
     Changes,
     Operation,
+    OperationKind,
     Outcomes,
     Problem,
     RowEntries,
@@ -87,8 +88,10 @@ def error_from_response(
     status = answer.status_code
     beginning = _quote_reply(answer.text, secrets)
     what = f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)}"
-    if status == 429 or status >= 500 or status == 408:
+    may_pass = status in (408, 429) or status >= 500
+    if may_pass:
         retry_after = parse_retry_after(answer.headers.get("Retry-After"), utc_now())
+        # The service asks to come back later, instead of doing anything.
         is_put_off = status == 429 or (status == 503 and retry_after is not None)
         had_no_effect = is_put_off or answer.request.method in READS
         return HttpUnavailableError(
@@ -99,7 +102,8 @@ def error_from_response(
             retry_after=retry_after,
             had_effect=False if had_no_effect else None,
         )
-    concerns_all_records = status < 400 or status in (401, 403, 405, 407)
+    is_redirected = status < 400
+    concerns_all_records = is_redirected or status in (401, 403, 405, 407)
     kind = errors.TableError
     if concerns_all_records:
         kind = errors.TableAccessError
@@ -182,7 +186,7 @@ def _quote_reply(text: str, secrets: Iterable[str]) -> str:
     return f": {text}"
 
 
-_PLACE = re.compile(r"{(\w+)}")
+_COLUMN = re.compile(r"{(\w+)}")
 _SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "x-api-key")
 
 
@@ -300,7 +304,7 @@ class HttpTable(
                     " …}.",
                     argument="headers",
                 )
-        named = _PLACE.findall(self.path)
+        named = _COLUMN.findall(self.path)
         if sorted(named) != sorted(self.key) or not self.path.startswith("/"):
             raise errors.ConfigurationError(
                 f"{what}: its path names {', '.join(named) or 'no column'}, and its key is"
@@ -348,7 +352,10 @@ class HttpTable(
         for place, key in enumerate(operation.entries.keys):
             try:
                 self.path_of(key if ordered is None else ordered(key))
-                self.encode(values[place])
+                if operation.kind is OperationKind.UPDATE:
+                    self.encode(to_changes(values[place]).set)
+                else:
+                    self.encode(values[place])
             except Exception as error:  # noqa: BLE001 - as for a request
                 found[place] = functions.problem_from_error(self, error)
         return found
@@ -380,11 +387,11 @@ class HttpTable(
         if not isinstance(parts, tuple) or len(parts) != len(self.key):
             raise key_length_error(self._label, key, self.key)
         texts = {
-            name: quote(_quote_path_part(self._label, part), safe="")
+            name: quote(_path_text(self._label, part), safe="")
             for name, part in zip(self.key, parts, strict=True)
         }
         segments = [
-            _PLACE.sub(lambda place: texts[place[1]], segment) for segment in self.path.split("/")
+            _COLUMN.sub(lambda match: texts[match[1]], segment) for segment in self.path.split("/")
         ]
         for segment, declared in zip(segments, self.path.split("/"), strict=True):
             if segment in ("", ".", "..") and segment != declared:
@@ -563,7 +570,7 @@ def _load_trust_store() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _quote_path_part(label: str, part: object) -> str:
+def _path_text(label: str, part: object) -> str:
     """Return a value of a key as text for a path, which is not percent-encoded yet."""
     if isinstance(part, bool):
         if part:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from pydantic import PositiveInt
 from tenacity import (
     AsyncRetrying,
     RetryError,
@@ -40,12 +41,12 @@ from dagster_adjunct.resources.key_value.fencing import TableFences
 from dagster_adjunct.resources.key_value.manager import (
     KeyValueTableManager,
     TableInfo,
+    TableState,
     ensure_table,
 )
 from dagster_adjunct.resources.key_value.segment import (
     ConditionsFailed,
     KeyRange,
-    KeyValueTableConfiguration,
     ReplyLostError,
     SegmentBackend,
     SegmentChange,
@@ -96,7 +97,7 @@ async def purge_marks(table: Table, before: float) -> int:
         left: KeyRange | None = segment.ALL_ENTRIES
         while left is not None:
             page = await table.segment(partition).page(left, _PAGE, values=True)
-            left = left.after(page.keys[-1]) if page else None
+            left = left.after(page.keys[-1]) if page else None  # nothing follows an empty page
             changes = [
                 change
                 for entry in page.entries()
@@ -121,13 +122,13 @@ async def _apply(table: Table, partition: int, changes: Sequence[SegmentChange])
 
 
 def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
-    """Return the change that removes old marks, or the entry if its record is deleted; None
-    without old marks.
+    """Return the change that removes marks from before a time, or the whole entry if its record is
+    deleted; None for an entry without such marks.
     """
     try:
         document = json.loads(entry.value or b"")
     except (ValueError, RecursionError):
-        return None
+        return None  # not written by `KeyValueRows`
     at = None
     if isinstance(document, dict):
         at = document.get(AT)
@@ -181,7 +182,8 @@ class OptimisticWrites:
 
     async def finish(self) -> None:
         """Write until each entry is done or has a problem."""
-        if not await self._round():
+        are_left = await self._round()
+        if not are_left:
             return
         rounds = AsyncRetrying(
             retry=retry_if_result(bool),
@@ -235,14 +237,15 @@ class OptimisticWrites:
         return bool(self.left)
 
     async def _write(self, decision: PlannedWrites) -> _SentKeys:
-        """Send the decided writes."""
+        """Send the decided writes, each request once; count the defaults that became records."""
         failed: dict[Row, Problem] = {}
         conflicting: set[Row] = set()
         for keys, changes in self._requests(decision):
             try:
                 await self._send(changes)
             except ConditionsFailed as conflict:
-                self._contested |= {keys[place] for place in conflict.found if place < len(keys)}
+                # The fence's guard, which follows the changes, has no key.
+                self._contested.update(keys[place] for place in conflict.found if place < len(keys))
                 conflicting.update(keys)
             except errors.RunLeaseLostError:
                 raise
@@ -264,14 +267,17 @@ class OptimisticWrites:
         try:
             await self.table.apply(self.partition, sent, token, retried=ReplyLostError)
         except ConditionsFailed as conflict:
-            if fence is not None and len(changes) in conflict.found:
+            guard_failed = len(changes) in conflict.found
+            if fence is not None and guard_failed:
                 self.fences.forget(self.partition, fence)
             raise
         if fence is not None:
             self.fences.note(self.partition, fence, sent[-1])
 
     def _requests(self, decision: PlannedWrites) -> Iterator[tuple[list[Row], list[SegmentChange]]]:
-        """Yield the keys of each request and their changes, without versions."""
+        """Yield the keys of each request and their changes, without versions. Contested keys come
+        last, each in a request of its own.
+        """
         changes = decision.changes
         # Lists, because conflicts add keys to `_contested` while these requests are sent.
         alone = [key for key in changes if key in self._contested]
@@ -279,7 +285,7 @@ class OptimisticWrites:
         keys = iter(together)
         limits = self.table.backend.limits
         if self.operation.fence is not None and limits.changes is not None:
-            limits = replace(limits, changes=limits.changes - 1)
+            limits = replace(limits, changes=limits.changes - 1)  # `_send` adds a guard
         for part in segment.split_into_requests([changes[key] for key in together], limits):
             yield [next(keys) for _ in part], part
         for key in alone:
@@ -313,11 +319,12 @@ class KeyValueRows(StoreTable):
     """Read and write function over the key-value table `table` of a scope of `lake`.
 
     `key` names one column or several (then keys are tuples), `columns` has each column's type.
-    Records of one `family`, the first of the key's columns, are in one partition and can be
-    iterated together. If the family is the empty text, the key selects the partition. With
-    `create`, the first write creates a missing scope and table with this number of `partitions`, in
-    the backend `stored_in` or the lake's default one. Reads create neither, and find no records.
-    `to_dict` and pickles have names and descriptions, never a secret.
+    `family` names the first of the key's columns: records with the same values there are in one
+    partition, and can be iterated together. A record with the empty text there has no family, as
+    if none was named: its key selects the partition. With `create`, the first write creates a
+    missing scope and table with this number of `partitions`, in the backend `stored_in` or the
+    lake's default one. Reads create neither, and find no records. `to_dict` and pickles have names
+    and descriptions, never a secret.
 
     Each key is changed by one conditional write. A request of many keys is one write per partition,
     within the limits of the backend. The table itself refuses writes of a run that has lost its
@@ -337,27 +344,30 @@ class KeyValueRows(StoreTable):
         columns: Mapping[str, str],
         family: str | Sequence[str] = (),
         create: bool = False,
-        partitions: int = 4,
+        partitions: PositiveInt = 4,
         stored_in: SegmentBackend | Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(lake, str) and ":" not in lake:  # an executor has another working directory
-            lake = str(Path(lake).expanduser().absolute())
+        if isinstance(lake, str):
+            is_folder = ":" not in lake  # else a URL
+            if is_folder:  # an executor has another working directory
+                lake = str(Path(lake).expanduser().absolute())
         self.lake = lake
         self.scope = scope
         self.table = table
         self._label = f"key-value table {scope}/{table}"
         self._declare(table, key, columns, create=create)
         self.family = (family,) if isinstance(family, str) else tuple(family)
-        self.partitions = KeyValueTableConfiguration(partitions).partitions
+        segment.check_partitions(partitions)
+        self.partitions = partitions
         self.stored_in = stored_in
         self._codec = RowCodec(self._label, self.key, self._declared)
         self._documents = RowDocuments(self._codec, self._declared)
         self._keys = RowKeys(
             self._label, [self._codec.columns[name] for name in self.key], self.family
         )
-        self._open: Table | None = None
-        self._fences: TableFences | None = None
-        self._opening = threading.Lock()
+        self._open: Table | None = None  # made at the first request that needs it (`_opened`)
+        self._fences: TableFences | None = None  # of `_open`, made at the first write of a run
+        self._opening = threading.Lock()  # held while one thread makes `_open`
 
     def __repr__(self) -> str:
         return f"KeyValueRows({self._url!r}, {self.scope!r}, {self.table!r}, key={self.key})"
@@ -436,7 +446,9 @@ class KeyValueRows(StoreTable):
                 found = self._manager(make=False).describe(self.scope, self.table)
             except _NOT_CREATED:
                 return None
-            return None if found.state == "deleting" else found
+            if found.state == TableState.DELETING.value:
+                return None
+            return found
 
         return await asyncio.to_thread(find)
 
@@ -478,7 +490,8 @@ class KeyValueRows(StoreTable):
         except errors.RunLeaseLostError:
             raise
         except errors.AdjunctError as error:
-            if reads and self.create and isinstance(error, _NOT_CREATED):
+            is_yet_to_create = self.create and isinstance(error, _NOT_CREATED)
+            if reads and is_yet_to_create:  # no record exists
                 return Outcomes(len(operation), [None] * len(operation))
             return Outcomes.all(len(operation), replace(self.problem_of(error), of_request=True))
 
@@ -494,7 +507,7 @@ class KeyValueRows(StoreTable):
 
     async def forget(self, older_than: float) -> int:
         """Remove the marks of updates applied more than `older_than` seconds ago, also of deleted
-        records; return the number of keys.
+        records; return the number of keys that had such marks.
 
         Messages that old are applied again if they are repeated. Reads the whole table.
         """
@@ -507,6 +520,7 @@ class KeyValueRows(StoreTable):
         records: list[Any] = [None] * len(operation)
 
         async def read(number: int, entries: list[Entry]) -> None:
+            """Add the records of a partition's entries, and their problems."""
             try:
                 stored_entries = await opened.segment(number).get(
                     [placed.table_keys[entry.key] for entry in entries]
@@ -559,7 +573,7 @@ class KeyValueRows(StoreTable):
             try:
                 if key not in partitions:
                     address = self._keys.address(key)
-                    partition, table_key = opened.coder.place(address.family, address.key)
+                    partition, table_key = opened.coder.locate(address.family, address.key)
                     partitions[key] = partition
                     placed.table_keys[key] = table_key
                 placed.by_partition.setdefault(partitions[key], []).append(entry)
@@ -571,9 +585,7 @@ class KeyValueRows(StoreTable):
         return placed
 
     def _fences_of(self, opened: Table) -> TableFences:
-        """Return the fences of the opened table, which are known again only until it is opened
-        anew.
-        """
+        """Return the fences of the opened table, new ones if it was opened again."""
         fences = self._fences
         if fences is None or fences.table is not opened:
             fences = self._fences = TableFences(opened)
@@ -587,7 +599,10 @@ class KeyValueRows(StoreTable):
         return self._documents.record(document, self._codec.names, key)
 
     def _outcome(self, error: errors.AdjunctError) -> Problem:
-        """Return the problem of an entry whose request failed with this error."""
+        """Return the problem of an entry whose request failed with this error.
+
+        If the table is gone, the next request opens it again.
+        """
         if isinstance(error, errors.KeyValueTableNotFoundError):
             self._open = None  # the table may be created again
         return self.problem_of(error)

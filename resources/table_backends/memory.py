@@ -59,7 +59,7 @@ _REMOVED = _Removed()
 
 
 class _AnyRecords(RowCodec):
-    """A codec that checks nothing: records may have any columns and values.
+    """A codec that checks nothing: records may have any columns and values. It has no columns.
 
     What an update calls `a.b` is the value at this path, unless the record has such a column.
     """
@@ -108,7 +108,7 @@ class _AnyRecords(RowCodec):
                 problem = f"{self.table}: an update changes {name!r}, a part of {value!r:.100}."
                 raise SchemaMismatchError(problem, "Set the whole column.", column=name)
             value = value.get(step)
-        self.has_inner = True
+        self.has_inner = True  # from now on, plans look for paths
         return path
 
     def sum(self, name: str, old: Any, number: Any) -> Any:

@@ -52,7 +52,9 @@ class PartError(TypeError):
 
 
 def _converted(step: str, convert: Convert, value: Any) -> Any:
-    """Return a converted part of a value; an error says at which path."""
+    """Return a converted part of a value, None for None. A PartError says at which path it is,
+    which begins with `step`.
+    """
     if value is None:
         return None
     try:
@@ -149,6 +151,7 @@ def _struct_checker(type_: Struct, make_checker: Callable[[str], Convert]) -> Co
     }
 
     def check(value: Any) -> dict[str, Any]:
+        """Return the struct with all of its fields checked."""
         if not isinstance(value, Mapping):
             raise TypeError("expected a dict")
         for name in value:

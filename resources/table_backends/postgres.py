@@ -109,9 +109,9 @@ class PostgresRequests:
     """A connection, which one caller holds at a time, with its requests: each is one transaction.
 
     A transaction locks the keys that it changes in key order, so that writers of the same keys wait
-    instead of deadlocking: first their rows in the idempotency table, if there are conditions, then
-    their records. If two transactions deadlock nevertheless, because both create the same record,
-    the server ends one, which is retried.
+    instead of deadlocking. If there are conditions, it first locks their rows in the idempotency
+    table, then their records. Two transactions may deadlock nevertheless, if both create the same
+    record: the server ends one of them, which is retried.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class PostgresRequests:
             self.committing = False
             return plan
         if operation.conditions:
-            # Raises if a trigger of it drops rows.
+            # If a trigger drops rows of that table, no round can succeed: this raises.
             await self._check_idempotency_table(may_be_missing=False)
         problem = (
             f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times"
@@ -214,11 +214,11 @@ class PostgresRequests:
         raise TableUnavailableError(problem, step, table=self.codec.table)
 
     async def write_batch(self, operation: Operation[Any], batch: StagedBatch) -> Outcomes | None:
-        """Write the batch in one transaction, with errors as in `write`; return the outcomes of its
-        entries.
+        """Write the batch in one transaction, by one statement; return the outcomes of its entries.
 
-        Returns None, and writes nothing, if not all records were written: which ones is found out
-        row by row.
+        Returns None, and writes nothing, if not all records could be written. The caller then
+        writes them row by row to find out which could not. After an error nothing was written,
+        unless `committing` is set: then that is unknown.
         """
         shape = batch.shape
         self.committing = False
@@ -237,31 +237,34 @@ class PostgresRequests:
                 cursor = self.connection.cursor()
                 async with cursor.copy(statements.copy, ()) as copy:
                     await copy.write(batch.csv)
-                only_updates = not shape.inserts and not shape.conditions
-                if only_updates:
-                    # To lock the records in key order, as every request does, and to find the
-                    # missing ones.
+                # A batch that inserts misses no records. One with conditions has stored marks of
+                # missing records when they are found: it is rolled back below.
+                may_skip_missing = not shape.inserts and not shape.conditions
+                if may_skip_missing:
+                    # Locks the records in key order, as every request does.
                     await cursor.execute(statements.lock, (), binary=True)
                     present = {place for (place,) in await cursor.fetchall()}
-                    missing = batch.missing(present) if len(present) < batch.rows else []
                     expected = len(present)
+                    if expected < batch.rows:
+                        missing = batch.missing(present)
                 await cursor.execute(statements.write, batch.constants, binary=True)
-                row = None
-                if cursor.description:
-                    row = await cursor.fetchone()
-                result = _BatchResult(*(row or (0, 0, [])))
-                if result.written + len(result.skipped) < expected:
+                row = await cursor.fetchone()
+                assert row is not None  # every `write` statement returns one
+                result = _BatchResult(*row)
+                has_written_all = result.written + len(result.skipped) >= expected
+                if not has_written_all:
                     raise _RowByRowError
                 await operation.check_fence()
                 self.committing = True
         except _RowByRowError:
             return None
         self.committing = False
-        keys = operation.entries.keys if missing else []
         problems = {}
-        for place in missing:
-            error = record_not_found_error([keys[place]], self.codec.table)
-            problems[place] = Problem(State.MISSING, error)
+        if missing:
+            keys = operation.entries.keys  # Python values, which take time to make
+            for place in missing:
+                error = record_not_found_error([keys[place]], self.codec.table)
+                problems[place] = Problem(State.MISSING, error)
         problems |= dict.fromkeys(result.skipped, Problem(State.SKIPPED))
         return Outcomes(len(operation), problems=problems, defaults_put=result.begun)
 
@@ -292,7 +295,9 @@ class PostgresRequests:
             if self._declared.create:
                 await bookkeeping.create()
             await bookkeeping.count_run()
-        except InsufficientPrivilege:  # a table that others have created has none
+        except InsufficientPrivilege:
+            # The book-keeping of a table that others have created may be missing or theirs. Runs
+            # are not counted then, but a fence needs it.
             if fence is not None:
                 raise
         if fence is not None:
@@ -472,14 +477,17 @@ class PostgresRequests:
             unwritten = await self._put(statements.upsert, plan.puts)
             dropped |= dict.fromkeys(unwritten, "put the record")
         if plan.begins:
-            absent = await self._put(statements.insert, plan.begins)
-            if absent and await self._places(statements.lock(()), statements.arrays(key, absent)):
-                raise ConcurrentChangeError
-            dropped |= dict.fromkeys(absent, "create the record")
+            uncreated = await self._put(statements.insert, plan.begins)
+            if uncreated:
+                arrays = statements.arrays(key, uncreated)
+                others_created_some = bool(await self._places(statements.lock(()), arrays))
+                if others_created_some:
+                    raise ConcurrentChangeError
+            dropped |= dict.fromkeys(uncreated, "create the record")
         if plan.deletes:
             keys = list(plan.deletes)
             arrays = statements.arrays(key, keys)
-            if not write_plan.needs_read(operation):
+            if not write_plan.needs_read(operation):  # else `_stored` has locked them
                 await self.connection.execute(statements.lock(()), arrays)
             left = await self._places(statements.delete, arrays)
             dropped |= dict.fromkeys(_keys_at(keys, left), "delete the record")
@@ -572,7 +580,8 @@ class PostgresTable(SqlTable[PostgresRequests]):
                 of_part = None
                 if batch is not None:
                     of_part = await self._write_batch(requests, part, batch)
-                of_part = of_part or await super()._write_entries(requests, part)
+                if of_part is None:  # row by row
+                    of_part = await super()._write_entries(requests, part)
                 retryable = filter(is_retryable, of_part.problems.values())
                 unsent = next((problem.unsent for problem in retryable), None)
             else:
@@ -601,10 +610,12 @@ class PostgresTable(SqlTable[PostgresRequests]):
             if problem.may_pass:
                 return Outcomes.all(len(operation), problem)
             return None
-        skipped = [] if outcomes is None else outcomes.places(State.SKIPPED)
-        if outcomes is not None and skipped and batch.shape.adds and operation.applies_late_changes:
-            # The statement skips late entries entirely. No other entry of the batch has their keys,
-            # so they can be written after it.
+        if outcomes is None:
+            return None
+        skipped = outcomes.places(State.SKIPPED)
+        if skipped and batch.shape.adds and operation.applies_late_changes:
+            # The statement skips late entries entirely, also what they add. No other entry of the
+            # batch has their keys, so they can be written after it.
             late = operation.with_entries(operation.entries.take(skipped))
             outcomes = outcomes.with_retried(skipped, await super()._write_entries(requests, late))
         return outcomes
@@ -621,7 +632,9 @@ class PostgresTable(SqlTable[PostgresRequests]):
         try:
             with self._translated():
                 cursor = await connection.execute(MAY_CREATE, {"schema": self.schema})
-                user, may_create, read_only = await cursor.fetchone() or ("", True, False)
+                found = await cursor.fetchone()
+                assert found is not None  # the statement has no condition
+                user, may_create, read_only = found
         finally:
             await connection.close()
         if not may_create:
@@ -661,7 +674,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
         try:
             yield
         except psycopg.Error as error:
-            raise postgres_connection.translate_error(error, self._label, self.place) from error
+            raise postgres_connection.translate_error(error, self._label, self.address) from error
 
     async def _connected(self, create: bool) -> PostgresRequests:
         """Return a new connection, after checking the table's columns; `create`: a missing table is
@@ -674,7 +687,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
         )
 
         settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
-        self.place = postgres_connection.format_address(settings)
+        self.address = postgres_connection.format_address(settings)
         connection = await postgres_connection.connect_async(self._label, settings)
         try:
             with self._translated():
@@ -682,7 +695,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
                     postgres_statements.read_postgres_columns,
                     connection,
                     self._label,
-                    self.place,
+                    self.address,
                     self.schema,
                     self.table,
                     self.key,

@@ -115,7 +115,7 @@ class PostgresBookkeeping:
         name = bookkeeping_table_name(self.table)
         table = self._text(self.table)
         marks = self._text(marks_table_name(self.table))
-        own = self._text(name or self.table)
+        own = self._text(name or self.table)  # without book-keeping, what it finds is not used
         cursor = await self.connection.execute(
             """SELECT to_regclass(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL,
                  pg_relation_filenode(to_regclass(%s))::text,
@@ -135,7 +135,9 @@ class PostgresBookkeeping:
         rows = None
         if may_read:
             query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(self._quoted(self.table))
-            (rows,) = await (await self.connection.execute(query)).fetchone() or (None,)
+            row = await (await self.connection.execute(query)).fetchone()
+            assert row is not None
+            (rows,) = row
         return Presence(
             exists=True,
             id=str(numbers[ID]) if ID in numbers else None,
@@ -152,11 +154,14 @@ class PostgresBookkeeping:
 
     async def _store(self, name: str, value: int, known: str) -> int:
         """Store a number, and return it; if there is one, `known` says in SQL what it becomes."""
-        table = bookkeeping_table_name(self.table) or ""
+        table = bookkeeping_table_name(self.table)
+        assert table is not None  # callers have checked it
         insert = f"INSERT INTO {quote_name(self.schema, table)} AS b (name, value) VALUES (%s, %s) "
         update = f"ON CONFLICT (name) DO UPDATE SET value = {known} RETURNING value"
         cursor = await self.connection.execute(sql.SQL(insert + update), (name, value))
-        (stored,) = await cursor.fetchone() or (value,)
+        row = await cursor.fetchone()
+        assert row is not None  # it was inserted or updated
+        (stored,) = row
         return int(stored)
 
     async def _has(self, table: str) -> bool:

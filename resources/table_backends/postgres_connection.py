@@ -32,7 +32,11 @@ _PASSING = {
     "57014",  # statement_timeout, or an administrator cancelled the statement
 }
 _PASSING_CLASSES = ("08", "53")  # connection errors, insufficient resources
-_NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
+_NO_ACCESS = {
+    *("28000", "28P01"),  # the login is rejected
+    *("3D000", "3F000", "42P01"),  # there is no such database, schema or table
+    "42501",  # the right is missing
+}
 # the server's function that compares a record with row security policies
 _POLICY_CHECK = "ExecWithCheckOptions"
 READ_ONLY = "25006"
@@ -164,8 +168,8 @@ async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.Asyn
     """Connect in autocommit mode, with UTC as the time zone.
 
     Raises TableUnavailableError if the server is unreachable, starting, stopping or full, even if
-    it stays so, or if it rejects a login that it has accepted before; TableAccessError if it
-    rejects the login or does not have the database.
+    it stays so. A login that the server has accepted before and rejects now is the same error. For
+    any other rejected login, and for a missing database, it raises TableAccessError.
     """
     import psycopg
 
@@ -184,8 +188,9 @@ async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.Asyn
 
 
 def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
-    """Connect in autocommit mode, for blocking calls, without setting the time zone. Raises as
-    `connect_async`.
+    """Connect in autocommit mode, for blocking calls. Raises the same errors as `connect_async`.
+
+    It sets neither the time zone nor a limit for sessions that are idle in a transaction.
     """
     import psycopg
 
@@ -218,7 +223,11 @@ def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connect
 def _connection_error(
     error: psycopg.Error, label: str, settings: Mapping[str, Any]
 ) -> errors.AdjunctError:
-    """Return the error of ours for a connection that could not be made."""
+    """Return the error of ours for a connection that could not be made.
+
+    In this order: the server accepts none now, it rejects a login that it has accepted before, it
+    rejects the login, it can't be reached.
+    """
     message = _redact(str(error), settings)
     kind: type[errors.AdjunctError]
     kind = errors.TableUnavailableError
@@ -245,9 +254,12 @@ def _connection_error(
     )
 
 
-def translate_error(error: psycopg.Error, label: str, place: str) -> errors.AdjunctError:
+def translate_error(error: psycopg.Error, label: str, address: str) -> errors.AdjunctError:
     """Return the error of ours for an error of the driver: transient if the same transaction may
     succeed later.
+
+    In this order: no answer or for now, read-only, against a policy, without access, values that do
+    not fit, rejected for another reason.
     """
     import psycopg
 
@@ -285,7 +297,7 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> errors.Adju
         kind = errors.SchemaMismatchError
         what = "the values do not fit the columns"
         step = "Correct the values or the table."
-    return kind(f"{label} at {place}: {what} ({' '.join(message.split())}).", step, table=label)
+    return kind(f"{label} at {address}: {what} ({' '.join(message.split())}).", step, table=label)
 
 
 def is_against_policy(error: psycopg.Error) -> bool:

@@ -263,7 +263,10 @@ class Statements:
         )
 
     def _update(self, sets: tuple[str, ...], append: tuple[str, ...]) -> sql.SQL:
-        """The statement `update` that sets these columns and appends to those."""
+        """The statement `update` that sets the columns `sets` and appends to the columns `append`.
+
+        A path in `sets` sets a value inside a column.
+        """
         names = (*sets, *append, *self._key)
         split = split_inner(sets)
         changes = [f"{quote_name(name)} = {self._typed(name)}" for name in split.columns]
@@ -293,7 +296,8 @@ class Statements:
         columns = self.codec.columns
         arrays: list[Any] = self.codec.encoded(names, rows)
         for place, name in enumerate(names):
-            if name not in columns or columns[name].kind is not Kind.OTHER:
+            is_left_to_driver = name in columns and columns[name].kind is Kind.OTHER
+            if not is_left_to_driver:
                 arrays[place] = postgres_values.format_array(arrays[place])
         return arrays
 
@@ -487,7 +491,7 @@ class Statements:
         for column in self._changed(shape):
             name = quote_name(column)
             value = f"{source}.{name}"
-            if source == "s" and column not in given:
+            if source == "s" and column not in given:  # `excluded` has all columns
                 value = "NULL"
             changes.append(f"{name} = {value}")
         for name in map(quote_name, shape.adds):
@@ -680,7 +684,7 @@ class StoredColumns(NamedTuple):
 async def read_postgres_columns(
     connection: AsyncConnection[Any],
     label: str,
-    place: str,
+    address: str,
     schema: str,
     table: str,
     key: Sequence[str],
@@ -703,7 +707,7 @@ async def read_postgres_columns(
         (schema, table),
     )
     found = [_CatalogColumn(*row) for row in await cursor.fetchall()]
-    where = f"{label} at {place}"
+    where = f"{label} at {address}"
     if not found:
         step = "Correct schema and name, or declare the table with create=True."
         raise TableNotFoundError(f"{where}: the table does not exist.", step, table=label)

@@ -148,7 +148,7 @@ def _stage(codec: RowCodec, operation: Operation[Any], entries: ArrowEntries) ->
         if _is_constant(cast[name]):
             constants[name] = cast.pop(name)[0].as_py()
     varying = [name for name in defaults if name not in constants]
-    merged = _merge_by_key(cast, codec.key, sets, adds, varying)
+    merged = _merge_by_key(cast, codec.key, adds, varying)
     if merged.same_key is not None and operation.conditions:
         raise _NotStaged  # which of a key's entries are applied depends on the earlier ones
     puts = operation.kind is OperationKind.PUT
@@ -184,7 +184,9 @@ def _keys(codec: RowCodec, entries: ArrowEntries) -> dict[str, Any]:
 
 
 def _drop_key_columns(records: dict[str, Any], keys: Mapping[str, Any]) -> None:
-    """Drop the key's columns, which must have the values of the key, from what records set."""
+    """Drop the key's columns from what records set. Raises _NotStaged if one differs from the
+    key.
+    """
     for name, column in keys.items():
         if name in records and not records.pop(name).equals(column):
             raise _NotStaged
@@ -239,7 +241,11 @@ def _ties(sources: Any, positions: Any) -> Any:
 
 
 def _parts(entries: ArrowEntries) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The columns that records set and those to which they add, by name; no column is in both."""
+    """The columns that records set and those to which they add, by name.
+
+    Raises _NotStaged if a column is in both, if there is none, or if records change columns in
+    another way.
+    """
     records = _without_nulls(entries.records)
     if not entries.typed:
         return _columns(records), {}
@@ -259,8 +265,8 @@ def _defaults(
 ) -> dict[str, Any]:
     """The columns of a new record that come from defaults only, by name.
 
-    Left out are columns that the updates set, and columns to which they add, in which a default
-    must be 0 or null.
+    Left out are columns that the updates set, and columns to which they add. Raises _NotStaged if
+    the default of such a sum is neither 0 nor null.
     """
     if entries.default_records is None:
         return {}
@@ -270,7 +276,8 @@ def _defaults(
         # With a default of 0 or null, a new record has the number that is added: the column is the
         # same for both.
         default = defaults.pop(name, None)
-        if default is None or default.null_count == len(default):
+        is_null = default is None or default.null_count == len(default)
+        if is_null:
             continue
         if added.null_count or pc.all(pc.equal(_without_nulls(default), 0)).as_py() is not True:
             raise _NotStaged
@@ -307,7 +314,10 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
 
 
 def _fits_exactly(column: Column, type_: Any, *, adding: bool) -> bool:
-    """Whether a column takes all values of an Arrow type, which has no floats, as they are."""
+    """Whether a column takes all values of an Arrow type, which has no floats, as they are.
+
+    `adding`: they are added to the column, which must have numbers.
+    """
     kind = column.kind
     if pa.types.is_integer(type_):
         is_unlimited = kind is Kind.DECIMAL and declared_digits(column) is None
@@ -318,7 +328,8 @@ def _fits_exactly(column: Column, type_: Any, *, adding: bool) -> bool:
         return False
     if kind is Kind.STRING:
         is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
-        return bool(is_text and column.type not in ("character", "char", "bpchar", "name"))
+        pads_or_cuts = column.type in ("character", "char", "bpchar", "name")
+        return bool(is_text and not pads_or_cuts)
     if kind is Kind.TIMESTAMP and _second_digits(column) is None:
         return bool(pa.types.is_timestamp(type_) and type_.tz is not None)
     if kind is Kind.BOOLEAN:
@@ -367,14 +378,13 @@ class _MergedEntries(NamedTuple):
 
 
 def _merge_by_key(
-    columns: dict[str, Any],
-    key: Sequence[str],
-    sets: dict[str, Any],
-    adds: dict[str, Any],
-    defaults: Sequence[str],
+    columns: dict[str, Any], key: Sequence[str], adds: dict[str, Any], defaults: Sequence[str]
 ) -> _MergedEntries:
-    """Merge the entries of each key into one row: the last value set, the sum added, the first
-    default. The first column is `_PLACE`.
+    """Merge the entries of each key into one row, whose first column is `_PLACE`.
+
+    Of columns that are added to it has the sum, of `defaults` the first entry's value, of all other
+    columns the last entry's. Raises _NotStaged for keys with floats, and for sums that may not be
+    exact.
     """
     count = len(next(iter(columns.values())))
     table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
@@ -393,12 +403,9 @@ def _merge_by_key(
     for name in key:
         merged[name] = groups.column(name)
     for name in columns:
-        if name in adds:
-            continue
-        if name in sets or name not in (*key, *defaults):
-            merged[name] = table.column(name).take(last)
-        elif name in defaults:
-            merged[name] = table.column(name).take(first)
+        if name not in adds and name not in key:
+            chosen = first if name in defaults else last
+            merged[name] = table.column(name).take(chosen)
     for name in adds:
         merged[name] = groups.column(f"{name}_sum")
     listed = keyed.group_by(list(key), use_threads=False).aggregate([(_PLACE, "list")])
@@ -469,25 +476,25 @@ def _change_finder(column: Column) -> Callable[[Any], str | None] | None:
 
 
 def _cut_name(text: str) -> str | None:
-    """Say that a text is too long for PostgreSQL's type name."""
+    """Return that a text is too long for PostgreSQL's type name; None if it is not."""
     is_cut = len(text.encode()) > _LONGEST_NAME
     return f"too long, expected at most {_LONGEST_NAME} bytes" if is_cut else None
 
 
 def _cut_text(most: int, text: str) -> str | None:
-    """Say that a text is too long for the column."""
+    """Return that a text has more than `most` characters, those of the column; None if not."""
     return f"too long, expected at most {most} characters" if len(text) > most else None
 
 
 def _padded_text(size: int, text: str) -> str | None:
-    """Say that a text has not exactly the length of the column."""
+    """Return that a text has not exactly `size` characters, those of the column; None if it has."""
     if len(text) >= size:
         return _cut_text(size, text)
     return f"expected exactly {size} characters: the column adds blanks to shorter texts"
 
 
 def _rounded_time(digits: int, moment: datetime) -> str | None:
-    """Say that a time has more digits of a second than the column."""
+    """Return that a time has more `digits` of a second than the column; None if it has not."""
     if moment.microsecond % 10 ** (6 - digits) == 0:
         return None
     return f"the column would round it, expected at most {digits} digits of a second's fraction"
@@ -497,10 +504,11 @@ def _second_digits(column: Column) -> int | None:
     """How many digits of a second a column of times keeps; None for microseconds, and for other
     columns.
     """
-    if column.kind is not Kind.TIMESTAMP or not column.size:
+    declared = declared_digits(column)  # timestamp(3) keeps 3
+    if column.kind is not Kind.TIMESTAMP or declared is None:
         return None
-    digits = int(column.size.strip("()"))
-    return digits if digits < 6 else None
+    keeps_microseconds = declared.precision >= 6
+    return None if keeps_microseconds else declared.precision
 
 
 def _text_limit(column: Column) -> int | None:
@@ -679,11 +687,12 @@ def split_repeated_keys(
 ) -> Iterator[tuple[list[int] | None, Operation[Any]]]:
     """Split an operation with conditions, so that a part has one entry per key and can be staged.
 
-    Yield the parts in the order in which to send them, each with the indices of its entries (None:
-    all). The first has the first entry of every key, the next one the second, and so on: a staged
-    statement can't decide whether an entry is applied after an earlier one of its key. If fewer
-    than `LEAST` keys have a further entry, the last part has all that are left, and is written row
-    by row. Other operations are one part.
+    Yields the parts in the order in which to send them, each with the indices of its entries (None:
+    all). The first part has the first entry of every key, the second part the second entry of each
+    key that has one, and so on: a staged statement can't decide whether an entry is applied after
+    an earlier one of its key. Once fewer than `LEAST` keys have entries left, the last part has all
+    of these entries, and is written row by row. An operation without conditions, or too small to be
+    staged, is one part.
     """
     entries = operation.entries
     if not operation.conditions or not isinstance(entries, ArrowEntries) or len(entries) < LEAST:
@@ -697,7 +706,7 @@ def split_repeated_keys(
         chosen = np.flatnonzero(earlier == turn)
         if len(chosen) < LEAST:
             chosen = np.flatnonzero(earlier >= turn)
-            turn = last
+            turn = last  # this part is the last
         if len(chosen) == len(entries):
             yield None, operation
         else:

@@ -168,9 +168,9 @@ class RedisServer:
         self.label = label
         self._timeout = timeout
         parts = _parts(label, source, url)
-        self.place = parts.path
+        self.address = parts.path
         if parts.hostname:
-            self.place = f"{parts.hostname}:{parts.port or 6379}"
+            self.address = f"{parts.hostname}:{parts.port or 6379}"
         self._secrets = [secret for secret in (password, parts.password) if secret]
         settings: dict[str, Any] = {} if password is None else {"password": password}
         try:
@@ -258,6 +258,9 @@ class RedisServer:
     def problem(self, error: BaseException, *, lost: State) -> Problem:
         """The problem of a command that raised `error`; `lost` is its state if no answer was
         received.
+
+        In this order: the script is not known, the rights are missing, the server does not accept
+        requests now, it gave no answer, it rejected the command.
         """
         from redis import exceptions
 
@@ -296,9 +299,10 @@ class RedisServer:
             )
         elif "WRONGTYPE" in text:
             step = "Another type is stored under the key."
-        known = kind(f"{self.label}: Redis at {self.place} {what}.", step, table=self.label)
+        known = kind(f"{self.label}: Redis at {self.address} {what}.", step, table=self.label)
         known.__cause__ = error
-        return Problem(state, known, of_request="WRONGTYPE" not in text)
+        is_of_one_key = "WRONGTYPE" in text  # all other errors say nothing about the record
+        return Problem(state, known, of_request=not is_of_one_key)
 
     async def close(self) -> None:
         """Close the connections after their requests."""
@@ -441,7 +445,9 @@ class RedisCodec(RowCodec):
         return self._stored[newest_by].compares
 
     def settings(self, newest_by: str | None) -> bytes:
-        """The packed arguments that are the same in all script calls of an operation."""
+        """The packed arguments that are the same in all script calls of an operation: the column of
+        the times, the seconds that tombstones stay, and a column of the key.
+        """
         return b"".join(
             map(
                 pack_argument,
@@ -541,7 +547,7 @@ class RedisCodec(RowCodec):
         largest = b"%d" % self._largest
         for name, value in changes.add.items():
             if isinstance(name, InnerName):
-                continue
+                continue  # see `_inside_arguments`
             column = self._stored[name]
             if self.columns[name].kind is Kind.JSON:
                 used.add("merge")
@@ -554,9 +560,10 @@ class RedisCodec(RowCodec):
         for name, items in changes.append.items():
             if items != b"[]":
                 used.add("append")
-                more += [b"append", name.encode(), largest, items[1:-1]]
+                without_brackets = items[1:-1]
+                more += [b"append", name.encode(), largest, without_brackets]
         for name in remove:
-            if name in self.columns:
+            if name in self.columns:  # else a path, which is set to null
                 used.add("remove")
                 more += [b"remove", name.encode()]
         return len(more), b"".join(map(pack_argument, more))
@@ -599,8 +606,10 @@ def _bounds_of(column: Column) -> tuple[bytes, bytes]:
 def pack_script_call(
     digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]
 ) -> bytes:
-    """Pack the command that calls a script for one key: `name` is the hash, `entries` are the
-    packed arguments.
+    """Pack the command that calls the script with this `digest` for one key.
+
+    `settings` are the packed arguments that all calls share (`RedisCodec.settings`), `name` is the
+    hash, `entries` are the packed arguments of each entry.
     """
     if len(entries) == 1:
         count, packed = entries[0]
@@ -637,8 +646,9 @@ def pack_fenced_call(
     name: bytes,
     entries: Sequence[Packed],
 ) -> bytes:
-    """Pack a script call that checks the epoch of a run first: the key and arguments of that are
-    its last ones.
+    """Pack a script call like `pack_script_call`, of a script that checks the epoch of a run first.
+
+    Its last key is the book-keeping, its last arguments are those of the check.
     """
     count, packed = _join_packed(entries)
     arguments = [b"EVALSHA", digest, b"2", name, bookkeeping.encode(), b"%d" % len(entries)]
@@ -751,14 +761,14 @@ class RedisTable(StoreTable):
         return await self._write(operation)
 
     async def check_settings(self, conditions: Conditions, *, fenced: bool = False) -> list[str]:
-        """Raise if the server may evict what the conditions need; return a note if it may evict
-        records.
+        """Raise ConfigurationError if the server may evict what the conditions need; return a
+        sentence if it may evict records.
         """
         await self.open()
         server = self._servers.here()
         policy = await self._eviction_policy()
-        check_eviction(self._label, server.place, policy, conditions, fenced=fenced)
-        note = note_eviction(self._label, server.place, policy)
+        check_eviction(self._label, server.address, policy, conditions, fenced=fenced)
+        note = note_eviction(self._label, server.address, policy)
         if note is None:
             return []
         return [note]
@@ -776,13 +786,17 @@ class RedisTable(StoreTable):
         return server.policy
 
     async def _check_eviction(self, operation: Operation[Any]) -> None:
-        """Raise ConfigurationError as `check_settings`; log its notes once in this process."""
+        """Raise ConfigurationError if the server may evict what the operation's conditions need.
+
+        Logs the notes of `check_settings` once in this process.
+        """
         server = self._servers.here()
         conditions = operation.conditions
         fenced = operation.fenced
-        if server.policy is not None:
+        was_noted = server.policy is not None
+        if was_noted:
             policy = await self._eviction_policy()
-            check_eviction(self._label, server.place, policy, conditions, fenced=fenced)
+            check_eviction(self._label, server.address, policy, conditions, fenced=fenced)
             return
         for note in await self.check_settings(conditions, fenced=fenced):
             if note not in _logged:
@@ -800,10 +814,10 @@ class RedisTable(StoreTable):
         return self._presence(answer)
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
-        """Count a run in the key `prefix__adjunct_runs`, which goes with the records if the server
-        loses them.
+        """Count a run in the key `prefix__adjunct_runs`, which is lost with the records if the
+        server loses them.
 
-        TableNotFoundError if it is gone, unless `create` allows to begin it.
+        TableNotFoundError if the key is missing, unless `create` allows to create it.
         """
         await self.open()
         if not create and not (await self.inspect()).exists:
@@ -893,6 +907,7 @@ class RedisTable(StoreTable):
         for own, answer in zip(by_name.values(), answers, strict=True):
             if answer == DONE:
                 continue
+            # One answer is that of the only entry, or an error of the whole call.
             results = answer if isinstance(answer, list) else [answer] * len(own)
             for (place, _), one in zip(own, results, strict=True):
                 begun += one == BEGUN

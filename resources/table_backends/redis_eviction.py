@@ -42,26 +42,30 @@ async def read_eviction_policy(ask: Ask) -> str | None:
     return None
 
 
-def note_eviction(label: str, place: str, policy: str | None) -> str | None:
-    """Return what to say about a policy (None: unknown); None if the server keeps all keys."""
+def note_eviction(label: str, address: str, policy: str | None) -> str | None:
+    """Return what to say about the policy (None: unknown) of the server at `address`; None if the
+    server keeps all keys.
+    """
     if policy == KEEPS_ALL:
         return None
     if policy is None:
         return (
-            f"{label}: this user may read neither INFO nor CONFIG of the Redis server at {place},"
+            f"{label}: this user may read neither INFO nor CONFIG of the Redis server at {address},"
             " so it is not known whether it evicts records. Its maxmemory-policy must be"
             f" {KEEPS_ALL}."
         )
     return (
-        f"{label}: the Redis server at {place} may evict records when its memory is full: its"
+        f"{label}: the Redis server at {address} may evict records when its memory is full: its"
         f" maxmemory-policy is {policy}. {_STEP}."
     )
 
 
 def check_eviction(
-    label: str, place: str, policy: str | None, conditions: Conditions, *, fenced: bool = False
+    label: str, address: str, policy: str | None, conditions: Conditions, *, fenced: bool = False
 ) -> None:
-    """Raise ConfigurationError if keys that conditions or fences depend on may be evicted."""
+    """Raise ConfigurationError if keys that conditions or fences depend on may be evicted under
+    this policy; an unknown one (None) is accepted.
+    """
     wanted = {
         "idempotent": conditions.idempotent or conditions.keeps_marks,
         "newest_by": conditions.newest_by is not None,
@@ -71,7 +75,7 @@ def check_eviction(
     if needed is None or policy in (KEEPS_ALL, None):
         return
     raise ConfigurationError(
-        f"{label}: the Redis server at {place} may evict records when its memory is full, because"
+        f"{label}: the Redis server at {address} may evict records when its memory is full, because"
         f" its maxmemory-policy is {policy}. Without what is evicted {needed} can't be kept: old or"
         " repeated messages would be applied.",
         f"{_STEP}; or remove {needed}.",

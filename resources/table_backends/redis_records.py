@@ -326,10 +326,11 @@ end
 _NO_SUM_INSIDE = "local sum_inside\n"
 
 
+# What a script answers for an entry; a text says why it rejects one.
 DONE = 1
 SKIPPED = 2
 MISSING = 3
-BEGUN = 4
+BEGUN = 4  # applied to the default, for lack of a record
 _PUTS = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
 
@@ -360,7 +361,8 @@ def build_script(
     update = kind is OperationKind.UPDATE
     delete = kind is OperationKind.DELETE
     changing = bool(changes - {"default"})
-    refuses = changing or compares in ("n", "f")
+    refuses = changing or compares in ("n", "f")  # stored texts may not fit
+    # Whether the state of the hash matters: only a plain put writes whatever is there.
     looks = kind is not OperationKind.PUT or timed or marked
     # `Operation.applies_late_changes`.
     adds_late = timed and marked and bool({"add", "append"} & changes)

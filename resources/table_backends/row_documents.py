@@ -222,7 +222,10 @@ class RowDocuments:
 
 
 def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, Any]) -> Applied:
-    """Return what the marks of a document say about the updates that were applied to its record."""
+    """Return what the marks of a document say about the updates that were applied to its record.
+
+    A newest time of another column than `newest_by` is ignored.
+    """
     newest_texts = document.get(NEWEST) or (None, None, None)
     applied = write_plan.applied_from_texts(codec, newest_by, (*newest_texts, None))
     applied.positions = dict(document.get(APPLIED) or {})
@@ -284,6 +287,7 @@ def plan_documents(
     state = _stored_state(codec, operation, rows)
     plan = write_plan.plan_writes(codec, operation, rows.readable(entries), state)
     marks = {key: marks_of(codec, newest_by, new, at) for key, new in plan.applied.items()}
+    # Keys without a stored entry have none, or their entries were not needed.
     if_missing = ABSENT if needs_stored_rows(operation) else ANYTHING
     written: dict[Row, SegmentChange] = {}
     too_large: dict[Row, Problem] = {}
@@ -299,6 +303,7 @@ def plan_documents(
         else:
             written[key] = SegmentChange(table_keys[key], stored, b"", expected)
     problems = {entry.place: too_large[entry.key] for entry in entries if entry.key in too_large}
+    # What a put if absent begins is no default.
     begun: Collection[Row] = plan.begins if operation.kind is OperationKind.UPDATE else ()
     return PlannedWrites(written, begun, problems | plan.problems)
 
@@ -330,7 +335,9 @@ class _StoredRows:
     unreadable: dict[Row, Problem] = field(default_factory=dict)
 
     def readable(self, entries: Sequence[Entry]) -> ValidEntries:
-        """Return those of the entries whose stored ones can be read, and problems of the others."""
+        """Return the request's entries whose stored records can be read, and the problems of its
+        other entries.
+        """
         valid = ValidEntries([entry for entry in entries if entry.key not in self.unreadable], {})
         for entry in entries:
             if entry.key in self.unreadable:
@@ -373,7 +380,7 @@ def _new_documents(
         kept = marks_after(key)
         yield key, {DELETED: True, **kept} if kept else None
     for key, changes in plan.changes.items():
-        if changes.set or changes.append or key in marks:
+        if changes.set or changes.append or key in marks:  # else nothing changes
             yield key, {**documents.changed(seen[key], changes), **marks.get(key, {})}
     only_marked = marks.keys() - {*plan.puts, *plan.begins, *plan.deletes, *plan.changes}
     for key in only_marked:
@@ -428,7 +435,7 @@ class RowKeys:
         family = None
         if self._families:
             family = self._family_text(key[: self._families])
-        # All other texts are families, so a key without one can't collide with another record's.
+        # The empty text is no family. All other texts are, so no two records have the same address.
         return RecordAddress(family or None, self._key_text(key[self._families :]))
 
 

@@ -98,8 +98,8 @@ R = TypeVar("R", bound=SqlRequests)
 
 
 class Pool(Generic[R]):
-    """A pool of at most `size` connections. `connect` makes one if none is idle; its argument:
-    create the table.
+    """A pool of at most `size` connections. `connect` makes one if none is idle; its argument says
+    whether it creates a missing table.
 
     If `connect` fails, because the login is rejected, the table is missing or the server is down,
     the request that needs the connection gets the error at once. A library's pool would report only
@@ -109,7 +109,7 @@ class Pool(Generic[R]):
     def __init__(self, size: int, connect: Callable[[bool], Awaitable[R]]) -> None:
         self._size = size
         self._connect = connect
-        self._places = asyncio.Semaphore(size)
+        self._slots = asyncio.Semaphore(size)
         self._closing = asyncio.Lock()
         self._idle: list[R] = []
         self.is_connected = False  # whether a connection was made since the last one was lost
@@ -121,27 +121,27 @@ class Pool(Generic[R]):
 
         `create`: if the pool has to connect, a missing table is created.
         """
-        async with self._places:
+        async with self._slots:
             requests = self._idle.pop() if self._idle else await self._connect(create)
             if requests.outdated:
                 await requests.close()
-                requests = await self._connect(False)
+                requests = await self._connect(False)  # a table that is gone now was removed
             self.is_connected = True
             try:
                 yield requests
             finally:
                 if requests.closed:
-                    await self._drop()
+                    await self._drop()  # the server may be lost, or the table another one
                     self.is_connected = False
                 else:
                     self._idle.append(requests)
 
     async def close(self) -> None:
         """Close all connections after their requests."""
-        # One call at a time: two could each hold places that the other needs.
-        async with self._closing, AsyncExitStack() as places:
+        # One call at a time: two could each hold slots that the other needs.
+        async with self._closing, AsyncExitStack() as slots:
             for _ in range(self._size):
-                await places.enter_async_context(self._places)
+                await slots.enter_async_context(self._slots)
             await self._drop()
 
     def finish(self) -> None:
@@ -165,7 +165,7 @@ class SqlTable(StoreTable, Generic[R]):
 
     table: str
     forget_after: float | None
-    place: str = ""  # the server's address, once connected
+    address: str = ""  # the server's address, once connected
     _pools: PerLoop[Pool[R]]
 
     @abstractmethod
@@ -181,8 +181,8 @@ class SqlTable(StoreTable, Generic[R]):
         """
 
     async def stored_types(self) -> dict[str, str] | None:
-        """Return the types of the table's columns; the declared ones for a table that is still to
-        be created.
+        """Return the types of the table's columns. Of a table that is still to be created these are
+        the declared ones; `create` requires columns.
         """
         try:
             async with self._pools.here().connection() as requests:
@@ -202,8 +202,9 @@ class SqlTable(StoreTable, Generic[R]):
             return NO_TABLE
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
-        """Create what is missing and may be created, count the run and pass the fence; return the
-        presence.
+        """Create what is missing and may be created, count the run, and make its fence known.
+
+        Returns what the store then says about the table.
         """
         async with self._pools.here().connection(create=create and self.create) as requests:
             if marks and not requests.has_idempotency_table:
@@ -258,10 +259,7 @@ class SqlTable(StoreTable, Generic[R]):
             async with self._pools.here().connection(create=creates) as requests:
                 connected = True
                 outcomes = await send(requests, operation)
-                if any(
-                    problem.of_request and not problem.may_pass
-                    for problem in outcomes.problems.values()
-                ):
+                if any(problem.refuses_request for problem in outcomes.problems.values()):
                     # The table may have changed since this connection read its columns.
                     await requests.close()
                 return outcomes
@@ -322,12 +320,12 @@ class SqlTable(StoreTable, Generic[R]):
         """
         if not requests.has_idempotency_table:
             await self._run(requests, partial(requests.open_idempotency_table, create=create))
-        place = f"{self._label} {self.place}"
-        if store.is_purge_due(place, self.forget_after):
+        table = f"{self._label} {self.address}"
+        if store.claim_due_purge(table, self.forget_after):
             purged = await self._run(
                 requests, requests.forget, self.forget_after, store.PURGED_AT_ONCE
             )
-            store.continue_purge(place, purged)
+            store.continue_purge(table, purged)
 
     async def _write_entries(self, requests: R, operation: Operation[Any]) -> Outcomes:
         """Write the valid entries; after a rejection, find out by bisecting which entries are

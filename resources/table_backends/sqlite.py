@@ -39,6 +39,7 @@ from dagster_adjunct.resources.table_backends.columns import (
     check_identifier,
     check_required_columns,
     decimal_writer,
+    declared_digits,
     loose_key_error,
     make_checker,
     nested_form,
@@ -95,7 +96,9 @@ def create_sqlite_table(
     key: Sequence[str],
     options: str = "",
 ) -> None:
-    """Create the table with `key` as its primary key, unless one of that name exists."""
+    """Create the table with `key` as its primary key, unless one of that name exists. `options`
+    follow the statement.
+    """
     parts = [*(f"{quote_sqlite_name(name)} {type_}" for name, type_ in types.items())]
     parts.append(f"PRIMARY KEY ({quote_sqlite_names(key)})")
     connection.execute(
@@ -120,8 +123,10 @@ def read_sqlite_columns(
     key: Sequence[str],
     declared: Sequence[Column],
 ) -> tuple[Column, ...]:
-    """Return the table's columns. Raises SchemaMismatchError if a declared one is missing or
-    `key` is not unique.
+    """Return the table's columns.
+
+    Raises SchemaMismatchError if a declared column is missing or computed by SQLite, if SQLite
+    would change its values, or if `key` is not unique or may equate different values.
     """
     query = "SELECT name, type, pk FROM pragma_table_info(?)"
     stored = [_StoredColumn(*row) for row in connection.execute(query, (table,))]
@@ -157,20 +162,20 @@ _DOUBLE_DIGITS = 15  # decimals of so many digits are the same after they were a
 
 
 def _changed_by(declared: str, column: Column) -> str | None:
-    """Return how SQLite changes values of the column in a column of this type, None if it keeps
-    them.
+    """Return how SQLite changes values of `column` in a stored column of the type `declared`, None
+    if it keeps them.
     """
     if column.kind is Kind.STRING and _is_number(declared):
         return "a text such as '007' becomes the number 7"
     if column.kind in (Kind.INTEGER, Kind.FLOAT, Kind.BOOLEAN) and _is_text(declared):
         return "a number becomes a text"
     upper = declared.upper()
-    is_real = "INT" not in upper and any(word in upper for word in _REALS)
+    is_real = "INT" not in upper and any(word in upper for word in _REALS)  # INT comes first
     if column.kind is Kind.INTEGER and is_real:
         return "an integer becomes a floating point number"
     if column.kind is Kind.DECIMAL and _is_number(declared):
-        digits = int(column.size.strip("()").partition(",")[0] or 0)
-        if digits > _DOUBLE_DIGITS:
+        digits = declared_digits(column)
+        if digits is not None and digits.precision > _DOUBLE_DIGITS:
             return f"a decimal keeps {_DOUBLE_DIGITS} digits"
     return None
 
@@ -197,7 +202,9 @@ def _check_generated(
 
 
 def _is_text(declared: str) -> bool:
-    """Whether SQLite converts numbers to texts in a column of this type."""
+    """Whether SQLite converts numbers to texts in a column of this type, by its affinity rules, of
+    which the one for INT comes first.
+    """
     upper = declared.upper()
     return "INT" not in upper and any(word in upper for word in ("CHAR", "CLOB", "TEXT"))
 
@@ -363,7 +370,9 @@ class SqliteRequests:
     def _readable_record(
         self, names: Sequence[str], key: Sequence[Any]
     ) -> dict[str, Any] | errors.SchemaMismatchError | None:
-        """Return the same as `_record`, or the error if the record can't be read."""
+        """Return these columns of the record of an encoded key, None if there is none, or the error
+        if the record can't be read.
+        """
         try:
             return self._record(names, key)
         except errors.SchemaMismatchError as error:
@@ -408,6 +417,7 @@ class SqliteRequests:
             if not may_drop:
                 self.connection.executemany(statement.sql, statement.parameters)
                 continue
+            # One row at a time, to see which have no effect.
             for key, row in zip(statement.keys, statement.parameters, strict=True):
                 written = self.connection.execute(statement.sql, row).rowcount
                 # A record that is not there is not deleted either.
@@ -460,8 +470,9 @@ class SqliteRequests:
         """Raise if the file can't be written, or required columns or the idempotency table are
         missing.
         """
-        if not use.writes:
+        if not use.writes:  # connecting has checked all that reads need
             return
+        # A file that is locked can be written: nobody waits for the lock here.
         busy = self.connection.execute("PRAGMA busy_timeout").fetchone()[0]
         self.connection.execute("PRAGMA busy_timeout = 0")
         try:
@@ -505,7 +516,7 @@ class SqliteRequests:
         )
 
     def _select(self, keys: list[Row], *, present: bool) -> list[Row]:
-        """Those of the keys that have a record, or with `present=False` those that have none."""
+        """Return the keys that have a record; with `present=False` the keys that have none."""
         encoded = zip(keys, self._encoded_keys(keys), strict=True)
         return [key for key, stored in encoded if (self._record((), stored) is not None) is present]
 
@@ -566,9 +577,8 @@ class SqliteRequests:
         columns, or could drop rows.
         """
         codec = self.codec
-        name = write_plan.idempotency_table_name(
-            self._declared.table, [part.lower() for part in codec.key]
-        )
+        key = [part.lower() for part in codec.key]  # as SQLite compares names
+        name = write_plan.idempotency_table_name(self._declared.table, key)
         info = self.connection.execute("SELECT name FROM pragma_table_info(?)", (name,))
         columns = [column for (column,) in info]
         if may_be_missing and not columns:
@@ -647,10 +657,11 @@ def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
 def _with_inner_changes(
     sets: Sequence[str], row: Row, inside: Mapping[str, Sequence[InnerName]]
 ) -> Row:
-    """Return the parameters of an update with one for each column that is changed inside, as
-    `set_inside_json` takes it, after the other values.
+    """Return the parameters of an update in which each column that is changed inside has one
+    parameter: its changes, as `set_inside_json` takes them.
 
-    `row` has the values of `sets`, those inside as JSON, then others and those of the key.
+    `row` has the values of `sets` (of paths as JSON), then all other parameters. In the result, the
+    columns' parameters follow the values of `sets` that are no paths.
     """
     values = dict(zip(sets, row, strict=False))
     changes = []
@@ -895,7 +906,11 @@ class SqliteTable(SqlTable[SqliteRequests]):
 
     @contextmanager
     def _translated(self, requests: SqliteRequests | None = None) -> Iterator[None]:
-        """Turn errors of SQLite in the `with` block into ours."""
+        """Turn errors of SQLite in the `with` block into ours.
+
+        In this order: locked, kept from the file by the file system, a commit of unknown outcome
+        over the connection of `requests`, a file that can't be used, a rejected request.
+        """
         try:
             yield
         except sqlite3.Error as error:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.table_backends.columns import Kind, parse_known_column
+from dagster_adjunct.resources.table_backends.columns import Column, Kind, parse_known_column
 from dagster_adjunct.resources.table_backends.write_plan import Key, Record
 from dagster_adjunct.resources.tables.functions import DeclaredFunction, StoreFunction
 from dagster_adjunct.resources.tables.operation import (
@@ -30,6 +30,11 @@ class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes])
 
     appends_to_json: ClassVar[bool] = False  # an update can append to columns of lists only
     _label: str
+    # Set by `_declare`:
+    key: tuple[str, ...]
+    columns: dict[str, str] | None
+    create: bool
+    _declared: tuple[Column, ...]  # `columns` as parsed; none if only the store knows them
 
     def _declare(
         self,
@@ -39,8 +44,10 @@ class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes])
         *,
         create: bool = False,
     ) -> None:
-        """Set `key`, `columns` and `create`. Raises ConfigurationError for `create` without
-        columns.
+        """Check the declaration, and set the attributes `key`, `columns`, `create` and `_declared`.
+
+        Raises ConfigurationError for `create` without columns, and for a column of the key that is
+        not declared, or whose values are nested. `name` is the table's, for errors.
         """
         self.key = key_columns(name, key)
         self.columns = None if columns is None else dict(columns)
@@ -86,8 +93,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def check_variable_name(
     argument: str, given: object, example: str = '"MY_VARIABLE"', *, label: str = ""
 ) -> str:
-    """Return the name of an environment variable; an invalid one is not shown, as it may be the
-    secret itself.
+    """Return the name of an environment variable that `argument` was given; ConfigurationError for
+    an invalid one, which is not shown, as it may be the secret itself.
     """
     if isinstance(given, str) and _NAME.fullmatch(given):
         return given
@@ -118,12 +125,12 @@ _last_purges: dict[str, float] = {}  # when this process last purged, by table
 _purge_lock = threading.Lock()
 
 
-def is_purge_due(table: str, forget_after: float | None) -> bool:
-    """Whether a write to `table` should first purge what was applied to its keys. If so, that
-    counts as done.
+def claim_due_purge(table: str, forget_after: float | None) -> bool:
+    """Return whether a write to `table` has to purge first what was applied to its keys; if so, the
+    next writes need not.
 
     True at the first write of a process, then once an hour, or every `forget_after` seconds if that
-    is less.
+    is less. Never without `forget_after`.
     """
     if forget_after is None:
         return False

@@ -93,9 +93,9 @@ class RowCodec:
     """Checks, encodes and decodes the records of one table; errors name the table, the column and
     the value.
 
-    Three functions give, for a column, the function that does this with a value: `check` checks and
-    normalizes it, or raises TypeError; `encode` turns a checked value into the store's form,
-    `decode` turns that back (None: unchanged).
+    `check`, `encode` and `decode` return a function for each column. That of `check` checks and
+    normalizes a value, or raises TypeError. That of `encode` turns a checked value into the store's
+    form, that of `decode` turns it back; None leaves values unchanged.
     """
 
     has_inner = False
@@ -192,7 +192,7 @@ class RowCodec:
         given = update.set if isinstance(update, Changes) else update
         sets = self._drop_key(key, self._fields(given), given)
         for name in sets.keys() - self.columns.keys():
-            self.column(name)
+            self.column(name)  # raises, unless it is a path inside a column
         changes = CheckedChanges(sets, {}, {})
         if not isinstance(update, Changes):
             if self.has_inner:
@@ -253,7 +253,7 @@ class RowCodec:
                     problem, "Name a column in one of set, add, append and remove.", column=name
                 )
         for name in others:
-            self.column(name)
+            self.column(name)  # raises if there is none
             if name in self.key:
                 problem = (
                     f"{self.table}: an update changes column {name!r}, which is part of the key."
@@ -265,8 +265,8 @@ class RowCodec:
     def sum(self, name: str, old: Any, number: Any) -> Any:
         """The value of column `name` after adding `number` to `old`.
 
-        For JSON both are objects: the result has the members of both, of equal names those of
-        `number`.
+        In a column of JSON, both are objects: the result has the members of both; where both have a
+        name, it has the member of `number`. SchemaMismatchError if the sum does not fit the column.
         """
         if self.column(name).kind is Kind.JSON:
             if old is not None and not isinstance(old, dict):
@@ -280,7 +280,11 @@ class RowCodec:
         return self.checked(name, total)
 
     def column(self, name: str) -> Column:
-        """The column of that name; SchemaMismatchError if the table has none."""
+        """The column of that name, or the value inside a column at the path `name`, as a column.
+
+        Raises SchemaMismatchError if the table has neither. From its first use on, a path is known
+        to this codec (`has_inner`).
+        """
         column = self.columns.get(name)
         if column is not None:
             return column
@@ -295,7 +299,9 @@ class RowCodec:
         raise SchemaMismatchError(problem, "Omit the field, or add the column.", column=str(name))
 
     def _inner_column(self, path: InnerName) -> Column:
-        """The simple value at a path inside a column of structs, as a column."""
+        """The simple value at a path inside a column of structs, as a column, which is known from
+        now on.
+        """
         try:
             column = inner_column(path, self.columns.get(path.root))
         except InnerNameError as error:
@@ -315,7 +321,7 @@ class RowCodec:
 
         If it has the column's type, but is out of its range, OutOfRangeError is the cause.
         """
-        self.column(name)
+        self.column(name)  # raises if there is none
         try:
             if value is None:
                 return None
@@ -329,7 +335,8 @@ class RowCodec:
         """Raise SchemaMismatchError if `newest_by` is a column whose values have no order, such
         as JSON.
         """
-        if self.column(newest_by).kind not in _READ or newest_by not in self.columns:
+        is_path = newest_by not in self.columns
+        if self.column(newest_by).kind not in _READ or is_path:
             problem = (
                 f"{self.table}: newest_by needs a column of times, numbers or text, and"
                 f" {newest_by!r} is none."
@@ -436,7 +443,7 @@ class RowCodec:
                 for name, value in record.items()
             }
         except (KeyError, TypeError, ValueError, ArithmeticError):
-            # Raises with a helpful message.
+            # Raises with a helpful message, unless all that was missing is a path inside a column.
             return {name: self.checked(name, value) for name, value in record.items()}
 
     def check_added(self, name: str, value: Any) -> Any:
@@ -720,7 +727,9 @@ class WritePlan:
 
 
 def _values_to_check(operation: Operation[Any], has_values: bool) -> Sequence[Any]:
-    """Return the values to check, one of each entry; None for entries without one."""
+    """Return the value of each entry to check; None for all if the operation has no values
+    (`has_values`).
+    """
     entries = operation.entries
     given = None
     if has_values:
@@ -735,9 +744,10 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
     """
     entries = operation.entries
     kind = operation.kind
-    to_key = codec.keys_by(
-        entries.key_names if isinstance(entries, ArrowEntries) else operation.key
-    )
+    key_names = operation.key
+    if isinstance(entries, ArrowEntries):  # they know the names of their key's columns
+        key_names = entries.key_names
+    to_key = codec.keys_by(key_names)
     check_value: Callable[[Row, Any], Any] = (
         codec.changes if kind is OperationKind.UPDATE else codec.whole
     )
@@ -815,8 +825,9 @@ class _Planner:
     plan: WritePlan
 
     def write_conditionally(self, entry: Entry) -> Problem | None:
-        """Plan an entry if its conditions hold, and note that it was applied; return its
-        problem, if any.
+        """Plan an entry if its conditions hold, and note that it was applied.
+
+        Returns its problem: SKIPPED if they do not hold, None if it was planned.
         """
         operation = self.operation
         plan = self.plan
@@ -853,7 +864,9 @@ class _Planner:
         return applied
 
     def write(self, entry: Entry) -> Problem | None:
-        """Plan an entry without regard to conditions; return its problem, if any."""
+        """Plan an entry without regard to conditions; return its problem, None if it was
+        planned.
+        """
         kind = self.operation.kind
         plan = self.plan
         if kind is OperationKind.UPDATE:
@@ -925,22 +938,23 @@ def _apply(
     old: Mapping[str, Any],
     appended: dict[str, list[Any]] | None = None,
 ) -> None:
-    """Merge all changes into the values `new`, or raise and merge none. `old` has the values before
-    `new`.
+    """Merge all changes into the values `new`, or raise and merge none.
 
-    Values to append go into `appended` if that is given, because the store appends them itself; but
-    not for a column that is in `new`.
+    `new` are the planned changes of a stored record, and `old` are the columns of it that were
+    read. For a record that is to be created, both are this record. If `appended` is given, the
+    store appends values itself: they go there, except for a column whose value is in `new`.
     """
+    is_record = new is old
     if changes.add:
         sums = {}
         for name, number in changes.add.items():
             sums[name] = codec.sum(name, _known_value(name, new, old), number)
-        assign(codec, sums, new, is_record=new is old)
+        assign(codec, sums, new, is_record=is_record)
     if changes.set:
-        assign(codec, changes.set, new, is_record=new is old)
+        assign(codec, changes.set, new, is_record=is_record)
         if appended:
             for name in changes.set:
-                appended.pop(name, None)
+                appended.pop(name, None)  # the new value replaces what was appended
     for name, values in changes.append.items():
         if appended is None or name in new:
             new[name] = [*(new.get(name) or ()), *values]
@@ -958,8 +972,11 @@ def _known_value(name: str, new: Mapping[str, Any], old: Mapping[str, Any]) -> A
 def assign(
     codec: RowCodec, values: Mapping[str, Any], new: dict[str, Any], *, is_record: bool
 ) -> None:
-    """Merge the values that an update sets into `new`: a whole record, which has no paths, or
-    changes planned earlier.
+    """Merge the values that an update sets into `new`.
+
+    `new` is a whole record (`is_record`), or changes of one that were planned earlier. In a record,
+    a value at a path is set inside its column. In changes, the path becomes a change of its own,
+    unless the whole column is among them: then the value is set inside that.
     """
     if not codec.has_inner:
         new.update(values)
@@ -968,7 +985,7 @@ def assign(
         if not isinstance(name, InnerName):
             new[name] = value
             for path in split_inner(new).paths.get(name, ()):
-                del new[path]
+                del new[path]  # the new value of the column replaces what was set inside it
         elif is_record or name.root in new:
             new[name.root] = with_inside(new.get(name.root), name.names, value)
         else:
@@ -1052,10 +1069,11 @@ class BisectRejected:
         self.defaults_put += plan.defaults_put
 
     def rejected(self, errors: Mapping[Row, AdjunctError]) -> None:
-        """Report that nothing of the part was written, because of these keys.
+        """Report that nothing of the part was written, because of the keys in `errors`.
 
-        The entries of a rejected key that has several are sent one by one: only some of them may be
-        rejected.
+        A rejected key's only entry gets the error as its problem. If the key has several entries,
+        they are sent one by one: only some of them may be rejected. Entries of all other keys are
+        sent together before these.
         """
         part = self._parts.pop(0)
         count = Counter(entry.key for entry in part)

@@ -204,8 +204,8 @@ def _plain_column(batch: Any, place: int) -> Any:
     column = batch.column(place)
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-        if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1:
-            # An array has at most 2 GB.
+        is_too_large = isinstance(column, pa.ChunkedArray) and column.num_chunks != 1
+        if is_too_large:  # an array has at most 2 GB
             problem = (
                 f"the column {batch.schema.names[place]!r} of an Arrow table is too large for one"
                 " request."
@@ -344,6 +344,7 @@ class Marks:
             key = tuple(column[row].as_py() for column in keys)
             return _Message(partition, int(offsets[row]), key)
 
+        # The last message of the previous batch may continue in this one.
         if self._last is not None and message(0) == self._last:
             ordinals[0] = self._next_ordinal(self._ordinal, self._last)
         for row in repeated_rows.tolist():
@@ -427,7 +428,7 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
     kind = OperationKind.UPDATE
     if shape.contract is None:
         kind = OperationKind.PUT
-    contract = shape.contract or UpdateContract.UPDATE_WITH_DEFAULTS
+    contract = shape.contract or UpdateContract.UPDATE_WITH_DEFAULTS  # of puts it has no meaning
     write = Operation(
         kind, whole, shape.args, shape.conditions, contract=contract, key=shape.key, rerun=True
     )
@@ -437,7 +438,8 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
         deleted = list(map(bool, batch.column(TOMBSTONE).to_pylist()))
     if not any(deleted):
         return [Part(write, batch, everything)]
-    if shape.compact and shape.contract is None and not shape.conditions:
+    may_mix_deletes = shape.compact and shape.contract is None and not shape.conditions
+    if may_mix_deletes:
         values = list(whole.values or ())
         for place in np.flatnonzero(deleted).tolist():
             values[place] = None

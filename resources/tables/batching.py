@@ -78,8 +78,8 @@ class BatchProvider:
         return not self.splits_deletes(operation)
 
     def splits_deletes(self, operation: Operation[Any]) -> bool:
-        """Whether the operation is of puts, of which some delete (None), and these must be in
-        other requests.
+        """Whether the operation has puts that delete (None), which must be in other requests than
+        its other puts. Compact batches take both in one request, without conditions.
         """
         return _has_deletes(operation) and (not self.compact or bool(operation.conditions))
 
@@ -94,6 +94,7 @@ class BatchProvider:
             if isinstance(entries, RowEntries):
                 yield from _bounds_by_bytes(entries, size, most)
                 return
+            # Arrow entries are assumed to be of equal size: single sizes are not known.
             size = min(size, max(1, count * most // entries.nbytes))
         for start in range(0, count, size):
             yield start, min(start + size, count)
@@ -225,7 +226,7 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
     entries = first.entries
     if len(calls) > 1:
         entries = _concatenate_entries([call.operation.entries for call in calls])
-    if len(lanes.operations) == 1:
+    if len(lanes.operations) == 1:  # all can share requests, in the order of the calls
         for start, end in provider.bounds(entries):
             yield _Request(
                 first.with_entries(entries.part(start, end)),
@@ -321,7 +322,7 @@ def _pick_entries(
     if kind is OperationKind.DELETE:
         return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
     if kind is OperationKind.PUT and picked.values is None:
-        # Puts of None delete: compact batches have them.
+        # All of them are puts of None, which delete: compact batches have such puts.
         return RowEntries(picked.keys, values, picked.defaults, picked.marks, picked.newest)
     return picked
 
@@ -394,7 +395,7 @@ class KeyLock:
             self._alone = ticket
             return ticket
         last = self._last
-        if self._alone is not None:
+        if self._alone is not None:  # no longer
             last.update(dict.fromkeys(self._alone.keys, self._alone))
             self._alone = None
         keys = ticket.keys
@@ -508,8 +509,10 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
 
 
 def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
-    """Block the keys and sources of the entries that were given up in all requests that wait for
-    this one, directly or behind others; in a rerun, in all later requests too.
+    """Block the keys and sources of the entries that were given up.
+
+    They are blocked in all requests that wait for this one, directly or behind others. In a rerun
+    they are blocked in all later requests, too.
     """
     of_entries = _keys_and_sources(operation)
     given_up = {}
@@ -566,11 +569,12 @@ class _Batches:
         if gathering is None:
             gathering = self._begin_gathering()
             call = gathering.add(operation, size)
-            if not provider.delay and await self._is_alone(gathering, call):
+            if not provider.delay and await self._end_after_this_turn(gathering, call):
                 return await self._send_alone(operation)
         else:
             call = gathering.add(operation, size)
-            if not gathering.has_room(provider, 1, 1):
+            is_full = not gathering.has_room(provider, 1, 1)
+            if is_full:
                 self._end_gathering()
         try:
             return await call.answer
@@ -587,10 +591,11 @@ class _Batches:
             gathering.timer = loop.call_later(delay, self._end_gathering, gathering)
         return gathering
 
-    async def _is_alone(self, gathering: _Gathering, call: _Call) -> bool:
-        """Gather the operations of this turn of the event loop, and end the gathering.
+    async def _end_after_this_turn(self, gathering: _Gathering, call: _Call) -> bool:
+        """Gather the operations of this turn of the event loop, then send them.
 
-        Returns whether there is only this one, which then needs no task.
+        But if `call` is the only one, return True and send nothing: the caller sends it without a
+        task.
         """
         try:
             await asyncio.sleep(0)
@@ -710,7 +715,7 @@ class _Batches:
                     self._slots.release()
             finally:
                 ticket.release()
-        call = _Call(operation)
+        call = _Call(operation)  # of several requests
         tasks = self._start([call])
         try:
             return await call.answer
@@ -760,7 +765,7 @@ class BatchLayer:
 
     async def flush(self) -> None:
         """Send waiting operations, and return when everything requested so far is answered."""
-        # So that tasks which were created, but have not run yet, make their calls first.
+        # So that tasks that were created, but have not run yet, make their calls first.
         await asyncio.sleep(0)
         await self._batches.here().flush()
 

@@ -143,6 +143,7 @@ class CachedRecords:
         kept = self._kept
         until = (now + self._after_write, now + self._after_read)
         places = _cache_keys(keys, args)
+        # A new entry is added at the end; one that is replaced would keep its place.
         for at in filter(kept.__contains__, places):
             kept.move_to_end(at)
         for at, record in zip(places, records, strict=True):
@@ -269,10 +270,12 @@ class CacheLayer:
             self._reads += bool(unknown)
         hits = len(keys) - len(unknown)
         answer = Outcomes(len(keys), records)
+        if not unknown:
+            if hits:
+                self._meter.add("cache_hits", hits)
+            return answer
         if hits:
             self._meter.add("cache_hits", hits)
-            if not unknown:
-                return answer
             operation = operation.with_entries(operation.entries.take(unknown))
         self._meter.add("cache_misses", len(unknown))
         try:
@@ -290,7 +293,10 @@ class CacheLayer:
     def _keep_read(
         self, keys: Sequence[Any], args: tuple[object, ...], outcomes: Outcomes, began: int
     ) -> None:
-        """Keep what a get has found, but for keys of which a write has begun or ended since."""
+        """Keep what a get has found, except for keys of which a write has begun or ended since.
+
+        `began` is the number of such events when the get began.
+        """
         records = outcomes.records
         if records is None:
             return

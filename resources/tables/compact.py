@@ -71,8 +71,9 @@ def merge_updates(updates: Sequence[Any]) -> Mapping[str, Any] | Changes | None:
 
 
 def _overlaps(names: Collection[str]) -> bool:
-    """Whether some of the names may be a column and a value inside it, or the same value: names
-    with backticks are not compared.
+    """Whether two of the names may overlap: a column, and a value inside it (`address.city`).
+
+    A dotted name with backticks may be that of a plain column; it is taken to overlap with another.
     """
     for name in names:
         column, _, inside = name.partition(".")
@@ -91,15 +92,18 @@ class _Merging:
     remove: dict[str, None] = field(default_factory=dict)
 
     def take(self, changes: Changes) -> bool:
-        """Add the changes of one more update; return whether that is possible."""
+        """Add the changes of one more update; return whether they can be merged with the earlier
+        ones. After False, this object is of no more use.
+        """
         assigned = {*self.set, *self.remove, *changes.set, *changes.remove}
         added = {*self.add, *changes.add}
         appended = {*self.append, *changes.append}
-        if len(assigned | added | appended) < len(assigned) + len(added) + len(appended):
+        in_any_way = assigned | added | appended
+        is_one_in_several_ways = len(in_any_way) < len(assigned) + len(added) + len(appended)
+        sets_and_removes_one = not set(changes.set).isdisjoint(changes.remove)
+        if is_one_in_several_ways or sets_and_removes_one:
             return False
-        if not set(changes.set).isdisjoint(changes.remove):
-            return False
-        if _overlaps({*assigned, *added, *appended}):
+        if _overlaps(in_any_way):
             return False
         for name, value in changes.set.items():
             self.remove.pop(name, None)
@@ -112,8 +116,9 @@ class _Merging:
         return all(self._add(name, number) for name, number in changes.add.items())
 
     def _add(self, name: str, number: Any) -> bool:
-        """Add a number, or the members of JSON, to what updates add to a column; return whether the
-        sum is known here.
+        """Add a number, or the members of JSON, to what updates add to a column.
+
+        Returns False if the sum is not known here, because the types differ or are no numbers.
         """
         known = self.add.get(name)
         if number is None:
@@ -184,7 +189,10 @@ class CompactLayer:
     async def _send_writes(
         self, operation: Operation[Any], places: Sequence[int], *, is_first: bool
     ) -> Outcomes:
-        """Send entries of different keys, as puts and, for those without a value, as deletes."""
+        """Send entries of different keys, as puts and, for those without a value, as deletes.
+
+        `is_first` says that nothing of the operation was sent before (`_send`).
+        """
         entries = operation.entries
         if entries.null_value() is None:
             if len(places) < len(operation):
@@ -212,13 +220,14 @@ class CompactLayer:
         """Send one update of each key, or all of a key whose updates can't be merged."""
         entries = operation.entries
         groups = group_by_key(entries.keys)
-        if len(groups) == len(entries):
+        if len(groups) == len(entries):  # no key has several updates
             return await self.below.send(operation)
         misfits = await self._find_misfits(operation, groups)
         sent: list[_Sent] = []
         for places in without(groups, misfits):
             sent += _merge_entries(operation, places)
-        if all(len(merged.places) == 1 for merged in sent):
+        nothing_was_merged = all(len(merged.places) == 1 for merged in sent)
+        if nothing_was_merged:
             return await self.below.send(operation)
         keys = [entries.keys[merged.places[0]] for merged in sent]
         defaults = None
@@ -245,8 +254,9 @@ class CompactLayer:
         )
 
     async def _send(self, operation: Operation[Any], *, is_first: bool) -> Outcomes:
-        """Send a request. An error is an outcome unless it is the first: a raised one says that
-        nothing was sent.
+        """Send a request. An error is raised only by the first request of an operation
+        (`is_first`), because it says that nothing was sent; later it is the outcome of the
+        request's entries.
         """
         try:
             return await self.below.send(operation)
@@ -300,7 +310,7 @@ def group_by_key(keys: Sequence[Hashable]) -> list[list[int]]:
 
 
 def without(groups: Sequence[Sequence[int]], left_out: Mapping[int, object]) -> list[list[int]]:
-    """Return the groups without these indices, and without those that are empty then."""
+    """Return the groups without the indices in `left_out`; groups that become empty are dropped."""
     kept = [[place for place in places if place not in left_out] for places in groups]
     return [places for places in kept if places]
 

@@ -11,7 +11,7 @@ from dagster_adjunct.resources.tables.rate import KEPT_SECONDS, MAX_AHEAD_SECOND
 PAUSE_SECONDS = 0.2
 # Ask for more than was used, or leases would never catch up with a growing demand.
 _HEADROOM = 1.25
-_EPSILON = 1e-9
+_EPSILON = 1e-9  # credits; sums of fractions may be wrong by so many
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class LeasedCredits:
         """
         taken = 0.0
         for interval in self._intervals:
-            interval.drop(interval.until(now - KEPT_SECONDS))
+            interval.drop(interval.until(now - KEPT_SECONDS))  # expired
             part = min(at_most - taken, interval.until(now))
             if part > 0:
                 interval.drop(part)
@@ -162,7 +162,8 @@ class Demands:
         target = max(waiting, share * MAX_AHEAD_SECONDS * self.rate)
         # Those that are left when the lease arrives.
         held = self.leased.unexpired(now + self.lease_takes)
-        if held >= max(waiting, target * 2 / 3):
+        is_enough = held >= max(waiting, target * 2 / 3)
+        if is_enough:
             return None
         self._requested_at = now
         self._spent = 0.0

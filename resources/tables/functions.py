@@ -46,11 +46,12 @@ def outcomes_from_missing(
     operation: Operation[Any], error: BaseException, problem_of: Callable[[BaseException], Problem]
 ) -> Outcomes | None:
     """Return the outcomes of updates that raised `error`; None if it neither is nor contains a
-    RecordNotFoundError.
+    RecordNotFoundError, and for other operations than updates.
 
     Entries whose keys a RecordNotFoundError names are MISSING. The others are done; but if the
     error is a group with errors of other kinds, `problem_of` the first of those is their problem.
-    If the named keys are invalid (none, not requested, not hashable), all entries are REFUSED.
+    If the named keys are invalid (none, not requested, not hashable), all entries are REFUSED. The
+    keys of a single entry's error are not looked at.
     """
     not_found = []
     for cause in causes(error):
@@ -102,7 +103,9 @@ def _find_wrong_keys(
 
 
 def _find_other_error(error: BaseException) -> BaseException | None:
-    """Return the first member of a group that is about something else than missing records."""
+    """Return the first member of a group that is about something else than missing records; None if
+    there is none, or no group.
+    """
     for cause in causes(error):
         if isinstance(cause, BaseExceptionGroup):
             for member in cause.exceptions:
@@ -218,10 +221,12 @@ class TableFunction:
         return self.column_types()
 
     async def check_settings(self, conditions: Conditions, *, fenced: bool = False) -> list[str]:
-        """Return notes on settings of the store that may lose records.
+        """Return a sentence about each setting of the store that may lose records, such as an
+        eviction policy.
 
-        Raises ConfigurationError if because of them writes with these conditions, or fenced ones,
-        can't be exact.
+        Raises ConfigurationError if a setting may lose what writes with these conditions, or fenced
+        ones, rely on: they could be applied twice, out of order, or by a run that has lost its
+        lease. Plans and `adjunct doctor` call it. By default nothing is asked.
         """
         return []
 
@@ -321,7 +326,8 @@ class TableFunction:
         base: type = TableReadFunction
         if kind.writes:
             base = TableWriteFunction
-        if name is None or getattr(type(self), name) is getattr(base, name):
+        is_overridden = name is not None and getattr(type(self), name) is not getattr(base, name)
+        if name is None or not is_overridden:
             return await self._send_entries(operation)
         method = getattr(self, name)
         try:
@@ -342,7 +348,7 @@ class TableFunction:
         The default `_all` forms end here, and an overriding one may call its default with
         `super()`.
         """
-        if operation.fence is None:
+        if operation.fence is None:  # a method such as `put_all` has made the operation
             operation = replace(operation, fence=RUN_FENCE.get())
         method = getattr(self, _METHODS[operation.kind].of_one)
         args = operation.args
@@ -526,7 +532,9 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
 
     async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
         put = Operation(OperationKind.PUT_IF_ABSENT, RowEntries([key], [value]), args)
-        return not (await self._request(put)).problems
+        outcomes = await self._request(put)
+        was_there = bool(outcomes.problems)  # SKIPPED; other problems are raised
+        return not was_there
 
     async def delete(self, key: K, *args: object) -> None:
         await self.delete_all([key], *args)
@@ -668,6 +676,7 @@ class _SingleRequests:
         self._keys = keys
         self._values: Sequence[Any] = operation.entries.values or [None] * len(keys)
         self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
+        # A single request stays under the limit of its attempt.
         self._attempt = limit_each_request() if len(keys) > 1 else None
         self.answers: list[Any] = [None] * len(keys)
         self.problems: dict[int, Problem] = {}
@@ -691,7 +700,9 @@ class _SingleRequests:
                     return
 
     async def _send(self, place: int) -> Problem | None:
-        """Send one entry, and keep its answer; return its problem, if it failed."""
+        """Send the entry at an index, and keep its answer; return its problem, None if it succeeded
+        or the run's lease is `lost`.
+        """
         key = self._keys[place]
         limit = asyncio.timeout(None if self._attempt is None else self._attempt.seconds)
         try:

@@ -227,7 +227,9 @@ class Meter:
                 self._totals["successes"] += 1
 
     def attempt(self, writes: bool, entries: int, seconds: float) -> None:
-        """Count one attempt of a request: `seconds` is how long it took."""
+        """Count one attempt of a request, which `writes` or reads: `seconds` is how long
+        it took.
+        """
         attempts = self._attempts
         with self._counting:
             (attempts.write_seconds if writes else attempts.read_seconds).add(seconds)

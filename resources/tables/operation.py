@@ -296,13 +296,15 @@ class Entries(Protocol[K_co]):
 
     @property
     def marks(self) -> Sequence[Mark] | None:
-        """The mark of each message, which conditions (`Conditions`) require."""
+        """The mark of each message, which conditions (`Conditions`) require; None for a direct
+        call.
+        """
         ...
 
     @property
     def newest(self) -> Sequence[Any] | None:
-        """The time of each message, which `Conditions.newest_by` compares; a delete has no
-        record that contains it.
+        """The time of each message, which `Conditions.newest_by` compares: a delete has no record
+        that contains it. None if nothing was passed.
         """
         ...
 
@@ -368,6 +370,7 @@ class RowEntries(Generic[K_co]):
         return replace(self, defaults=None)
 
     def null_key(self) -> int | None:
+        # Few types are checked instead of all keys: only None and tuples can be or have a null.
         kinds = set(map(type, self.keys))
         if not any(issubclass(kind, tuple | NoneType) for kind in kinds):
             return None
@@ -721,8 +724,10 @@ async def send_without_problems(
 
 
 def may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
-    """Whether an operation that raised `error` may have had an effect that sending it again would
-    repeat: true for updates, unless the error says that the declaration or the values are invalid.
+    """Whether an operation that raised `error` may have had an effect that must not be repeated.
+
+    Only updates have: puts and deletes can be repeated. An error that says that the declaration or
+    the values are invalid was raised before any effect.
     """
     return operation.kind is OperationKind.UPDATE and not isinstance(
         error, ConfigurationError | SchemaMismatchError
@@ -736,7 +741,7 @@ def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
     False for an error about the table itself, which each of them would get, and for updates, if
     some may have had an effect.
     """
-    problem = outcomes.problems.get(0)
+    problem = outcomes.problems.get(0)  # a rejected request has the same for all entries
     if problem is None or problem.error is None or not problem.refuses_request:
         return False
     if operation.kind is OperationKind.UPDATE:

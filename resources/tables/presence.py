@@ -78,8 +78,10 @@ def is_emptied(before: Presence, now: Presence) -> bool:
 
 
 def merge_presence(before: Presence, now: Presence) -> Presence:
-    """Return what the lake remembers after `now`; two runs may report in another order than they
-    looked.
+    """Return what the lake remembers after a run has reported `now`, while it remembers `before`.
+
+    That is the later look at the table, by their counts of runs: two runs may report in another
+    order than they looked. It is `now` if the table is another one, or one of them has no count.
     """
     if before.id != now.id or before.runs is None or now.runs is None:
         return now

@@ -123,6 +123,7 @@ class TokenBucket:
             return
         try:
             while (left := wait.due - self._clock.now()) > 0:
+                # With nobody ahead whose cancellation could shorten it, the wait is slept through.
                 is_first = self._waits[0] is wait
                 if is_first or left <= _CHECK_SECONDS:
                     await self._clock.sleep(left)
@@ -143,7 +144,8 @@ class TokenBucket:
             self._credits -= credits
             if self._credits >= 0:
                 return None
-            wait = _Wait(credits, now - self._credits / self.rate)
+            debt = -self._credits
+            wait = _Wait(credits, now + debt / self.rate)
             self._waits.append(wait)
             return wait
 
@@ -156,7 +158,10 @@ class TokenBucket:
         return now
 
     def _give_back(self, wait: _Wait) -> None:
-        """Return a cancelled caller's credits: those behind it get them earlier."""
+        """Return a cancelled caller's credits: those behind it get them earlier.
+
+        Of those that have arrived while it waited, only as many are left as have not expired.
+        """
         with self._taking:
             now = self._earn()
             to_come = min(wait.credits, max(0.0, (wait.due - now) * self.rate))
@@ -178,7 +183,7 @@ class _Wait:
     due: float
 
 
-_MAX_CREDITS = 1e15
+_MAX_CREDITS = 1e15  # far beyond any use, and still exact in a float
 CreditsPerSecond = Annotated[float, Field(gt=0, le=_MAX_CREDITS)]
 Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
 
@@ -211,7 +216,7 @@ def per_capacity_unit(operation: Operation[Any], answer: Outcomes | None) -> flo
     so it may cost more.
     """
     if answer is not None:
-        missing = answer.count - len(_found_records(answer))
+        missing = answer.count - len(_found_records(answer))  # reading these costs one unit each
         return missing + sum(
             max(1, ceil(estimate_bytes(record) / 4096)) for record in _found_records(answer)
         )
@@ -283,9 +288,9 @@ class LocalCredits:
         bucket = self._buckets.get(budget)
         if bucket is None:
             with self._making:
-                bucket = self._buckets[budget] = self._buckets.get(budget) or self._new_bucket(
-                    budget
-                )
+                # Another thread may have made it since.
+                bucket = self._buckets.get(budget) or self._new_bucket(budget)
+                self._buckets[budget] = bucket
         await bucket.acquire(credits)
 
     def _new_bucket(self, budget: Budget) -> TokenBucket:
@@ -452,7 +457,8 @@ class RateLayer:
         for start in range(0, count, size):
             part = operation.with_entries(operation.entries.part(start, min(count, start + size)))
             its_cost = self._cost(part)
-            if its_cost > budget.largest and 1 < len(part) < count:
+            can_be_split = 1 < len(part) < count
+            if its_cost > budget.largest and can_be_split:
                 yield from self._parts(part, budget, its_cost)
             else:
                 yield part, its_cost
@@ -518,7 +524,8 @@ class LeaseRequest:
 def lease_credits(
     timeline: SharedTimeline, run: str, now: float, request: LeaseRequest, rate: float
 ) -> tuple[SharedTimeline, LeaseInterval | None]:
-    """Return the timeline after a run's request, and the leased interval.
+    """Return the timeline after a run's request at `now`, and the leased interval. `rate` is what
+    the run declares.
 
     The interval is None if other runs hold nearly everything that may be leased. If not all active
     runs can have what they expect to use, this one gets its fair part (`divide_fairly`) of what may

@@ -76,7 +76,7 @@ class AttemptLayer:
                     outcomes = await self.inner.send(operation)
             except TimeoutError:
                 if not limit.expired():
-                    raise
+                    raise  # an error of the layer below, which came in time
                 problem = self._timeout_problem(
                     operation, len(operation), operation.entries.keys[0]
                 )
@@ -109,6 +109,10 @@ class AttemptLayer:
         return Problem(State.UNKNOWN, late)
 
 
+_MAX_GROWTH = 1000.0
+_LAST_GROWTH = 60  # waits grow this often; _MAX_GROWTH to its power is still a finite float
+
+
 @validated_methods
 @dataclass(frozen=True, slots=True)
 class Backoff:
@@ -116,7 +120,7 @@ class Backoff:
     `exponential`.
 
     The wait after the n-th failure is `first * growth ** (n - 1)` plus up to `jitter` at random, at
-    most `most`.
+    most `most`, which may be infinite: no limit.
     """
 
     first: float
@@ -125,12 +129,13 @@ class Backoff:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        durations = (self.first, self.jitter)
-        are_durations = all(map(isfinite, durations)) and min(durations) >= 0
-        if not (are_durations and self.most >= self.first and 1 <= self.growth <= 1000):
+        has_waits = isfinite(self.first) and 0 <= self.first <= self.most
+        has_jitter = isfinite(self.jitter) and self.jitter >= 0
+        has_growth = 1 <= self.growth <= _MAX_GROWTH
+        if not (has_waits and has_jitter and has_growth):
             raise ConfigurationError(
-                f"{self} can't work: expected 0 <= first <= most, jitter of 0 or more, and a growth"
-                " from 1 to 1000.",
+                f"{self} can't work: expected 0 <= first <= most, jitter of 0 or more, both finite,"
+                " and a growth from 1 to 1000.",
                 argument="backoff",
             )
 
@@ -156,10 +161,10 @@ class Backoff:
 
     def seconds(self, failures: int) -> float:
         """How many seconds to wait after this many consecutive failures (at least 1)."""
-        wait = min(self.most, self.first * self.growth ** min(failures - 1, 60))
+        wait = min(self.most, self.first * self.growth ** min(failures - 1, _LAST_GROWTH))
         if not self.jitter:
             return wait
-        # So that waits that reach `most` are random too.
+        # Lowered near `most`, so that waits which have grown to it are random too.
         least = min(wait, max(self.first, self.most - self.jitter))
         return least + random.random() * min(self.jitter, self.most - least)
 
@@ -217,6 +222,8 @@ class RetryPolicy:
     def passes(self, problem: Problem) -> bool:
         """Whether an entry with this problem may be retried. Raises TableError if `retry_if`
         raises.
+
+        Without `retry_if`, it may if it may succeed unchanged, and nobody has to act first.
         """
         if problem.is_answer:
             return False
@@ -264,7 +271,9 @@ class RetryLayer:
     clock: Clock = field(default_factory=SystemClock)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        """Send, and then again what was not done, until it is or may not be retried any more."""
+        """Send the operation, then again the entries that were not done, as long as the policy
+        retries them.
+        """
         began = self.clock.now()
         try:
             outcomes = await self.inner.send(operation)
@@ -373,23 +382,26 @@ def _is_repeatable(operation: Operation[Any], place: int) -> bool:
 
 
 def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[int]) -> list[int]:
-    """Return the entries to retry (`left`) and those that were done although an earlier one of
-    their key was not.
+    """Return the entries to retry (`left`) and the overtakers: entries that were done although an
+    earlier one of their key was not.
 
-    With a function that keeps each key's order there are none. With any other, retrying only the
-    earlier entry would let its value replace the later one's. Entries that would act twice are not
-    added.
+    With a function that keeps each key's order there are no overtakers. With any other, retrying
+    only the earlier entry would let its value replace the later one's. Overtakers that would act
+    twice are not added. None are added if the operation replaces no values, or has conditions:
+    under these, the store itself skips an entry that is older than what it has.
     """
     kind = operation.kind
     replaces = kind.writes and kind is not OperationKind.PUT_IF_ABSENT
     if operation.conditions or not replaces:
         return left
+    none_was_done = len(outcomes.problems) == outcomes.count
+    none_is_later = left[0] == outcomes.count - 1
+    if none_was_done or none_is_later:
+        return left
     keys = operation.entries.keys
     first_left: dict[Any, int] = {}  # by key
     for place in left:
         first_left.setdefault(keys[place], place)
-    if len(outcomes.problems) == outcomes.count or left[0] == outcomes.count - 1:
-        return left
     overtakers = []
     for place in range(left[0] + 1, outcomes.count):
         is_done = place not in outcomes.problems

@@ -223,8 +223,11 @@ class _BudgetServer:
             if self._leasing is None and (request := self._demands.next_lease(now)) is not None:
                 self._leasing = asyncio.create_task(self._lease(request))
             at = self._demands.next_event_at(now)
+            wait = None
+            if at is not None:
+                wait = max(0.001, at - now)  # at most 1,000 turns a second
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if at is None else max(0.001, at - now)):
+                async with asyncio.timeout(wait):
                     await self._changed.wait()
 
     async def _lease(self, request: LeaseRequest) -> None:
@@ -293,6 +296,9 @@ class BudgetLeases:
         rates = set[float]()
 
         def decide(data: bytes | None) -> tuple[bytes, LeaseInterval | None]:
+            """Return the timeline to store instead of `data`, and the interval in times
+            of `clock`.
+            """
             nonlocal others, rates
             timeline = SharedTimeline() if data is None else self._parse(data)
             here = self._clock()
@@ -306,7 +312,7 @@ class BudgetLeases:
             return unique.model_dump_json().encode(), got
 
         got = self._value.transact(decide)
-        if others:
+        if others:  # they will have changed the timeline before our next lease
             self._value.forget()
         for rate in sorted(rates - self._logged_rates):
             _log.warning(

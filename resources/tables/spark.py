@@ -82,9 +82,8 @@ class BulkReader:
     def __init__(
         self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]
     ) -> None:
-        # This reader has the cache, for all tasks.
         bare = copy.copy(table)
-        bare.__setstate__(bare.__getstate__() | {"cache": None})
+        bare.cache = None  # this reader has it, for all tasks
         self._table = bare
         self._spark = spark
         self._here = BlockingTable(bare)
@@ -121,7 +120,7 @@ class BulkReader:
         tasks = min(self._tasks, len(gets) // MIN_KEYS_PER_TASK)
         if tasks < 2:
             outcomes = self._here.send(gets)
-            self._here.flush()
+            self._here.flush()  # reports the table's metrics
             return outcomes
         return self._ask_in_tasks(gets, tasks)
 
@@ -131,7 +130,7 @@ class BulkReader:
 
     @property
     def _key(self) -> tuple[str, ...]:
-        """The names of a key of several columns, whose order keys have; () for one column."""
+        """The key's columns, in the order that tuple keys have; () if keys are no tuples."""
         if len(self._table.key) > 1:
             return self._table.key
         return ()
@@ -194,6 +193,7 @@ def _reading_task(
     """Return the function of a task, which reads the records of the keys in each row."""
 
     async def ask(keys: Sequence[Hashable]) -> _TaskAnswer:
+        """Return the records of some keys, or the error."""
         # An error is returned, not raised: the table has retried already, and Spark would retry the
         # task.
         before = table.metrics
@@ -210,6 +210,7 @@ def _reading_task(
         return _TaskAnswer(records, table.metrics - before, _plain_error(error))
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the pickled answer for the keys in each row."""
         for batch in batches:
             for part in batch.column("keys").to_pylist():
                 answer = pickle.dumps(run_in_new_loop(ask(pickle.loads(part))))
@@ -220,7 +221,7 @@ def _reading_task(
 
 def _plain_error(error: errors.AdjunctError | None) -> errors.AdjunctError | None:
     """Return the error without what the driver may be unable to unpickle: the user's own classes
-    and values.
+    and values. None for None.
     """
     if error is None:
         return None
@@ -229,7 +230,7 @@ def _plain_error(error: errors.AdjunctError | None) -> errors.AdjunctError | Non
 
 MAX_BATCHES_IN_FLIGHT = 4
 """How many Arrow batches of a Spark task are being sent at a time."""
-KEYS_SHOWN = 5
+KEYS_SHOWN = 5  # in an error
 _END = object()
 
 
@@ -250,19 +251,21 @@ class TaskReport:
         return pickle.dumps(replace(self, error=_plain_error(self.error)))
 
     def add(self, part: Part, outcomes: Outcomes, at_most: int | None) -> None:
-        """Add a part's outcomes. `at_most`: how many dead letters the batch may have, None if it
-        can't have any.
+        """Add a part's outcomes. `at_most`: how many dead letters the batch may have, None if
+        rejected records are failures.
 
-        Entries rejected for their content become dead letters, up to one more than that, which
-        counts as a failure and shows that there are too many. All other problems are failures.
+        A record rejected for its content becomes a dead letter. The first one after `at_most` is
+        kept too, which tells the driver that there are too many; it counts as failed, as do those
+        after it. All other problems are failures, except failed conditions.
         """
         for place, problem in sorted(outcomes.problems.items()):
             if problem.state is State.SKIPPED:
                 continue  # its condition failed, which the table's metrics count
             is_rejected = is_record_rejected(problem)
-            if at_most is not None and is_rejected and len(self.letters) <= at_most:
+            if is_rejected and at_most is not None and len(self.letters) <= at_most:
                 self.letters.append(_rejected_letter(part, place, problem))
-                if len(self.letters) <= at_most:
+                is_allowed = len(self.letters) <= at_most
+                if is_allowed:
                     continue
             self.failed += 1
             if len(self.keys) < KEYS_SHOWN:
@@ -280,7 +283,7 @@ def _rejected_letter(part: Part, place: int, problem: Problem) -> dict[str, Any]
     value = None
     if entries.values is not None:
         value = entries.values[place]
-    if value is None:
+    if value is None:  # also of a put, in a compact batch
         kind = "delete"
     row = part.batch.slice(part.rows[place], 1)
     return _dead_letter(row, kind, entries.keys[place], value, problem.describe())
@@ -309,12 +312,12 @@ async def send_batches(
     """Send all batches, at most `MAX_BATCHES_IN_FLIGHT` at a time.
 
     `parts` splits a batch into operations, `send` sends one to the table, and `done` receives its
-    outcomes; when that returns False, no further batch is sent. Calls of `send` begin in order,
-    which the table keeps for each key.
+    outcomes. Once `done` has returned False, no further batch is sent. Calls of `send` begin in
+    the order of the batches, and the table keeps this order for each key.
     """
     loop = asyncio.get_running_loop()
     going: set[asyncio.Task[bool]] = set()
-    useful = True
+    may_go_on = True
 
     async def write(parts: Sequence[Part]) -> bool:
         outcomes = await asyncio.gather(*(send(part) for part in parts))
@@ -322,7 +325,7 @@ async def send_batches(
         return all(successes)
 
     try:
-        while useful:
+        while may_go_on:
             batch = await loop.run_in_executor(None, next, batches, _END)
             if batch is _END:
                 break
@@ -331,8 +334,8 @@ async def send_batches(
             finished = {task for task in going if task.done()}
             going -= finished
             # Batches after a failed one must not begin: see `send_unblocked`.
-            useful = all(task.result() for task in finished)
-            if useful:
+            may_go_on = all(task.result() for task in finished)
+            if may_go_on:
                 going.add(asyncio.create_task(write(parts(batch))))
                 await asyncio.sleep(0)  # so that its calls are made before those of the next batch
         await asyncio.gather(*going)
@@ -342,9 +345,9 @@ async def send_batches(
         await asyncio.gather(*going, return_exceptions=True)
 
 
-_PLACE = ("__partition", "__offset")
-_POSITION = (*_PLACE, "__task", "__branch", "__ordinal")
-_LETTER = (*_PLACE, "__timestamp", "__epoch")
+_OFFSET = ("__partition", "__offset")
+_POSITION = (*_OFFSET, "__task", "__branch", "__ordinal")
+_LETTER = (*_OFFSET, "__timestamp", "__epoch")
 Counters = dict[str, int]
 
 
@@ -353,10 +356,11 @@ class TableWrite:
     """How to write a batch's records to `table`: as updates if there is a `contract`, else as whole
     records.
 
-    `marking` is required if the table has conditions. `dead_letters` is how many records rejected
-    for their content are returned instead of failing the batch. Errors name the records' positions
-    in the stream `source`, and no values if they are `sensitive`. `typed`, `remove` and `args` are
-    as in `Shape`.
+    `marking` is required if the table has conditions. `tasks` is the number of tasks that
+    `write_table` makes with `exchange`. `dead_letters` is how many records rejected for their
+    content are returned as dead letters; with None, or if there are more, the batch fails. Errors
+    name the records' positions in the stream `source`, and no values if they are `sensitive`.
+    `typed`, `remove` and `args` are as in `Shape`.
     """
 
     table: RemoteTable[Any, Any, Any]
@@ -398,12 +402,14 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     the operator.
 
     The columns are as in `Shape`; a tombstone deletes. With `exchange`, Spark first brings all
-    records of one key into one task. Each task sends its records in source order.
+    records of one key into one task. Each task sends its records in source order
+    (`_sorting_columns`).
     """
     check_record_columns(df.columns, write.table, updates=write.contract is not None, what=what)
     if exchange:
         df = df.repartition(write.tasks, *map(named_column, write.table.key))
-    df, write = _sort_records(df, write)
+    write = note_exactness(df, write)
+    df = _sort_records(df, write)
     rows = map_in_arrow(
         df.drop(*_unsent_columns(df.columns, write)), _sending_task(write, what), "report binary"
     ).collect()
@@ -413,17 +419,14 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
 def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
     """Send every record of an Arrow table from this process, as `write_table` does in tasks.
 
-    No two records may have the same position, since they are sorted by key and position only.
+    No two records may have the same position: nothing but `_sorting_columns` sorts them, while
+    `write_table` sorts records of equal positions by all other columns.
     """
     names = rows.column_names
     check_record_columns(names, write.table, updates=write.contract is not None, what=what)
-    order = [name for name in _POSITION if name in names]
-    if write.marking is not None:
-        order = [*write.marking.order, *write.table.key, *order]
-    sent = rows.sort_by([(name, "ascending") for name in dict.fromkeys(order)])
+    sent = rows.sort_by([(name, "ascending") for name in _sorting_columns(names, write)])
     batches = sent.drop_columns(_unsent_columns(names, write)).combine_chunks().to_batches()
     own = copy.copy(write.table)  # as a task has it: with connections and metrics of its own
-    own.__setstate__(own.__getstate__())
     (report,) = _sending_task(replace(write, table=own), what)(iter(batches))
     return _sum_reports([pickle.loads(report.column(0)[0].as_py())], write, what)
 
@@ -456,7 +459,8 @@ def _sum_reports(reports: Sequence[TaskReport], write: TableWrite, what: str) ->
         null_keys += report.null_keys
     metrics_hooks.report_metrics(write.table.name, total)
     is_over = write.dead_letters is not None and len(letters) > write.dead_letters
-    if is_over and all(report.unfit for report in failed):
+    only_rejections = all(report.unfit for report in failed)
+    if is_over and only_rejections:  # any other error matters more
         raise _too_many_letters_error(letters, write, what)
     if failed:
         raise _failure_error(failed, counted, write)
@@ -486,19 +490,20 @@ def _too_many_letters_error(
 def _failure_error(
     failed: Sequence[TaskReport], letters: int, write: TableWrite
 ) -> errors.AdjunctError:
-    """Return the error of a failed task: one that concerns all records, or else that of the first
-    rejected record.
+    """Return the error of the failed tasks: one that concerns all records, if there is one, else
+    that of the first rejected record.
 
-    The latter says how many records failed in all tasks, and the first keys. `letters` is how many
-    rejected records would have become dead letters if the batch had not failed.
+    The error of a rejected record also says how many records failed in all tasks, with the first
+    keys. `letters` is how many rejected records would have become dead letters if the batch had not
+    failed.
     """
     first = next((report for report in failed if not report.unfit), failed[0])
     error = first.error
     count = sum(report.failed for report in failed)
     assert error is not None
-    if not count:
+    if not count:  # the error was raised before any record failed
         return error
-    if not first.unfit:
+    if not first.unfit:  # it concerns all records, of which some were not even sent
         lacks = f"Table {write.table.name} lacks {count} records of this batch."
         return error.reworded(f"{error.problem} {lacks}", error.next_step)
     count += letters
@@ -512,41 +517,58 @@ def _failure_error(
     return error.reworded(f"{problem}: {error.problem}", error.next_step)
 
 
-def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
-    """Return the records sorted within partitions, and how to write them (`note_exactness`).
+def _sorting_columns(names: Sequence[str], write: TableWrite) -> list[str]:
+    """Return the columns by which a task's records are sorted, the most significant first.
 
-    With marks they are sorted by source position, then key, then all other columns; without by
-    source position only.
+    Without marks these are the columns of the records' positions (`_POSITION`), as far as they are
+    among `names`. With marks, the message and then the key come first, as `Marking` requires.
     """
-    marking = write.marking
-    position = [name for name in _POSITION if name in df.columns]
-    if marking is None:
-        return df.sortWithinPartitions(*position), write
-    names = dict.fromkeys([*marking.order, *write.table.key, *position])
-    others = [order for name, order in _orders_of_columns(df).items() if name not in names]
-    ordered = df.sortWithinPartitions(*map(named_column, names), *map(F.expr, others))
-    return ordered, note_exactness(df, write)
+    position = [name for name in _POSITION if name in names]
+    if write.marking is None:
+        return position
+    return list(dict.fromkeys([*write.marking.order, *write.table.key, *position]))
+
+
+def _sort_records(df: DataFrame, write: TableWrite) -> DataFrame:
+    """Return the records sorted within partitions by `_sorting_columns`, and with marks then by
+    all other columns that users see.
+    """
+    names = _sorting_columns(df.columns, write)
+    others: list[str] = []
+    if write.marking is not None:
+        others = [order for name, order in _orders_of_columns(df).items() if name not in names]
+    return df.sortWithinPartitions(*map(named_column, names), *map(F.expr, others))
 
 
 def note_exactness(df: DataFrame, write: TableWrite) -> TableWrite:
-    """Return `write` with `Marking.exact` set: whether Spark computes the same records in the
-    same order each time.
+    """Return `write` with `Marking.exact` set: whether a repeated batch has the same records in the
+    same order. Without a marking, `write` is returned unchanged.
+
+    The records are the same if their expressions are deterministic. Their order is the same if they
+    can be sorted by every column that users see.
     """
     if write.marking is None:
         return write
-    shown = [name for name in df.columns if name[:2] != "__"]
-    exact = is_deterministic(df) and len(_orders_of_columns(df)) == len(shown)
+    orders = _orders_of_columns(df)
+    sorts_by_all = all(name in orders for name in df.columns if not _is_hidden(name))
+    exact = sorts_by_all and is_deterministic(df)
     return replace(write, marking=replace(write.marking, exact=exact))
 
 
+def _is_hidden(name: str) -> bool:
+    """Whether a column is one that Adjunct adds, which users don't see."""
+    return name.startswith("__")
+
+
 def _orders_of_columns(df: DataFrame) -> dict[str, str]:
-    """Return the SQL by which records are sorted by each column that has an order; maps are sorted
-    by their entries.
+    """Return, for each column that users see, the SQL expression that sorts records by it.
+
+    Columns that can't be sorted are left out: variants, and maps whose entries can't be.
     """
     orders = {}
     for column in df.schema.fields:
         kind = type_from_spark(column.dataType)
-        if column.name[:2] == "__" or "variant" in kind:
+        if _is_hidden(column.name) or "variant" in kind:
             continue
         order = quote_name(column.name)
         if "map<" not in kind:
@@ -560,7 +582,7 @@ def check_record_columns(
     columns: Sequence[str], table: RemoteTable[Any, Any, Any], *, updates: bool, what: str
 ) -> None:
     """Raise SchemaMismatchError if records lack the table's key, or the column `update` when
-    `updates` are wanted.
+    `updates` are wanted. `what` is the operator.
     """
     needed = list(table.key)
     step = f"Keep the table's key ({', '.join(needed)}), or rename a column to it."
@@ -588,6 +610,7 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
     """
 
     def send(batches: Iterator[Any]) -> Iterator[Any]:
+        """Send the batches; yield one row, the report."""
         try:
             report = run_blocking(_Sending(write, what).send_all(batches))
         except errors.AdjunctError as error:
@@ -639,26 +662,28 @@ class _Sending:
         return []
 
     def _drop_unreadable(self, batch: Any) -> Any:
-        """Return the rows without values that Python can't represent, such as dates after 9999.
+        """Return the rows whose values Python can represent; dates after 9999, say, it can't.
 
-        The others become dead letters; without those, the first of them is an error.
+        The other rows become dead letters. If the batch can't have any, the first such row is an
+        error.
         """
         write = self._write
-        names = [name for name in batch.schema.names if not name.startswith("__")]
+        names = [name for name in batch.schema.names if not _is_hidden(name)]
         found = first_unreadable(batch, names)
         if found is None:
             return batch
         if write.dead_letters is None:
             row = batch.slice(found.row, 1)
-            place = f"the record of the key {_key_of(row, write)!r}"
-            at = _describe_place(row, write.source)
-            if at:
-                place += f" ({at})"
+            where = f"the record of the key {_key_of(row, write)!r}"
+            offset = _describe_offset(row, write.source)
+            if offset:
+                where += f" ({offset})"
             about = {"operator": self._what, "table": write.table.name}
-            raise found.error(self._what, place, hidden=write.sensitive, **about)
+            raise found.error(self._what, where, hidden=write.sensitive, **about)
         refused = np.zeros(batch.num_rows, bool)
         for name in names:
             refused[list(unreadable_values(batch.column(name)))] = True
+        # One more than allowed, as in `TaskReport.add`.
         room = write.dead_letters + 1 - len(self._report.letters)
         for place in np.nonzero(refused)[0][:room].tolist():
             self._report.letters.append(self._unreadable_letter(batch.slice(place, 1), names))
@@ -688,13 +713,13 @@ def _dead_letter(row: Any, kind: str, key: Any, value: Any, problem: str) -> dic
     """Return the dead letter of a row, as JSON-able values: its position in the stream, the request
     and the problem.
 
-    `record` in it is the JSON of the record or the update; that of `Changes` has their fields'
-    names.
+    `key` and `record` in it are texts of JSON; `record` is that of the record or update. Of
+    `Changes` it has the fields that are not empty, by name.
     """
-    place = {}
+    position = {}
     for name in _LETTER:
         if name in row.schema.names:
-            place[name.strip("_")] = row.column(name)[0].as_py()
+            position[name.strip("_")] = row.column(name)[0].as_py()
     if isinstance(value, Changes):
         parts: dict[str, Any] = {
             "set": dict(value.set),
@@ -704,7 +729,7 @@ def _dead_letter(row: Any, kind: str, key: Any, value: Any, problem: str) -> dic
         }
         value = {part: columns for part, columns in parts.items() if columns}
     texts = {"key": json.dumps(to_json_value(key)), "record": json.dumps(to_json_value(value))}
-    content: dict[str, Any] = to_json_value({**place, "kind": kind, **texts, "problem": problem})
+    content: dict[str, Any] = to_json_value({**position, "kind": kind, **texts, "problem": problem})
     return content
 
 
@@ -728,8 +753,8 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
     valid = functools.reduce(pc.and_, (pc.is_valid(batch.column(name)) for name in write.table.key))
     kept = batch.filter(valid)
     nulls = batch.num_rows - kept.num_rows
-    if nulls and write.on_null_key == "fail":
-        first = _describe_place(batch.filter(pc.invert(valid)), write.source)
+    if write.on_null_key == "fail":
+        first = _describe_offset(batch.filter(pc.invert(valid)), write.source)
         if first:
             first = f"; the first is {first}"
         raise errors.NullKeyError(
@@ -741,14 +766,14 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
     return kept, nulls
 
 
-def _describe_place(lacking: Any, source: str) -> str:
-    """Return partition and offset of the first of these records as text; "" if they are not
-    among the columns.
+def _describe_offset(records: Any, source: str) -> str:
+    """Return partition and offset of the first record as text, with the stream `source` if that is
+    known; "" if the records do not have these columns.
     """
-    if not set(_PLACE) <= set(lacking.schema.names):
+    if not set(_OFFSET) <= set(records.schema.names):
         return ""
-    partition, offset = (lacking.column(name)[0].as_py() for name in _PLACE)
-    place = f"partition {partition}"
+    partition, offset = (records.column(name)[0].as_py() for name in _OFFSET)
+    described = f"partition {partition}"
     if source:
-        place = f"{source}.{partition}"
-    return f"{place} at offset {offset}"
+        described = f"{source}.{partition}"
+    return f"{described} at offset {offset}"

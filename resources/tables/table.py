@@ -153,7 +153,7 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
         raise errors.NullKeyError(
             problem, "Filter such records out before they reach the table.", table=table
         )
-    if type(entries) is RowEntries:
+    if type(entries) is RowEntries:  # Arrow columns of keys have hashable values only
         try:
             deque(map(hash, entries.keys), 0)
         except TypeError as error:
@@ -176,7 +176,9 @@ def _unhashable_key_error(table: str, error: TypeError) -> errors.TableError:
 
 
 def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Return the keys and the values of the entries."""
+    """Return the keys and the values of the entries. Raises TableError unless they are pairs, in
+    the order to apply them, which a mapping or a set does not state.
+    """
     step = "Pass a list of (key, value), or the .items() of a dict."
     if isinstance(entries, (Mapping, set, frozenset)):
         problem = (
@@ -208,10 +210,10 @@ def error_from_outcomes(
     """Return the error for the failed entries of an operation; None if none failed. Skipped entries
     have not failed.
 
-    Its message names the table, the operation and the first key of each way to fail; where the
-    table can't be used at all, the cause comes first. It is caused by the first entry's error, has
-    its class if that is an AdjunctError, and contains the keys of the entries that failed in the
-    same way.
+    Entries that failed are grouped by state, in the order of `_ORDER`. The message names the table,
+    the operation, and the first key of each group. The error's cause is the error of the first
+    entry of the first group. If that is an AdjunctError, the error has its class. Its `keys` are
+    those of the first group.
     """
     failed = [places for state in _ORDER if (places := outcomes.places(state))]
     if not failed:
@@ -219,33 +221,33 @@ def error_from_outcomes(
     places = failed[0]
     problem = outcomes.problems[places[0]]
     cause = problem.error
-    is_missing = problem.state is State.MISSING and getattr(cause, "table", None) == table
-    if is_missing and isinstance(cause, errors.RecordNotFoundError):
-        return cause  # `explain_missing_records` has said everything
-    error = _error_like(table, problem)
+    is_missing = problem.state is State.MISSING
+    if is_missing and isinstance(cause, errors.RecordNotFoundError) and cause.table == table:
+        return cause  # `explain_missing_records` has named the table, and has said everything
     failures = [_describe_failures(operation, outcomes, same) for same in failed]
-    error.problem = f"table {table}: {' Also, '.join(failures)}"
-    error.args = (f"{error.problem} {error.next_step}".rstrip(),)
-    for name, value in (("table", table), ("keys", _distinct_keys(operation, places))):
-        if hasattr(error, name):
-            setattr(error, name, value)
-    return error
+    text = f"table {table}: {' Also, '.join(failures)}"
+    return _error_like(problem, text, table, _distinct_keys(operation, places))
 
 
-def _error_like(table: str, problem: Problem) -> errors.AdjunctError:
-    """Return an error of the class of the problem's, with its next step and notes, for a new
-    message.
+def _error_like(
+    problem: Problem, text: str, table: str, keys: tuple[Any, ...]
+) -> errors.AdjunctError:
+    """Return an error that says `text`, caused by the problem's error.
+
+    If that is an AdjunctError, the new error has its class, its next step and its other fields.
     """
     cause = problem.error
     error: errors.AdjunctError
     if isinstance(cause, errors.AdjunctError):
-        error = copy.copy(cause)  # of the same class, whatever its constructor requires
-        error.next_step = cause.next_step
+        fields: dict[str, Any] = {"table": table}
+        if hasattr(cause, "keys"):  # the class is about entries
+            fields["keys"] = keys
+        error = cause.with_problem(text, **fields)
     elif problem.may_pass:
-        error = errors.TableUnavailableError("", table=table)
+        error = errors.TableUnavailableError(text, table=table)
     else:
         step = "Correct what the store rejects, then send it again."
-        error = errors.TableError("", step, table=table)
+        error = errors.TableError(text, step, table=table, keys=keys)
     error.__cause__ = cause
     for note in getattr(cause, "__notes__", ()):
         if note not in getattr(error, "__notes__", ()):
@@ -387,6 +389,7 @@ class RemoteTable(Generic[K, V, U]):
         self._check_columns()
         self._check_conditions()
         functions = (read_function, write_function)
+        # Whether operations name the key's columns (`Operation.key`).
         self._names_key = len(self.key) > 1 or any(
             getattr(function, "compares_keys", False) for function in functions
         )
@@ -395,7 +398,7 @@ class RemoteTable(Generic[K, V, U]):
         self.may_create = True
         self._meter = Meter()
         self._reported = TableMetrics()
-        assert self._layers  # raises if the layers can't be composed
+        assert self._layers  # made here so that it raises if the layers can't be composed
 
     def _check_columns(self) -> None:
         """Raise ConfigurationError if a function declares another key, or columns without
@@ -435,7 +438,8 @@ class RemoteTable(Generic[K, V, U]):
         """
         table = f"table {self.name}"
         for name in ("newest_by", "idempotent", "fenced"):
-            if getattr(self, name) not in (None, False):
+            is_declared = getattr(self, name) not in (None, False)
+            if is_declared:
                 self._check_support(name)
         if self.newest_by == "":
             expected = "the name of the column with each record's time"
@@ -598,7 +602,9 @@ class RemoteTable(Generic[K, V, U]):
         return await self._send(operation)
 
     async def _send(self, operation: Operation[K]) -> Outcomes:
-        """Execute the operation as `send`, which a subclass may override."""
+        """Execute the operation for `send`, or for a method of this class if no subclass overrides
+        `send`.
+        """
         entries: object = operation.entries
         if not (hasattr(entries, "null_key") and hasattr(entries, "take")):
             problem = (
@@ -739,6 +745,7 @@ class RemoteTable(Generic[K, V, U]):
         """Send an operation, by a subclass's `send` if it has one; raise the error of its failed
         entries.
         """
+        # `_send` skips the validation of `send`: the operation is our own.
         is_overridden = type(self).send is not RemoteTable.send
         outcomes = await (self.send(operation) if is_overridden else self._send(operation))
         if outcomes.problems:
@@ -754,7 +761,8 @@ class RemoteTable(Generic[K, V, U]):
         `newest_by` applies to every write; the times are those of the entries (`newest`), else they
         are read from the records and updates. `idempotent` applies only to entries with marks,
         which those of a direct call lack. Raises TableError for entries without a time, and for
-        updates that a retry could apply twice.
+        updates that a retry could apply twice. Reads, and operations that already have conditions,
+        are returned unchanged.
         """
         if self.newest_by is None and not self.idempotent:
             return operation
@@ -818,7 +826,8 @@ class RemoteTable(Generic[K, V, U]):
         if records:
             present = len(records) - records.count(None)
         done = outcomes.done
-        if operation.kind is PUT and operation.entries.null_value() is not None:
+        has_deletes = operation.kind is PUT and operation.entries.null_value() is not None
+        if has_deletes:
             deleted = 0
             for place, value in enumerate(operation.entries.values or ()):
                 deleted += value is None and place not in outcomes.problems

@@ -53,9 +53,9 @@ class UpdateContractLayer:
     """Applies the contract of each update; passes on everything else.
 
     Under UPDATE_ONLY it drops the defaults. Under UPDATE_WITH_DEFAULTS it puts a default if there
-    is no record. With a function that can't check this in the same request, it raises
-    ConfigurationError, unless `defaults_may_overwrite` accepts that a record is lost which another
-    writer puts at that moment.
+    is no record. If the function can't check that in the request of the put, the put could replace
+    a record that another writer has put meanwhile. So it raises ConfigurationError, unless
+    `defaults_may_overwrite` accepts this.
     """
 
     def __init__(
@@ -214,9 +214,9 @@ def plan_defaults(
 ) -> DefaultsPlan:
     """Return from which defaults to create records, and what to send again afterwards.
 
-    `missing` are the indices of the entries whose record is missing, in order. A record is created
-    from the default of its key's first missing entry that has one; that entry and later ones are
-    sent again, earlier ones stay missing.
+    `missing` are the indices of the entries whose record is missing, in order. The record of a key
+    is created from the first default among the key's missing entries. The entry with this default
+    and the key's later ones are sent again; its earlier ones stay missing.
     """
     begun: dict[Hashable, int] = {}
     again: list[int] = []

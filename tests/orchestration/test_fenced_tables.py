@@ -513,34 +513,64 @@ def test_dynamodb_names_the_entry_that_it_rejects_in_a_fenced_batch(
 
 
 class CancellingClient:
-    """Answers each transaction as one that has met another one, and counts them."""
+    """Answers each transaction as cancelled by its first action, for a reason; counts them."""
 
-    def __init__(self) -> None:
+    def __init__(self, code: str) -> None:
+        self.code = code
         self.asked = 0
 
     def transact_write_items(self, TransactItems: list[Any]) -> Any:
         self.asked += 1
-        reasons = [{"Code": "TransactionConflict"}, *({"Code": "None"} for _ in TransactItems[1:])]
+        reasons = [{"Code": self.code}, *({"Code": "None"} for _ in TransactItems[1:])]
         answer: Any = {
             "Error": {"Code": "TransactionCanceledException"},
             "CancellationReasons": reasons,
         }
         raise ClientError(answer, "TransactWriteItems")
 
+    def fenced(self) -> FencedWrites:
+        client: Any = self
+        fence = Held(None).fence(1)
+        return FencedWrites(client, "t", "t__adjunct_runs", fence, pause=lambda seconds: None)
+
+    def requests(self) -> TableRequests:
+        client: Any = self
+        codec = ItemCodec("t", {"k": "S"}, [Column("k", "string"), Column("n", "bigint")])
+        fenced = self.fenced()
+        return TableRequests(client, "t", codec, consistent=True, fence=fenced.fence, fenced=fenced)
+
+
+def problem_of(client: CancellingClient, kind: OperationKind, *, batch: bool) -> Any:
+    """Write one entry in a batch or a sequence; return its problem."""
+    requests = client.requests()
+    operation = Operation(kind, RowEntries(["a"], [{"n": 1}]), fence=requests.fence, fenced=True)
+    valid = validate_entries(requests.codec, operation).entries
+    if batch:
+        return requests.write_batch(kind, valid).get(0)
+    problems: dict[int, Any] = {}
+    requests.write_in_sequence(operation, valid, problems)
+    return problems.get(0)
+
 
 def test_dynamodb_transactions_that_meet_others_for_long_are_failed_and_retried() -> None:
-    client: Any = CancellingClient()
-    codec = ItemCodec("t", {"k": "S"}, [Column("k", "string"), Column("n", "bigint")])
-    fence = Held(None).fence(1)
-    fenced = FencedWrites(client, "t", "t__adjunct_runs", fence, pause=lambda seconds: None)
-    requests = TableRequests(client, "t", codec, consistent=True, fence=fence, fenced=fenced)
-    operation = Operation(
-        OperationKind.UPDATE, RowEntries(["a"], [{"n": 1}]), fence=fence, fenced=True
-    )
-    problems: dict[int, Any] = {}
-    requests.write_in_sequence(operation, validate_entries(codec, operation).entries, problems)
-    assert (problems[0].state, type(problems[0].error)) == (State.FAILED, TableUnavailableError)
+    client = CancellingClient("TransactionConflict")
+    problem = problem_of(client, OperationKind.UPDATE, batch=False)
+    assert (problem.state, type(problem.error)) == (State.FAILED, TableUnavailableError)
     assert client.asked > 10
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_dynamodb_writes_whose_check_of_the_epoch_is_throttled_are_failed_and_retried(
+    batch: bool,
+) -> None:
+    client = CancellingClient("ThrottlingError")
+    problem = problem_of(client, OperationKind.PUT, batch=batch)
+    assert (problem.state, type(problem.error)) == (State.FAILED, TableUnavailableError)
+
+
+def test_dynamodb_runs_whose_epoch_can_not_be_stored_now_do_not_begin() -> None:
+    with pytest.raises(TableUnavailableError):
+        CancellingClient("ThrottlingError").fenced().announce()
 
 
 @pytest.mark.server

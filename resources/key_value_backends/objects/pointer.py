@@ -231,8 +231,8 @@ def read_pointer(
         raise damaged_object_error(where, first_validation_problem(error)) from None
     log = data[at + size :]
     state = SegmentState(Status(status), number, time, nonce, stored_levels, etag=etag)
-    continues = before is not None and before.levels.flushed == levels.flushed
-    if before is not None and continues and log.startswith(before.log):
+    no_flush_since = before is not None and before.levels.flushed == levels.flushed
+    if before is not None and no_flush_since and log.startswith(before.log):
         state = replace(state, log=before.log, recent=before.recent, tokens=before.tokens)
     return _with_log(state, log)
 
@@ -304,9 +304,9 @@ def _read_levels(data: bytes) -> Levels:
     return Levels.model_validate_json(data)
 
 
-_ATTEMPTS = 6
-_FIRST_PAUSE = 0.05
-_TURNS = 50
+_ATTEMPTS = 6  # to send one swap whose reply is lost or unclear
+_FIRST_PAUSE = 0.05  # seconds, doubled after each attempt
+_TURNS = 50  # of `change` in which others may be first
 
 
 class Swapped(NamedTuple):
@@ -354,7 +354,7 @@ class PointerObject:
             shared = self._next or Future()
             self._next = shared
         if not leads:
-            return shared.result() or self.read()
+            return shared.result() or self.read()  # None if the shared GET failed
         state: SegmentState | None = None
         try:
             with self._reading:
@@ -364,7 +364,8 @@ class PointerObject:
                 return state
         finally:
             with self._sharing:
-                self._next = None if self._next is shared else self._next
+                if self._next is shared:  # it failed before its GET
+                    self._next = None
             shared.set_result(state)
 
     def change(
@@ -462,8 +463,8 @@ class PointerObject:
         return ReplyLostError(problem, "Repeat the request, with its token.")
 
 
-_MOST = 32.0
-_ALONE = 0.25
+_MOST = 32.0  # rivals that the estimate takes into account
+_ALONE = 0.25  # an estimate below this counts as no rivals
 _HALF_LIFE = 0.5  # seconds in which the estimated number of rivals halves while none is seen
 
 
@@ -492,7 +493,9 @@ class SwapBackoff:
         seconds of the try.
         """
         now = time.monotonic()
-        weight = 0.5 if others > self._rivals else 1 - 0.5 ** ((now - self._last) / _HALF_LIFE)
+        weight = 1 - 0.5 ** ((now - self._last) / _HALF_LIFE)
+        if others > self._rivals:
+            weight = 0.5  # the estimate grows at once, and shrinks only with time
         self._last = now
         self._losses = 0
         self._rivals += weight * (min(others, _MOST) - self._rivals)

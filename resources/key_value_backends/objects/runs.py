@@ -376,13 +376,16 @@ class WantedBlock(NamedTuple):
     number: int
 
 
+_FOOTER = -1  # stands for the number of a block
+
+
 class BlockCache:
     """The most recently used footers and blocks, up to `size` bytes. They never change, so they
     are always valid.
     """
 
     def __init__(self, size: int) -> None:
-        # By object key, and number of the block, -1 for the footer.
+        # By object key, and number of the block, `_FOOTER` for the footer.
         self._kept: LRUCache[tuple[str, int], _Kept] = LRUCache(
             size, getsizeof=attrgetter("weight")
         )
@@ -425,7 +428,7 @@ class RunObjects:
     def index(self, run: RunRef) -> RunIndex:
         """Return the index of a run."""
         key = self.key(run.id)
-        kept = self._cache.get((key, -1))
+        kept = self._cache.get((key, _FOOTER))
         if isinstance(kept, RunIndex):
             return kept
         start = 0 if run.size <= _WHOLE else run.size - run.footer
@@ -436,7 +439,7 @@ class RunObjects:
                 f"it ends after {start + len(data):,} bytes, expected {run.size:,}",
             )
         index = read_footer(data[len(data) - run.footer :], self._where(key))
-        self._cache.put((key, -1), index, run.footer)
+        self._cache.put((key, _FOOTER), index, run.footer)
         if start == 0:
             self._keep(key, index, range(len(index.counts)), data)
         return index

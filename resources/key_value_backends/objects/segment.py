@@ -150,10 +150,11 @@ def decide_commit(
     return decision
 
 
+# the most that a group commits at once, unless a single request is larger
 _GROUP_BYTES = 8 * 1024 * 1024
 _GROUP_REQUESTS = 2000
 _PATIENCE = 30.0  # seconds for which a group competes with other writers
-_READS = 5
+_READS = 5  # of the pointer, while a run that it names is missing
 
 
 class _SeenSwaps(NamedTuple):
@@ -179,8 +180,8 @@ class GroupCommit:
     def submit(
         self, changes: Sequence[SegmentChange], token: bytes, repeated: bool
     ) -> Future[None]:
-        """Return a future of the outcome. It returns None, or raises an error of
-        `TableSegment.apply`.
+        """Queue the write of `TableSegment.apply`; return a future, which becomes None or an error
+        of that method.
         """
         request = QueuedWrite(changes, token, repeated)
         with self._lock:
@@ -228,10 +229,10 @@ class GroupCommit:
         """
         deadline = time.monotonic() + _PATIENCE
         state = None
-        if self._backoff.is_alone:
+        if self._backoff.is_alone:  # then the last known state is probably the current one
             state = self.core.pointer.last
-        fresh = False
-        reads = 0
+        fresh = False  # whether `state` was read after the last request had joined
+        reads = 0  # in vain, because a run was missing
         self._wait()
         while time.monotonic() < deadline:
             began = time.monotonic()
@@ -254,7 +255,7 @@ class GroupCommit:
                 if fresh:
                     _answer(decision)
                     return
-                state = None
+                state = None  # an answer without a swap needs the current state
                 continue
             swapped = self._swap(state, decision)
             if swapped.is_done:
@@ -512,6 +513,7 @@ def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> St
         return state.status >= status
 
     def settled(state: SegmentState) -> SegmentState | None:
+        """Return the state with the new status, if deleted without log and runs; else None."""
         if is_settled(state):
             return None
         after = replace(state.following(now_in_ms()), status=status)

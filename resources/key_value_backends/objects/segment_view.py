@@ -87,8 +87,9 @@ def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
 def _adjacent_runs(
     runs: Sequence[RunRef], classes: Mapping[str, int], largest: int
 ) -> Iterator[list[RunRef]]:
-    """Yield the groups of adjacent runs that may be merged and are of at most the class
-    `largest`.
+    """Yield the groups of adjacent runs whose class in `classes` is at most `largest`.
+
+    Other runs, and those without a class, end a group. Some groups are empty.
     """
     group: list[RunRef] = []
     for run in runs:
@@ -289,10 +290,10 @@ TOKENS_KEPT = 30 * 60 * 1000
 """Milliseconds for which tokens are kept: the horizon, and the allowed difference of two
 writers' clocks.
 """
-_READS = 5
-_PAGE_BYTES = 8 * 1024 * 1024
+_READS = 5  # of the pointer, while a run that it names is missing
+_PAGE_BYTES = 8 * 1024 * 1024  # after which a page ends early
 _AHEAD = 8192  # entries to fetch at a time, at least, if a page continues the previous one
-_REMEMBERED_ENDS = 16
+_REMEMBERED_ENDS = 16  # of pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +307,7 @@ class SegmentCore:
     _ends: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def get(self, keys: Collection[bytes], *, values: bool) -> list[StoredEntry | None]:
-        """Return the entries of keys, all of one moment."""
+        """Return the entries of keys, all of one moment; None for missing keys."""
         by_key = self.read_consistently(
             lambda state: SegmentView(self.require_existing(state), self.objects).find(keys)
         )
@@ -324,7 +325,8 @@ class SegmentCore:
         """Return the first entries of a range, all of one moment; fewer than `limit` if they are
         large.
         """
-        continues_page = self._ends.pop(within.start, _UNKNOWN) is None
+        continues_page = within.start in self._ends
+        self._ends.pop(within.start, None)
         wanted = max(limit, _AHEAD) if continues_page else limit
         page = self.read_consistently(
             lambda state: self._page(self.require_existing(state), within, limit, wanted, values)
@@ -361,8 +363,8 @@ class SegmentCore:
         """Return which of these tokens belong to requests that were applied, as far as the state
         knows.
 
-        Of the runs, those with recent commits are searched; with `oldest`, those with commits from
-        this number on.
+        The log is searched, and the runs that may have the tokens: without `oldest` those with
+        recent commits (TOKENS_KEPT), else those with commits from the number `oldest` on.
         """
         applied = {token for token in tokens if token in state.tokens}
         kept_since = now_in_ms() - TOKENS_KEPT
@@ -410,8 +412,10 @@ class SegmentCore:
     def _page(
         self, state: SegmentState, within: KeyRange, limit: int, wanted: int, values: bool
     ) -> StoredPage:
-        """Return what `page` does, in one state of the segment; about `wanted` entries are fetched
-        at a time.
+        """Return the first entries of a range in one state of the segment. About `wanted` entries
+        are fetched at a time.
+
+        The page ends early once its keys and values have _PAGE_BYTES.
         """
         keys: list[bytes] = []
         versions: list[bytes] = []
@@ -428,9 +432,6 @@ class SegmentCore:
             if len(keys) >= limit or size >= _PAGE_BYTES:
                 return StoredPage(keys, versions, stored)
         return StoredPage(keys, versions, stored, is_last=True)
-
-
-_UNKNOWN = object()
 
 
 def now_in_ms() -> int:
@@ -450,13 +451,13 @@ def now_in_ms() -> int:
 
 FLUSHED_BYTES = 64 * 1024  # size of the log at which it is flushed to a run
 _LONGEST_LOG = 4 * FLUSHED_BYTES  # a commit that makes the log longer writes it as a run at once
-_MANY_RUNS = 64
+_MANY_RUNS = 64  # from which on writers merge runs themselves, and so wait
 _GRACE = 60_000  # milliseconds for which merged runs are kept, because readers may still need them
 _CLAIMED = 60_000  # milliseconds for which a merge is claimed, and one more for each kilobyte
-_IN_MEMORY = 8 * 1024 * 1024
-_MERGED_AT_ONCE = 20_000
-_MERGE_CACHE = 64 * 1024 * 1024
-_NO_RUN = "none"
+_IN_MEMORY = 8 * 1024 * 1024  # bytes of a run that is written without a file
+_MERGED_AT_ONCE = 20_000  # entries of each run that a merge fetches at a time
+_MERGE_CACHE = 64 * 1024 * 1024  # bytes
+_NO_RUN = "none"  # the id where a swap adds no run
 _log = logging.getLogger("adjunct.key_value")
 
 Change = Callable[[SegmentState], SegmentState | None]
@@ -569,6 +570,9 @@ class SegmentUpkeep:
         run = self._write_log(state)
 
         def flushed(now: SegmentState) -> SegmentState | None:
+            """Return the state with the run; None if others have flushed the log meanwhile, or have
+            collected unused runs, perhaps this one.
+            """
             levels = now.levels
             if (levels.flushed, levels.collected) != (state.levels.flushed, state.levels.collected):
                 return None
@@ -596,6 +600,7 @@ class SegmentUpkeep:
         runs: tuple[RunRef, ...] = ()
 
         def claimed(state: SegmentState) -> SegmentState | None:
+            """Return the state with a claim on the runs to merge; None if there are none."""
             nonlocal claim, runs
             now = now_in_ms()
             runs = plan_merge(state.levels, now)
@@ -616,6 +621,7 @@ class SegmentUpkeep:
         doomed: list[str] = []
 
         def replaced(state: SegmentState) -> SegmentState | None:
+            """Return the state with the merged run; None if the claimed runs are gone."""
             doomed.clear()
             changes = _replace_merged(state.levels, claim, run, now_in_ms())
             if changes is None:
@@ -633,7 +639,7 @@ class SegmentUpkeep:
         return True
 
     def _write_merged(self, into: str, runs: Sequence[RunRef]) -> RunRef:
-        """Write the entries of several runs as one run, and return that.
+        """Write the entries of several runs as one run with the id `into`, and return that.
 
         If the oldest run of the segment is among them, removed keys are omitted, because there is
         nothing left to hide.
@@ -667,8 +673,10 @@ class SegmentUpkeep:
         size: int,
         facts: dict[str, int],
     ) -> RunRef:
-        """Write a run with the id `run`, and return it. One of more than _IN_MEMORY bytes (`size`
-        is an estimate) is written to a file first; `facts` are the other fields of its `RunRef`.
+        """Write a run with the id `run`, with these stored `tokens`, and return it.
+
+        If it is estimated to have more than _IN_MEMORY bytes (`size`), it is written to a file
+        first. `facts` are the fields of its `RunRef` that its content does not give.
         """
         store = self._core.pointer.store
         key = self._core.objects.key(run)
@@ -730,6 +738,7 @@ class SegmentUpkeep:
         pointer = self._core.pointer
 
         def changed(state: SegmentState) -> SegmentState | None:
+            """Return what `change` does; of a deleted segment, delete the new run."""
             if state.status is Status.DELETED:
                 pointer.store.delete(self._core.objects.key(written))
                 return None

@@ -25,7 +25,7 @@ def test_rows_of_a_key_with_numbers_that_spark_takes_for_equal_are_refused(
     table = OpenTable(
         id, KeyValueTableConfiguration(1), backend, BytesSerializer(), BytesSerializer()
     )
-    _, key = table.coder.place("f", b"k")
+    _, key = table.coder.locate("f", b"k")
     columns = {
         "partition": pa.array([0, 0], pa.int32()),
         "table_key": [key, key],

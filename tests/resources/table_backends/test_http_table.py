@@ -21,6 +21,7 @@ from dagster_adjunct.resources.table_backends.columns import (
     function_from_description,
 )
 from dagster_adjunct.resources.table_backends.http import HttpExtra, HttpTable, parse_retry_after
+from dagster_adjunct.resources.tables.batching import BatchProvider
 from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -29,6 +30,7 @@ from dagster_adjunct.resources.tables.operation import (
     RowEntries,
     State,
 )
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.servers.http_records import running_service
 
 GET, PUT, ABSENT = OperationKind.GET, OperationKind.PUT, OperationKind.PUT_IF_ABSENT
@@ -99,6 +101,22 @@ def test_changes_set_columns_and_any_other_change_is_rejected(service):
     )
     assert isinstance(updated.problems[1].error, SchemaMismatchError)
     assert got.records == [{"n": 1, "s": "x", "t": None}]
+
+
+def test_compact_batches_merge_changes_that_only_set_columns(service):
+    function = new_table(service)
+    table = RemoteTable(
+        "planes", key="tail", write_function=function, batches=BatchProvider(compact=True)
+    )
+    with BlockingTable(table) as planes:
+        planes.put_all([("a", {"n": 1}), ("b", {"n": 2})])
+        typed = [("a", Changes(set={"s": "x"})), ("a", Changes(set={"t": "y"}))]
+        plain = [("b", {"s": "z"}), ("b", {"t": "w"})]
+        planes.update_all([*typed, *plain])
+    assert service.records == {
+        "/planes/a": {"n": 1, "s": "x", "t": "y"},
+        "/planes/b": {"n": 2, "s": "z", "t": "w"},
+    }
 
 
 @pytest.mark.parametrize(

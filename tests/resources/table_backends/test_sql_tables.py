@@ -20,7 +20,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.table_backends.postgres import PostgresRequests, PostgresTable
 from dagster_adjunct.resources.table_backends.sqlite import SqliteRequests, SqliteTable
-from dagster_adjunct.resources.table_backends.store import continue_purge, is_purge_due
+from dagster_adjunct.resources.table_backends.store import claim_due_purge, continue_purge
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -288,10 +288,10 @@ def test_a_write_purges_a_part_and_the_next_write_goes_on(table_of, monkeypatch)
 
     assert used(table_of("parts", forget_after=0.01), written) == 7 - 3 + 1
     place = f"a place of this test alone: {uuid.uuid4()}"
-    due = [is_purge_due(place, 7200.0)]
+    due = [claim_due_purge(place, 7200.0)]
     for purged in (3, 2):
         continue_purge(place, purged)
-        due.append(is_purge_due(place, 7200.0))
+        due.append(claim_due_purge(place, 7200.0))
     assert due == [True, True, False]
 
 

@@ -89,6 +89,15 @@ def test_a_record_is_read_once_and_only_what_is_not_known_is_asked_for():
     assert (counts.cache.hits, counts.cache.misses, counts.cache.evictions) == (3, 4, 0)
 
 
+def test_a_get_of_no_keys_is_answered_and_later_gets_and_writes_are_kept():
+    store = Store(a=1)
+    layer, _ = cached(store)
+    assert got(layer) == []
+    put(layer, b=2)
+    assert got(layer, "a", "b") == [1, 2]
+    assert [operation.entries.keys for operation in store.sent] == [["b"], ["a"]]
+
+
 def test_write_through_keeps_a_put_and_write_around_reads_it_again():
     for on_write, reads in (("through", 0), ("around", 1)):
         store = Store(a={"n": 1})
