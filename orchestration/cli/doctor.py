@@ -228,7 +228,8 @@ def check_lake(url: str | None, opened: list[ObjectStore]) -> str:
     """Check that the lake's store can be read and written, honours conditional writes, and that its
     clock is right.
 
-    Appends the store to `opened`, for later checks.
+    A folder that does not exist is only checked for whether it can be created. Appends the store to
+    `opened`, for later checks.
     """
     store = open_store(url, LakeSettings())
     exists = lake_in(store).exists()
@@ -326,11 +327,13 @@ def check_spark(master: str | None, store: ObjectStore | None) -> str:
         found += ", workers have this Python and package"
         if store is None or store.url.startswith("memory:"):
             return found
-        return f"{found}; {_spark_reads(spark, store)}"
+        return f"{found}; {_check_spark_reads(spark, store)}"
 
 
-def _spark_reads(spark: SparkSession, store: ObjectStore) -> str:
-    """Check that Spark reads a file that this process has just written to the store."""
+def _check_spark_reads(spark: SparkSession, store: ObjectStore) -> str:
+    """Check that Spark reads a file that this process has just written to the store; without a lake
+    nothing is written.
+    """
     import pyarrow.parquet as pq
 
     if not lake_in(store).exists():
@@ -425,7 +428,7 @@ def check_time_zones(zones: Sequence[str], master: str | None) -> str:
     with session_scope(master=master) as session:
         spark = session()
         for zone in zones:
-            differing_spans(spark, zone)
+            differing_spans(spark, zone)  # raises an error for a difference that matters
         java = java_database(spark)
         python = python_database(zones[0])
     return f"the rules of {', '.join(zones)} are the same by {java} and by Python's {python}"

@@ -97,7 +97,7 @@ class AdjunctComponent(dg.Component):
         try:
             source = _checked_source(context.resolution_context.source_position_tree)
             given = _checked_values(attributes, source)
-            nowhere: Any = None
+            nowhere: Any = None  # our errors have the place themselves
             templates = context.resolution_context.with_source_position_tree(nowhere)
             filled = _filled_in(given, templates, source, ATTRIBUTES)
         except ComponentError as error:

@@ -407,7 +407,7 @@ def _kind(name: str, wanted: Any) -> str:
     for Any. Raises ConfigurationError for other types; `name` is that of the input.
     """
     given = get_origin(wanted) or wanted
-    # The classes of duckdb are in _duckdb.
+    # Some releases of duckdb have their classes in _duckdb.
     package = getattr(given, "__module__", "").partition(".")[0].removeprefix("_")
     kind = "pyarrow.Table"
     if wanted is not Any:

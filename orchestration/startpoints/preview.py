@@ -197,7 +197,9 @@ def _reject(asked: AskedApplication, shown: Preview) -> Preview | None:
 
 
 def _find_checkpoint(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
-    """Return where reading would continue: requests are applied after the open batch."""
+    """Return where reading would continue: after the open batch if that moves the checkpoint, else
+    at the checkpoint; None without one.
+    """
     batch = state.open
     if batch is not None and not batch.replays and ssp in batch.ranges:
         return batch.ranges[ssp].end
@@ -437,7 +439,9 @@ def preview_rewinds(asked: AskedApplication, previews: Sequence[Preview]) -> lis
 def _preview_rewind(
     asked: AskedApplication, dataset: AdjunctDataset, previews: Sequence[Preview]
 ) -> list[Preview]:
-    """Return the previews of all requests for one dataset, completed."""
+    """Return the previews of all requests for one dataset, completed by their common rewind; with
+    its error if the rewind can't be planned.
+    """
     requests = [shown.request for shown in previews]
     try:
         plan = plan_rewind(
