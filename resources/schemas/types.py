@@ -302,7 +302,7 @@ class TypeReader:
             return self._read_decimal()
         name = _ALIASES.get(word, word)
         if name not in SIMPLE_TYPES:
-            self._at -= len(word)
+            self._at -= len(word)  # the error shows this word, too
             raise self.error(
                 f"{', '.join(SIMPLE_TYPES)}, decimal(p,s), array<type>, struct<name: type, …>, or"
                 " map<string, type>"

@@ -159,8 +159,8 @@ def first_unreadable(
 def _describe_unreadable(
     name: str, row: int, values: pa.Array | pa.ChunkedArray
 ) -> UnreadableValue:
-    """Return the unreadable value that is, or is inside, the only one of these values, which is
-    that of the row.
+    """Return what is unreadable in the value of a row, the only one of `values`: the value itself,
+    or a part of it.
     """
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     path, values = _unreadable_part(array, name)
@@ -321,8 +321,8 @@ def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
 
 
 def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int) -> Iterable[int]:
-    """Yield the indexes of the rows with such a value; finds them by bisection, so that few are
-    checked one by one.
+    """Yield the indexes of the rows whose values Python can't hold, of `count` rows from `start`
+    on; finds them by bisection, so that few are checked one by one.
     """
     if not _has_unreadable(column.slice(start, count)):
         return

@@ -395,7 +395,7 @@ def check_select(
     with that of this table (`v.city`) are checked.
     """
     select = parse_select(text, table)
-    if select is None or _names_hidden(select.expressions):
+    if select is None or _names_hidden(select.expressions):  # needs_spark_analysis says so
         return
     if select.mistake:
         raise PlanningError(
@@ -553,8 +553,8 @@ def _find_missing_field(operands: Operands, node: exp.Expr) -> Mistake | None:
 
 
 def _find_missing_field_of_variable(operands: Operands, node: exp.Expr) -> Mistake | None:
-    """Do what `_find_missing_field` does for `X.price` if the variable is `x`: that is read as a
-    column.
+    """Return the mistake of `x.price` for a variable `x` of a lambda without such a field. The
+    parser reads it as a column if it is written `X.price`. None for a real column.
     """
     first, *fields = [part.name for part in node.parts]  # type: ignore[attr-defined]
     variable = operands.variable(first)
@@ -722,7 +722,7 @@ def _expects(*groups: str) -> Rule:
         if group is None or group in groups:
             return None
         expected = "a single value"
-        if len(groups) < 4:
+        if groups != _SCALARS:
             expected = " or ".join(_GROUP_WORDS.get(name, name) for name in groups)
         return f"takes {operands.describe(operand)}: expected {expected}"
 
@@ -740,13 +740,17 @@ _GROUP_WORDS = {
 
 
 def _check_index(operands: Operands, node: exp.Expr) -> str | None:
-    """Check `value[index]`: the value has elements, and the index fits them."""
+    """Check `value[index]`: the value has elements, and the index fits them.
+
+    `value['field']` of a struct, or of an array of structs, is left to `_find_missing_field`.
+    """
     type_ = known_type(operands.kind(node.this))
     if type_ is None or len(node.expressions) != 1:
         return _is_indexed(operands, node)
     index = node.expressions[0]
     is_name = bool(getattr(index, "is_string", False))
-    if isinstance(type_, Array | Struct) and is_name and not node.args.get("offset"):
+    is_element_at = bool(node.args.get("offset"))
+    if isinstance(type_, Array | Struct) and is_name and not is_element_at:
         return None
     if isinstance(type_, Struct):
         names = ", ".join(field_names(type_))
@@ -757,7 +761,9 @@ def _check_index(operands: Operands, node: exp.Expr) -> str | None:
 
 
 def _check_lambda(operands: Operands, node: exp.Expr) -> str | None:
-    """Check what a lambda returns; `operands` is outside of it."""
+    """Check what a lambda returns: a boolean for a condition, an int for a comparison, the type of
+    the initial value for a merge. `operands` knows the types outside of the lambda.
+    """
     caller = function_of_lambda(node)
     result = operands.within(node).kind(node.this)
     if result is None:
@@ -910,7 +916,9 @@ def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tu
 
 
 def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
-    """Whether Spark casts a literal to a date or timestamp because of what is around it."""
+    """Whether Spark casts a literal to a date or timestamp because of what is around it: a function
+    of times, or a comparison with a time, or with what may be one.
+    """
     node = literal
     parent = literal.parent
     while parent is not None and type(parent).__name__ == "Paren":
@@ -924,7 +932,7 @@ def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
     above = parent.parent
     owner = parent
     if kind == "If" and above is not None and type(above).__name__ == "Case":
-        owner = above
+        owner = above  # a branch of CASE is compared with its first value
     others = [owner.args.get(name) for name in ("expression", "low", "high")]
     for part in filter(None, [owner.this, *others, *owner.expressions]):
         if part is not node and operands.group(part) in (None, "time"):

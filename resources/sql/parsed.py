@@ -10,8 +10,7 @@ from typing import NamedTuple
 from dagster_adjunct.resources.lazy_modules import exp
 
 # The functions of Spark 4.3 with their numbers of arguments, which a test compares with Spark's own
-# list.
-# Also from a zip file.
+# list. `get_data` also reads them from a zip file.
 _FUNCTION_LINES = (get_data(__package__, "spark_functions.txt") or b"").decode().splitlines()
 
 

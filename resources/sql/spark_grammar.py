@@ -180,8 +180,8 @@ def find_calls(text: str) -> tuple[Call, ...]:
 
 
 def _count_arguments(tokens: list[Token], start: int) -> int | None:
-    """Return the number of arguments of a call, whose first token after "(" is at `start`; None if
-    it is not closed, or if `*` may stand for several.
+    """Return the number of arguments of a call; None if it is not closed, or if `*` may stand for
+    several arguments. The first token after "(" is at `start`.
     """
     depth = 0
     commas = 0
@@ -343,6 +343,7 @@ def read_select(text: str, table: str) -> SelectParts | None:
         alias = _alias(source.this, table)
     if alias is not None and _nonempty_args(tree) <= _CLAUSES:
         return _read_single_table(text, tree, alias)
+    # Other tables are joined: only names that are qualified with that of this table are known.
     aliases = []
     for item in filter(None, [source, *(tree.args.get("joins") or ())]):
         alias = _alias(item.this, table)
@@ -401,7 +402,7 @@ def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts |
         expressions.append(replace(expression_from_tree(text, one), number=number))
     condition = None
     if where is not None:
-        condition = expressions.pop()
+        condition = expressions.pop()  # it was added last
     groups = group is not None or having is not None
     return SelectParts(
         items=tuple(expressions[: len(tree.expressions)]),
@@ -414,7 +415,7 @@ def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts |
 
 def _remove_qualifier(tree: exp.Select, alias: str) -> None:
     """Remove the table's name from columns: "v.address.city" becomes `address.city`, "v.*" `*`."""
-    names = ("this", "table", "db", "catalog")
+    names = ("this", "table", "db", "catalog")  # of a column's parts, the last one first
     for column in list(_columns_of(tree, alias)):
         _, *path = column.parts
         if isinstance(path[0], exp.Star):
