@@ -581,7 +581,7 @@ def _struct(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _from_json(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of `from_json(text, schema)`; None if the schema is invalid, or no literal."""
+    """Return the type of `from_json(text, schema)`; None for an invalid or no literal schema."""
     schema = node.args.get("expression")
     if schema is None or not getattr(schema, "is_string", False):
         return None
