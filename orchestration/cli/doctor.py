@@ -470,6 +470,7 @@ def check_table(app: Application, table: RemoteTable[Any, Any, Any]) -> str:
     functions = dict.fromkeys(filter(None, (table.read_function, table.write_function)))
 
     async def open_and_close() -> None:
+        """Open each function, check its uses, and collect notes about its store's settings."""
         for function in functions:
             try:
                 await function.open()

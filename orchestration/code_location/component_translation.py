@@ -632,6 +632,9 @@ class ApplicationTranslation(Translation):
     def __init__(
         self, whole: Translation, name: str, given: Mapping[str, Any], place: Place
     ) -> None:
+        """Declare the application `name` with all that YAML gives for it at `place`: its options,
+        outputs, datasets and steps, in this order. `whole` has translated the rest of the file.
+        """
         super().__init__(whole.source)
         self.document = whole.document
         self.datasets = whole.datasets

@@ -557,7 +557,11 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
 def _apply_action(
     store: StoredVersions, config: VersionActionConfig, *, by: str
 ) -> BoundedManifest:
-    """Do the action of a run's configuration; return the dataset's manifest afterwards."""
+    """Do the action of a run's configuration; return the dataset's manifest afterwards.
+
+    Raises ConfigurationError without a version, except to unpin, and to roll back, which then
+    serves the previous version.
+    """
     action = config.action
     version = config.version or None
     why = {"reason": config.reason, "by": by}

@@ -643,7 +643,8 @@ def dataset_columns(
 
     `stored` are the names of its columns, `records` those of its input (None: unknown). A column
     has the input's column of the same name as its source, or all columns of its expression in a
-    `Projection`. Empty for a dataset without a source, and for an extractor that is a function.
+    `Projection`. Empty for a dataset without a source, for an extractor that is a function, and for
+    a `Projection` of an input with unknown columns.
     """
     source = dataset_source(dataset)
     if source is None:

@@ -861,8 +861,9 @@ def _launch_delivered(
 ) -> dg.RunRequest | Skip:
     """Request the run that builds what is delivered to the datasets of the sensor `mine`.
 
-    `by_name` has the datasets of each such sensor of the application. The run is left to the sensor
-    `for_records`, if it is on, for one tick, and to a sensor before `mine` in the order of names.
+    `by_name` has the datasets of each such sensor of the application. So that one run builds all
+    that is delivered, it is left to the sensor `for_records`, if that is on, for one tick, and to a
+    sensor that is before `mine` in the order of names, if there is something for its datasets, too.
     """
     lake = tick.lake
     unit = by_name[mine]

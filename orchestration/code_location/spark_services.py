@@ -433,6 +433,7 @@ class Kubernetes(dg.Config):
             check_no_secrets(written | self.environment, "the variable")
             container |= {"image": self.image, "command": [self.python, "-m", _MODULE]}
             container["env"] = [*env, address]
+            # only called because it raises for what is no pod
             import_module("dagster_k8s.pipes").build_pod_body(
                 "driver", None, None, {}, None, copy.deepcopy(spec)
             )

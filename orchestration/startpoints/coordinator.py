@@ -662,7 +662,8 @@ def _find_writers(
 ) -> Iterator[_Writer]:
     """Yield each application that has written outputs of `app` and read inputs of `app`.
 
-    Where startpoints of `app` say where all partitions of those inputs begin, it is left out.
+    One is left out if startpoints of `app` say where all partitions begin that it has read.
+    Requests with an end (`until`) only replay: they move no beginning.
     """
     found = list(_list_writers(app, others))
     if not found:

@@ -489,6 +489,7 @@ class StartpointRequest:
     id: str = ""
 
     def __post_init__(self) -> None:
+        """Check the fields. A request without an id gets that of its startpoint."""
         check_startpoint(self.startpoint, f"the startpoint of the request for {self.ssp}")
         if self.until is not None:
             check_startpoint(self.until, f"the end (until) of the request for {self.ssp}")

@@ -78,6 +78,7 @@ class Field:
     sensitive: bool = declared(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        """Check the name and the type, which is then written in its normal form."""
         if not isinstance(self.name, str) or not self.name or self.name.startswith("__"):
             problem = (
                 f"column name {self.name!r} can't be used: names that begin with '__' are reserved."
@@ -205,6 +206,10 @@ class Schema:
 
     @classmethod
     def from_json(cls, items: Any) -> Schema:
+        """Return the schema of stored items {"name": …, "type": …, "sensitive": true or missing}.
+
+        Raises MalformedDocumentError for anything else.
+        """
         try:
             return cls(
                 tuple(

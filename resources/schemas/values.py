@@ -170,16 +170,19 @@ def _describe_unreadable(
 
 
 def _unreadable_part(values: pa.Array, path: str) -> tuple[str, pa.Array]:
-    """Return the path and the values of the first simple part that has an unreadable value."""
+    """Return the path and the values of the first simple part that has an unreadable value.
+
+    There must be one in `values`; keys of maps come before their values.
+    """
     kind = values.type
     if pt.is_dictionary(kind):
         return _unreadable_part(values.dictionary_decode(), path)
     if not pt.is_nested(kind):
         return path, values
     if pt.is_struct(kind):
-        for field, part in zip(kind, values.flatten(), strict=True):
-            if _has_unreadable(part):
-                return _unreadable_part(part, f"{path}.{write_name(field.name)}")
+        members = zip(kind, values.flatten(), strict=True)
+        field, part = next(pair for pair in members if _has_unreadable(pair[1]))
+        return _unreadable_part(part, f"{path}.{write_name(field.name)}")
     if not pt.is_map(kind):
         return _unreadable_part(values.flatten(), f"{path}[]")
     keys, items = as_lists(values).flatten().flatten()

@@ -657,6 +657,9 @@ def _arithmetic(function: Function, kind: str | None = None) -> Rule:
     """
 
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
+        """Compile it. Decimals have rules of their own. Several large integer constants, and `%`
+        and `div` of floating-point numbers, are left to Spark.
+        """
         values = compiler.sides(node)
         common = _common_type(values, "arithmetic")
         if common not in NUMBERS:
@@ -764,7 +767,7 @@ def _substring(*names: str) -> Rule:
         numbers = {"start": 1}
         for name in names:
             if name == "length" and node.args.get(name) is None:
-                continue
+                continue  # up to the end
             number = compiler.values(node, name)[0].literal
             if type(number) is not int or not 0 <= number < 2**31:
                 raise _NotCompiled("a substring without literal positions")

@@ -338,7 +338,7 @@ def other_records_construct(text: str) -> str:
     several = [call.name for call in calls(text) if call.is_multi_record]
     if several:
         return f"{several[0]}()"
-    if "(" in text:
+    if "(" in text:  # both clauses have parentheses
         return grammar.find_clause_of_other_records(text)
     return ""
 
