@@ -189,7 +189,7 @@ class _Reader:
             return "?"
         name = str(key.value)
         _, _, kind = key.tag.rpartition(":")
-        if place[:1] != ATTRIBUTES or kind not in _KINDS_OF_KEYS:
+        if place[:1] != ATTRIBUTES or kind not in _KINDS_OF_KEYS:  # the rest is Dagster's, or right
             return name
         at = (*place, name)
         if is_misread(key):

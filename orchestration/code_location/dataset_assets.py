@@ -275,6 +275,7 @@ def _dataset_events(
         context.log_event(
             dg.AssetObservation(member.key, description=report.summary(), metadata=facts)
         )
+        # downstream assets wait for the end of a bootstrap
         if not member.dataset.bootstrap and member.key in context.selected_asset_keys:
             yield output_without_materialization(context, member.key)
         return

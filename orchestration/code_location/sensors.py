@@ -549,7 +549,7 @@ def restart_launcher(
         for key, value in failed.tags.items():
             if key.startswith("adjunct/"):
                 tags[key] = value
-        if _LOADED_TAG in tags:
+        if _LOADED_TAG in tags:  # the new run has the code that is loaded now
             tags[_LOADED_TAG] = _LOADED
         tags["adjunct/restart_of"] = decision.first
         tags["adjunct/attempt"] = str(decision.number)

@@ -53,6 +53,7 @@ from dagster_adjunct.resources.sql.expression import (
     parse_expression,
     unknown_functions,
 )
+from dagster_adjunct.resources.sql.parsed import SUBQUERY
 from dagster_adjunct.resources.sql.result_types import (
     INTEGERS,
     NUMBERS,
@@ -112,9 +113,7 @@ def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression |
     if expression.star:
         return "all columns (*)"
     if expression.unread:
-        if "subquery" in expression.unread:
-            return "a subquery"
-        return UNSURE
+        return SUBQUERY if SUBQUERY in expression.unread else UNSURE
     if unknown := unknown_functions(text):  # the parser also knows functions of other engines
         return f"function {unknown[0]}"
     compiler = _Compiler(dict(types))
@@ -417,7 +416,7 @@ def _moment(text: str, kind: str) -> date | datetime:
             if kind == "date":
                 return date.fromisoformat(text)
             return datetime.fromisoformat(text).replace(tzinfo=UTC)
-    except ValueError:
+    except ValueError:  # no such day or time
         pass
     raise _NotCompiled(f"the {kind} {text!r}")
 

@@ -20,6 +20,10 @@ _FUNCTIONS = {
 }
 
 
+SUBQUERY = "a subquery"
+"""How the reason that only Spark can analyze an expression (`Expression.unread`) names one."""
+
+
 SPARK_FUNCTIONS = frozenset(_FUNCTIONS)
 """The names of all functions of Spark SQL."""
 

@@ -17,6 +17,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from dagster_adjunct.resources.sql.parsed import (
+    SUBQUERY,
     Call,
     ColumnName,
     Expression,
@@ -137,7 +138,7 @@ def find_clause_of_other_records(text: str) -> str:
         if token.text.lower() == "over" and before.token_type is TokenType.R_PAREN:
             return "over"
         if token.token_type is TokenType.SELECT and before.token_type is not TokenType.DOT:
-            return "a subquery"
+            return SUBQUERY
     return ""
 
 
@@ -254,7 +255,7 @@ def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
 def _find_strange_part(tree: exp.Expr) -> str:
     """Return a noun phrase for a part that only Spark can analyze, or ""."""
     if tree.find(exp.Query) is not None:
-        return "a subquery"
+        return SUBQUERY
     for node in tree.walk(bfs=False):
         if not isinstance(node, _UNDERSTOOD) and _IS_CALL not in node.meta:
             return node.key
