@@ -145,8 +145,10 @@ class Beginning:
 
 
 def infer_beginning(urls: Sequence[str]) -> Beginning:
-    """Return the stream, the columns and the key that fit these files. Raises as
-    `infer_from_files`.
+    """Return the stream, the columns and the key that fit these files.
+
+    Raises ConfigurationError for files that are not there or of several formats,
+    SchemaMismatchError for records that no schema can hold.
     """
     inferred = infer_from_files(urls, rows=_ROWS)
     files = find_files(urls)

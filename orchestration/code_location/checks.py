@@ -706,7 +706,7 @@ def rejection_metadata(ref: VersionRef, served: str | None) -> dict[str, Any]:
 
 def rejection_warning(dataset: str, ref: VersionRef, served: str | None) -> str:
     """Return the warning about a rejected version, with the commands to inspect, accept or
-    remove it. `served` is as in `rejection_metadata`.
+    remove it. `served` is the id of the version that stays served, None for none.
     """
     stays = "there is no version to serve"
     if served:

@@ -219,8 +219,9 @@ def fan_out_requests(
     has to apply.
 
     `offsets` says which requests the batch log has applied. Sensors and runs at their start may
-    call this at the same time. Requests stay as they are if the application disables startpoints,
-    and are returned as `disabled`; so they do if it has neither inputs nor rewindable datasets.
+    call this at the same time. If the application disables startpoints, requests stay as they are,
+    and are returned as `disabled`. If it has neither inputs nor rewindable datasets, they also
+    stay, and the result is empty.
     """
     if not app.startpoints:
         stored = startpoints.read()

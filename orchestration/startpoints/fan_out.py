@@ -279,8 +279,8 @@ class _Distribution:
         (`owners`).
 
         A task that was handed the same request before does not get it again. Orphans for one task,
-        and those that no other task may get, stay where they are, as stranded. At a task in `keep`,
-        so do those that every owner was handed before; at other tasks these are dropped.
+        and those that no other task may get, stay where they are, as stranded. An orphan that every
+        owner was handed before stays at a task in `keep`, and is dropped at other tasks.
         """
         reassigned = []
         for task, request in self._orphans:

@@ -99,7 +99,7 @@ class Preview:
     def effect(self) -> str:
         """The effect in one line: "20 offsets to read: goes back by 20".
 
-        If the request can't be applied, only why, as in `move`.
+        If the request can't be applied, it is only the reason.
         """
         if self.error is not None:
             return self.move
@@ -367,7 +367,8 @@ def find_replaced(
 ) -> list[Replaced]:
     """Return each `pending` startpoint that a request would replace, with that request.
 
-    A request for all tasks does not replace those of tasks in `named_only`, nor the reverse.
+    A request for all tasks replaces none of a task in `named_only`, and a request for such a task
+    replaces none for all tasks.
     """
     by_ssp: dict[SystemStreamPartition, list[PendingStartpoint]] = {}
     for held in pending:
@@ -401,8 +402,8 @@ def _describe_kind(request: StartpointRequest) -> str:
 
 
 def other_kind_error(replaced: Sequence[Replaced]) -> ConfigurationError | None:
-    """Return the error for a replay that would replace a startpoint that moves the position, or
-    the reverse, if any.
+    """Return the error for a bounded replay that would replace a startpoint that moves the
+    position, or for such a startpoint that would replace a replay. None if there is neither.
     """
     for held, request in replaced:
         before = _describe_kind(held.request)

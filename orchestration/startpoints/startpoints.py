@@ -346,8 +346,8 @@ def _why_applied(
     """Return why a startpoint that was handed to a task may be applied though it was removed, "" if
     it is not.
 
-    A run that has read it meets a conflict in the batch log; not so one that rewinds a dataset, or
-    the `first` run before its first commit.
+    In general, a run that has read it meets a conflict in the batch log. There is none for a run
+    that rewinds a dataset, and for the `first` run before its first commit.
     """
     may_be_read = may_run and held.at is not None
     if held.is_of_dataset:
@@ -622,8 +622,9 @@ class Startpoints:
         """Take back all startpoints that are not applied, also for streams that the application no
         longer reads, and stop all bounded replays.
 
-        With `task`, only those that name this task or were handed to it; replays continue then.
-        Raises the errors of `take_back`.
+        With `task`, only those that name this task or were handed to it; replays continue then. A
+        startpoint that a batch has begun to apply stays, and is listed in `not_removed`. Raises
+        CommitConflictError if a run commits at the same moment.
         """
         return take_back_startpoints(self.lake, self.app, None, task=task, by=by, reason=reason)
 

@@ -72,8 +72,8 @@ def is_missing(value: object) -> bool:
 
 
 def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
-    """Return the values as an array, without loss. Raises as `to_exact_array`, also for
-    NaT and NA.
+    """Return the values as an array, without loss. Raises what Arrow raises, and ValueError for
+    values that it would convert with loss. Unlike `to_exact_array`, it takes no NaT and NA.
     """
     if pt.is_nested(kind):
         return _exact_nested(values, kind)

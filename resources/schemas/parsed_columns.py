@@ -121,7 +121,9 @@ class _Place:
 
 
 def _build(values: list[Any], type_: Type, place: _Place, problems: RowProblems) -> pa.Array:
-    """Return values as an array of a type, as `build_column` does."""
+    """Return values as an array of a type, at every depth. A value that does not fit becomes null,
+    and `problems` gets the reason.
+    """
     if isinstance(type_, Simple):
         return _build_simple(values, type_, place, problems)
     if isinstance(type_, Struct):

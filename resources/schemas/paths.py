@@ -277,7 +277,8 @@ def find_path(name: str, types: Mapping[str, str | None]) -> Path | None:
 def require_value(name: str, types: Mapping[str, str], what: str) -> Path:
     """Return the path to the simple value that a name means among columns of these types.
 
-    Raises SchemaMismatchError as `require_path` does, and for a value that is nested.
+    Raises SchemaMismatchError for a missing column or field, for a path through anything but
+    structs, and for a value that is nested.
     """
     path = require_path(name, types, what)
     if is_nested(path.type):

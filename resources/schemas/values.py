@@ -223,7 +223,7 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
 
 
 def _readable_nested(scalar: pa.Scalar, errors: Errors) -> Any:
-    """Return a nested value as `readable_value` does."""
+    """Return a struct or map as a dictionary, and an array as a list, of readable values."""
     kind = scalar.type
     if pt.is_struct(kind):
         return {

@@ -175,7 +175,11 @@ class _Scope:
         )
 
     def check(self, expression: Expression) -> str | None:
-        """Return the type of an expression. Raises PlanningError as `check_expression` does."""
+        """Return the type of an expression, None if it is unknown.
+
+        Raises PlanningError for a missing column or field, a reserved name, and a part whose type
+        Spark certainly rejects.
+        """
         for name in expression.columns:
             self.check_reference(expression, name)
         for excepted in expression.excepted:

@@ -239,7 +239,7 @@ def parse_expression(text: str) -> Expression:
     `Expression.mistake`.
     """
     plain = _PLAIN.fullmatch(text)
-    if plain is not None and plain["column"].lower() not in _VALUES:
+    if plain is not None and plain["column"].lower() not in _VALUES:  # needs no parser
         name = _unquote(plain["column"])
         alias = _unquote(plain["alias"])
         columns = (ColumnName((name or "",), plain.start("column")),)
