@@ -582,7 +582,9 @@ def _lacks_inodes(place: str | Path) -> bool:
 
 
 def _read_file_system(place: str | Path) -> os.statvfs_result | None:
-    """Return the facts of the file system at `place`, or at the nearest folder that exists."""
+    """Return the facts of the file system at `place`, or at the nearest folder above it that can be
+    asked; None if none can.
+    """
     for folder in (Path(place), *Path(place).parents):
         try:
             return os.statvfs(folder)

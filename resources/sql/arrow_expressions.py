@@ -714,8 +714,8 @@ def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Va
 
 
 def _digits(value: _Value) -> Digits | None:
-    """Return the digits of an operand of decimal arithmetic; an integer literal has as many as its
-    value.
+    """Return the digits of an operand of decimal arithmetic, None for one without digits. An
+    integer literal has as many as its value.
     """
     if value.type in INTEGERS and value.literal is not None:
         return Digits(len(str(abs(value.literal))), 0)

@@ -658,8 +658,10 @@ class Operands(KnownTypes):
         return f"{node.sql('spark')!r}, which is {self.kind(node)}"
 
 
-def _check_comparison(operands: Operands, node: exp.Expr) -> str | None:
-    """Check that the operands of a comparison, of IN or of BETWEEN can be compared."""
+def _comparison_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about operands of a comparison, of IN or of BETWEEN that can't be compared;
+    None without one.
+    """
     first = operands.group(node.this)
     if first is None:
         return None
@@ -685,8 +687,10 @@ def _is_comparable(first: str, second: str, operator: str) -> bool:
     return "text" in both and not both & _NESTED
 
 
-def _check_arithmetic(operands: Operands, node: exp.Expr) -> str | None:
-    """Check that the operands of arithmetic are numbers, or that a time is added to."""
+def _arithmetic_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about an operand of arithmetic that Spark does not calculate with, or about a
+    number that is added to a timestamp; None without one. Only `+` and `-` take times.
+    """
     never = {*_NESTED, "boolean", "binary"}
     if type(node).__name__ not in ("Add", "Sub"):
         never.add("time")
@@ -703,8 +707,10 @@ def _check_arithmetic(operands: Operands, node: exp.Expr) -> str | None:
     return None
 
 
-def _check_concatenation(operands: Operands, node: exp.Expr) -> str | None:
-    """Check that only texts, or only arrays, are concatenated."""
+def _concatenation_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about a part that is concatenated with another type; None if all may be
+    texts, or all are arrays.
+    """
     parts = node.expressions or [node.this, node.args.get("expression")]
     groups = {group for group in map(operands.group, parts) if group is not None}
     for part in parts:
@@ -717,7 +723,7 @@ def _check_concatenation(operands: Operands, node: exp.Expr) -> str | None:
 def _expects(*groups: str) -> Rule:
     """Return the rule of a function whose first argument has to be of one of these groups."""
 
-    def check(operands: Operands, node: exp.Expr) -> str | None:
+    def problem(operands: Operands, node: exp.Expr) -> str | None:
         operand = node.this
         is_added = type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe")
         if is_added:  # by the parser
@@ -730,7 +736,7 @@ def _expects(*groups: str) -> Rule:
             expected = " or ".join(_GROUP_WORDS.get(name, name) for name in groups)
         return f"takes {operands.describe(operand)}: expected {expected}"
 
-    return check
+    return problem
 
 
 _is_indexed = _expects("array", "map", "struct")
@@ -743,8 +749,9 @@ _GROUP_WORDS = {
 }
 
 
-def _check_index(operands: Operands, node: exp.Expr) -> str | None:
-    """Check `value[index]`: the value has elements, and the index fits them.
+def _index_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about `value[index]` if the value has no elements, or the index does not fit
+    them; None without one.
 
     `value['field']` of a struct, or of an array of structs, is left to `_find_missing_field`.
     """
@@ -764,9 +771,11 @@ def _check_index(operands: Operands, node: exp.Expr) -> str | None:
     return _is_indexed(operands, node)
 
 
-def _check_lambda(operands: Operands, node: exp.Expr) -> str | None:
-    """Check what a lambda returns: a boolean for a condition, an int for a comparison, the type of
-    the initial value for a merge. `operands` knows the types outside of the lambda.
+def _lambda_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about a lambda that returns no boolean for a condition, no int for a
+    comparison, or another type than the initial value for a merge; None without one.
+
+    `operands` knows the types outside of the lambda.
     """
     caller = function_of_lambda(node)
     result = operands.within(node).kind(node.this)
@@ -778,12 +787,14 @@ def _check_lambda(operands: Operands, node: exp.Expr) -> str | None:
     if caller == "ArraySort" and result != "int":
         return f"compares by {text!r}, which is {result}: expected int"
     if caller == "Reduce" and node.parent is not None and node is node.parent.args.get("merge"):
-        return _check_merge(result, operands.kind(node.parent.args.get("initial")), text)
+        return _merge_problem(result, operands.kind(node.parent.args.get("initial")), text)
     return None
 
 
-def _check_merge(result: str, initial: str | None, text: str) -> str | None:
-    """Check that what aggregate() merges has the type of its initial value."""
+def _merge_problem(result: str, initial: str | None, text: str) -> str | None:
+    """Return a phrase about aggregate() if what it merges has another type than its initial value;
+    None if it has not, or if a type is unknown.
+    """
     first = known_type(initial)
     merged = known_type(result)
     if first is None or merged is None or _has_equal_parts(first, merged):
@@ -804,9 +815,9 @@ def _has_equal_parts(one: Type, other: Type) -> bool:
     return one == other
 
 
-def _check_named_function(operands: Operands, node: exp.Expr) -> str | None:
-    """Check the arrays or maps that a function, which the parser has no class for, passes to its
-    lambda.
+def _named_function_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about an argument that is not the array or map which a function passes to its
+    lambda; None without one. For functions that the parser has no class for.
     """
     name = node.name.lower()
     wanted = {"forall": "array", "zip_with": "array"}.get(name, "map")
@@ -824,8 +835,10 @@ _TAKING_LAMBDAS = frozenset(
 )
 
 
-def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
-    """Check that `extract(field from time)` names a part of a time."""
+def _extraction_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about `extract(field from time)` if the field is no part of a time, else
+    None.
+    """
     field = node.name
     if type(node.this).__name__ != "Var" or field.lower() in _FIELDS.split():
         return None
@@ -834,8 +847,8 @@ def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
     )
 
 
-def _check_from_json(operands: Operands, node: exp.Expr) -> str | None:
-    """Check that from_json gets a schema."""
+def _from_json_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about a literal of from_json that is certainly no schema, else None."""
     schema = node.args.get("expression")
     if schema is None or not getattr(schema, "is_string", False):
         return None
@@ -851,9 +864,9 @@ _SCALARS = tuple(group for group in _GROUPS if group not in _NESTED)
 _RULES = {
     name: rule
     for names, rule in (
-        ("EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In", _check_comparison),
-        ("Add Sub Mul Div Mod", _check_arithmetic),
-        ("DPipe Concat", _check_concatenation),
+        ("EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In", _comparison_problem),
+        ("Add Sub Mul Div Mod", _arithmetic_problem),
+        ("DPipe Concat", _concatenation_problem),
         (
             """Upper Lower Trim Length Initcap Ascii Substring Left Right Pad Repeat Unhex
             RegexpReplace RegexpExtract Replace Translate RegexpSplit Levenshtein StrPosition Like
@@ -874,12 +887,12 @@ _RULES = {
             _expects("array"),
         ),
         ("ArraySize Explode", _expects("array", "map")),
-        ("Bracket", _check_index),
-        ("Lambda", _check_lambda),
-        ("Anonymous", _check_named_function),
+        ("Bracket", _index_problem),
+        ("Lambda", _lambda_problem),
+        ("Anonymous", _named_function_problem),
         ("MapKeys", _expects("map")),
-        ("Extract", _check_extraction),
-        ("FromJson", _check_from_json),
+        ("Extract", _extraction_problem),
+        ("FromJson", _from_json_problem),
     )
     for name in names.split()
 }
