@@ -196,14 +196,14 @@ def _validate_call(
         try:
             checked_args, checked_kwargs = expected.validate(*args, **kwargs)
         except ValidationError as error:
-            rejected = _reject(function.__name__, expected.parameters, args, kwargs)
+            rejected = _rejected_call(function.__name__, expected.parameters, args, kwargs)
             raise argument_error(rejected, error) from None
         return function(*checked_args, **checked_kwargs)
 
     return call
 
 
-def _reject(
+def _rejected_call(
     name: str,
     parameters: Sequence[inspect.Parameter],
     args: tuple[Any, ...],

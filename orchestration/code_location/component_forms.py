@@ -323,7 +323,7 @@ def _options(hint: Any) -> list[Argument]:
 # -- models of the YAML
 
 
-def _list_names(schema: dict[str, Any]) -> None:
+def _add_names(schema: dict[str, Any]) -> None:
     """Add the form's keys to its JSON schema, so that `dg check yaml` lists them in its error about
     an unknown one.
     """
@@ -331,7 +331,7 @@ def _list_names(schema: dict[str, Any]) -> None:
 
 
 class _Declaration(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_list_names)
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_add_names)
 
     @model_validator(mode="before")
     @classmethod

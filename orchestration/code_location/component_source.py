@@ -108,7 +108,7 @@ class _Reader:
         self.read_values = 0  # reading stops at the limit: aliases of aliases have no end
 
     def read(self, node: yaml.Node, place: Place) -> None:
-        """Read the value at a place and those in it."""
+        """Note the positions and the mistakes of the value at a place and of those in it."""
         # The value of a key has the position of its key, which `_read_mapping` has set.
         self.positions.setdefault(place, _position_of(node))
         self.read_values += 1
@@ -125,8 +125,8 @@ class _Reader:
             self._read_mapping(node, place)
 
     def _read_mapping(self, node: yaml.MappingNode, place: Place) -> None:
-        """Read the keys and values of a mapping, then those of the mappings merged into it (`<<`),
-        which count where it has no such key.
+        """Note the positions and the mistakes of the keys and values of a mapping, then of the
+        mappings merged into it (`<<`), which count where it has no such key.
         """
         parts = []
         for key, value in node.value:

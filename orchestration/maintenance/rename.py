@@ -92,7 +92,7 @@ def rename_application(
         RunLease(lake, old, f"rename-{uuid.uuid4().hex[:12]}", claim),
         RunLease(lake, new, "rename", claim),
     ):
-        logged = _check_logs(log, new_log, old, new)
+        logged = _read_logs(log, new_log, old, new)
         state = logged.state
         if dry_run:
             tables = list_transferable(lake, old)
@@ -137,7 +137,7 @@ def _copy_plans(lake: Lake, old: str, new: str) -> None:
             lake.store.put_if_absent(key, lake.store.get(item.key).data)
 
 
-def _check_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedState:
+def _read_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedState:
     """Return the state of the old log, also if an interrupted rename has recorded the new name.
 
     Raises ConfigurationError if the application has another new name or an open batch, or if the

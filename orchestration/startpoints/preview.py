@@ -154,7 +154,7 @@ def preview_request(asked: AskedApplication, request: StartpointRequest) -> Prev
         return Preview(request, (), error=str(error), versions=given)
     tasks = asked.readers.targets_of(request)
     shown = Preview(request, tasks, versions=versions if is_replay else None)
-    rejected = _reject(asked, shown)
+    rejected = _rejected_preview(asked, shown)
     if rejected is not None:
         return rejected
     is_rewind = not asked.readers.of_datasets.keys().isdisjoint(tasks)
@@ -174,7 +174,7 @@ def preview_request(asked: AskedApplication, request: StartpointRequest) -> Prev
     return _preview_move(shown, stream, start.offset, asked.state)
 
 
-def _reject(asked: AskedApplication, shown: Preview) -> Preview | None:
+def _rejected_preview(asked: AskedApplication, shown: Preview) -> Preview | None:
     """Return the preview with the error of a request that no task may apply; None if it is
     allowed.
     """

@@ -433,7 +433,7 @@ class StartpointManager:
         """
         self.check_on()
         wanted = {}
-        for request in map(_check_request, requests):
+        for request in map(_require_request, requests):
             wanted[request_key(request.ssp, request.task)] = request
         if not wanted:
             return
@@ -827,7 +827,7 @@ def _has_id(ids: Offsets, request: StartpointRequest) -> bool:
     return ids.get(request.ssp) in (request.id, request.startpoint.id)
 
 
-def _check_request(request: object) -> StartpointRequest:
+def _require_request(request: object) -> StartpointRequest:
     """Return a request to write; raises ConfigurationError for any other object."""
     if type(request) is StartpointRequest:  # a subclass can't be read back
         return request
