@@ -73,7 +73,7 @@ def write_plan(lake: Lake, plan: RecordedPlan) -> None:
     key = _key(lake, plan.application, plan.id)
     lake.store.put_if_absent(key, plan.model_dump_json().encode())
     try:
-        check_all_retained(lake, plan)
+        check_all_retained(lake, plan)  # afterwards: a later discard spares its versions
     except BaseException:
         lake.store.delete(key)
         raise
