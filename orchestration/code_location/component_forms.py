@@ -293,7 +293,7 @@ def _read_signature(function: Callable[..., Any]) -> Signature:
     """Return the arguments of a function, or of a class's constructor."""
     hinted: Any = function  # the hints of a class with fields are the class's own
     if isinstance(function, type) and not _has_fields(function):
-        hinted = function.__init__
+        hinted = hinted.__init__
     hints = type_hints(inspect.unwrap(hinted))
     arguments: list[Argument] = []
     takes_any_name = False
