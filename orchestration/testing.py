@@ -101,7 +101,9 @@ class ScratchTable(DeltaLakeTable):
 
 
 def _read_rows(table: AnyOutputTable) -> Records:
-    """Return all rows of an output table of a test, without hidden columns."""
+    """Return all rows of an output table of a test, without hidden columns; none before its first
+    batch.
+    """
     from deltalake import DeltaTable
 
     assert isinstance(table, ScratchTable)
@@ -256,7 +258,7 @@ def _locked_table(path: str) -> Iterator[MemoryTable]:
     """Lock the file, yield the table that it stores, and write the table back at the end."""
     with Path(f"{path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        table = MemoryTable(path)
+        table = MemoryTable(path)  # has what this process left under the name
         table.clear()
         file = Path(path)
         if file.exists():
@@ -270,10 +272,13 @@ def _locked_table(path: str) -> Iterator[MemoryTable]:
 def _check_keys(
     stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], key: Sequence[str]
 ) -> None:
-    """Raise ConfigurationError if no record has a column of the key."""
+    """Raise ConfigurationError if no record has a column of the key; without records it does
+    nothing.
+    """
     for name in key:
         missing = [missing_part(row, name, schema.names) for row in rows]
-        if missing and None not in missing:
+        is_in_one = None in missing
+        if missing and not is_in_one:
             first, *_ = missing
             problem = (
                 f"stream {stream!r}: no record has the column {first!r}, which is part of the key."
@@ -473,7 +478,7 @@ class TestApplication:
         `spark` is a session or a function that returns one; by default a local session is started
         once per process. Raises the same errors as in production.
         """
-        planned = self._declared
+        planned = self._declared  # with its own tables, not the fakes
         for dataset in self._declared.datasets:
             if self._datasets[dataset.name].input is not dataset.input:
                 planned = self._app
@@ -588,7 +593,9 @@ class TestApplication:
             return {}
 
     def _read_output(self, name: str, start: Mapping[SystemStreamPartition, str]) -> _Sent:
-        """Return what was sent to an output stream, from these positions on."""
+        """Return what was sent to an output stream, from these positions on; from its oldest
+        offsets where there is none. Nothing if it does not exist.
+        """
         system_name, _ = split_stream_name(name)
         system = self._systems[system_name]
         sent = _Sent([], [])

@@ -65,10 +65,12 @@ class RejectedCall:
         place = problem["loc"][0]
         if isinstance(place, str):
             return place
-        return self.positional[min(place, len(self.positional) - 1)]
+        return self.positional[min(place, len(self.positional) - 1)]  # `*args` is the last one
 
     def is_inside(self, problem: ErrorDetails) -> bool:
-        """Return whether only a part of the argument is wrong, such as an element of a list."""
+        """Return whether only a part of the argument is wrong, such as an element of a list; False
+        for several arguments together.
+        """
         if not problem["loc"]:
             return False
         place = problem["loc"][0]
@@ -77,7 +79,10 @@ class RejectedCall:
 
 
 def argument_error(call: RejectedCall, error: ValidationError) -> ConfigurationError:
-    """Return the error for the worst problem that pydantic found."""
+    """Return the error for the worst problem that pydantic found.
+
+    An unknown argument is worst, then too many by position, missing ones, and a wrong value.
+    """
     problems = error.errors(include_url=False)
     for problem in problems:
         if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -94,7 +99,10 @@ def argument_error(call: RejectedCall, error: ValidationError) -> ConfigurationE
 
 
 def unexpected_error(label: str, argument: str, known: Sequence[str]) -> ConfigurationError:
-    """Return the error of an argument that a function doesn't take."""
+    """Return the error of an argument that a function doesn't take.
+
+    The next step names the functions that take it, else a similar argument, else all of `known`.
+    """
     others = _functions_that_take(argument, label.partition("(")[0])
     near = _nearest_argument(argument, known)
     if others:
@@ -133,7 +141,8 @@ def too_many_error(call: RejectedCall) -> ConfigurationError:
     """Return the error of a call with more arguments by position than are taken so."""
     by_position = [name for name in call.positional if name in call.known]
     by_name = [name for name in call.known if name not in by_position]
-    given = len(call.args) - len(call.positional) + len(by_position)
+    not_counted = len(call.positional) - len(by_position)  # `self` or `cls`, also among the args
+    given = len(call.args) - not_counted
     problem = (
         f"{call.label} takes {len(by_position)} arguments by position"
         f" ({', '.join(by_position) or 'none'}), and {given} are given."
@@ -179,7 +188,8 @@ def _is_secret(argument: str, problem: ErrorDetails) -> bool:
 def _most_useful(call: RejectedCall, own: Sequence[ErrorDetails]) -> Sequence[ErrorDetails]:
     """Return those of an argument's problems, one for each alternative of its type, that say most.
 
-    They are about a value that can be converted, or else about an element only.
+    They are those about a value that can be converted; if there are none, about a text that UTF-8
+    can't hold; else about an element only; else all.
     """
     convertible = []
     for problem in own:

@@ -36,8 +36,9 @@ def check_zone(found: str, zone: str, *, argument: str) -> None:
 
     `found` begins the message, such as "Tumbling has zone".
     """
+    is_known = not _NOT_A_ZONE.match(zone)
     try:
-        is_known = not _NOT_A_ZONE.match(zone) and ZoneInfo(zone) is not None
+        ZoneInfo(zone)
     except (KeyError, ValueError, OSError):  # an unknown or invalid name
         is_known = False
     if not is_known:

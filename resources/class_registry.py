@@ -31,14 +31,22 @@ class ClassRegistry(Generic[T]):
     def register(self, name: str, factory: Callable[..., T]) -> None:
         """Register a class under `name`. It must accept the items of its `to_dict()` as keyword
         arguments.
+
+        Registering it again does nothing. Raises ConfigurationError if another class has the name.
         """
-        known = self._find(check_name("backend", name)) or self._classes.setdefault(name, factory)
+        known = self._find(check_name("backend", name))
+        if known is None:
+            known = self._classes.setdefault(name, factory)
         if known is not factory:
             problem = f"the {self._kind} {name!r} is already registered, as {known!r}."
             raise ConfigurationError(problem, "Register it under another name.", backend=name)
 
     def describe(self, item: Any) -> dict[str, Any]:
-        """Return an object of a registered class as plain values: {"backend": "sqlite", …}."""
+        """Return an object of a registered class as plain values: {"backend": "sqlite", …}.
+
+        Raises ConfigurationError for an object of another class.
+        """
+        # Adjunct's own classes are compared by their paths, without importing them
         path = f"{type(item).__module__}.{type(item).__qualname__}"
         for name, known in [*self._ours.items(), *self._classes.items()]:
             if known in (path, type(item)):

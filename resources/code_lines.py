@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 # The folder that the packages are imported from. The examples below it count as user code.
 _PACKAGE = Path(__file__).parents[1]
@@ -79,14 +80,12 @@ def find_calling_line() -> CodeLine | None:
     """
     if (declared := _declared_at.get()) is not None:
         return declared
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        is_between = file.startswith("<") or _MODELS.search(file)
+        is_between = file.startswith("<") or _MODELS.search(file)  # "<string>": no file
         if not is_between and not is_library_code(file):
             return CodeLine(file, frame.f_lineno)
-        if frame.f_back is None:
-            return None
         frame = frame.f_back
     return None
 

@@ -36,7 +36,7 @@ def delta_place(url: str) -> str:
 
 def delta_options(url: str) -> dict[str, str]:
     """Return the options by which delta-rs reaches the store of a table, with the credentials of
-    now. They are secret: never log or store them.
+    now; {} for a folder. They are secret: never log or store them.
     """
     if not is_on_s3(url):
         return {}
@@ -92,6 +92,11 @@ def translate_delta_errors(url: str, version: int | None = None) -> Iterator[Non
 
 
 def _translate(what: str, url: str, version: int | None, error: Exception) -> errors.AdjunctError:
+    """Return Adjunct's error for a general one of delta-rs, by its text; `what` names the table and
+    the version.
+
+    A missing file is no transient error only where one version is read: it does not come back.
+    """
     reason = errors.first_line(error)
     gone = isinstance(error, FileNotFoundError) or re.search("(?i)not found|no such file", reason)
     if gone and version is not None:

@@ -564,7 +564,10 @@ _FILE_STEPS = {
 
 
 def describe_file_error(error: OSError, place: str | Path) -> FileProblem:
-    """Return the reason of an error of the file system at `place`, and what to do about it."""
+    """Return the reason of an error of the file system at `place`, and what to do about it.
+
+    The next step depends on the kind of error: a limit, a refused access, or else perhaps the disk.
+    """
     reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
     if error.errno == errno.ENOSPC and _lacks_inodes(place):
         reason = f"{reason}: no inode is free, though there may be room"
@@ -591,7 +594,9 @@ def _lacks_inodes(place: str | Path) -> bool:
 
 
 def _read_file_system(place: str | Path) -> os.statvfs_result | None:
-    """Return the facts of the file system at `place`, or at the nearest folder that exists."""
+    """Return the facts of the file system at `place`, or at the nearest folder above it that can be
+    asked; None if none can.
+    """
     for folder in (Path(place), *Path(place).parents):
         try:
             return os.statvfs(folder)
@@ -609,9 +614,10 @@ def find_file_error(path: str | Path) -> OSError | None:
     folder = Path(path).parent
     opened: list[int] = []
     try:
-        while len(opened) < _FILES_AT_ONCE:
+        while len(opened) < _FILES_AT_ONCE:  # whether this process may open so many
             opened.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
         found = os.statvfs(folder)
+        # of the file, and of those that a library keeps beside it
         largest = max(
             (each.stat().st_size for each in folder.glob(f"{Path(path).name}*")), default=0
         )

@@ -105,12 +105,16 @@ def _check_absolute(name: str, catalog: Catalog) -> None:
 
 
 def _is_relative(url: str) -> bool:
-    """Return whether a URL of a SQLite database or a folder depends on the process's folder."""
+    """Return whether a URL of a SQLite database or a folder depends on the process's folder.
+
+    False for URLs of other databases and stores, and for "".
+    """
     scheme, colon, path = url.partition(":")
     if scheme.startswith("sqlite"):
         file = path.removeprefix("///")
-        return file not in ("", "//", ":memory:") and not file.startswith(("/", "file:"))
-    if scheme == "file":
+        is_in_memory = file in ("", "//", ":memory:")
+        return not is_in_memory and not file.startswith(("/", "file:"))
+    if scheme == "file":  # absolute are file:///FOLDER, file://localhost/FOLDER and file:/FOLDER
         return not path.startswith(("///", "//localhost/")) and not re.match("/[^/]", path)
     return bool(url) and not colon and not url.startswith("/")
 
@@ -120,7 +124,9 @@ _CLIENTS = ("pyiceberg", "requests", "urllib3", "sqlalchemy", "botocore")
 
 @contextmanager
 def translate_client_errors(catalog: str) -> Iterator[None]:
-    """Raise the errors of a catalogue's client as TransientError."""
+    """Raise the errors of a catalogue's client, and of the libraries that it uses, as
+    TransientError; others pass.
+    """
     try:
         yield
     except Exception as error:

@@ -21,7 +21,7 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute == "_module":
+        if attribute == "_module":  # not imported yet: asked for by the last line here
             # Packages first: a thread that imports a package that imports this module, and one that
             # imports the module, would deadlock.
             for name in accumulate(self._name.split("."), "{}.{}".format):

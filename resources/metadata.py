@@ -71,7 +71,8 @@ def rewrite_pages(
 ) -> NamespaceDocument | None:
     """Return the document with these entries set (None removes one), or None if nothing changes.
 
-    `read` returns the entries of a page, `write` stores (key, value) pairs as a new page.
+    `read` returns the entries of a page, `write` stores (key, value) pairs as a new page. A
+    document without pages counts as one page without entries.
     """
     by_page: dict[int, dict[str, Any]] = {}
     for key, value in changes.items():
@@ -104,10 +105,11 @@ def _pages_and_runs(
     to be written again.
 
     `touched` has the new entries of changed pages, by the number of the page. A run takes in the
-    next page, too, while it is too small for a page of its own.
+    next page, too, while it is too small for a page of its own. Nothing is yielded for a run
+    without entries.
     """
     number = 0
-    count = max(1, len(document.pages))
+    count = max(1, len(document.pages))  # a document without pages counts as one page
     while number < count:
         if number not in touched:
             yield document.pages[number]
@@ -129,20 +131,23 @@ def _pages_and_runs(
 def _parts(run: Sequence[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
     """Split the entries into as few pages as they need, of about one size, and yield the entries
     of each.
+
+    Page number n ends with the entry that reaches n times the `target` size, counted from the
+    beginning. A large entry may reach several multiples.
     """
     sizes = [_size(entry) for entry in run]
     total = sum(sizes)
     target = total / math.ceil(total / PAGE_BYTES)
     part: list[tuple[str, Any]] = []
     passed = 0
-    pages = 1
+    multiple = 1
     for entry, size in zip(run, sizes, strict=True):
         part.append(entry)
         passed += size
-        if passed >= target * pages:
+        if passed >= target * multiple:
             yield part
             part = []
-            pages = math.floor(passed / target) + 1
+            multiple = math.floor(passed / target) + 1
     if part:
         yield part
 
@@ -223,8 +228,8 @@ class NamespaceSnapshot:
         return self._read(self.document.pages[self.document.page_of(key)]).get(key)
 
     def items(self, start: str = "") -> Iterator[tuple[str, Any]]:
-        """Yield all entries in the order of their keys, from `start` on. Reads their pages, each
-        when it is needed.
+        """Yield the entries in the order of their keys, from the key `start` on. Reads their pages,
+        each when it is needed.
         """
         first = self.document.page_of(start)
         for page in self.document.pages[first:]:
@@ -288,21 +293,22 @@ class Namespace:
         here = self.read()
         if not there.version or here.version:
             return
-        document = (
-            rewrite_pages(NamespaceDocument(), dict(there.items()), self._page, self._write)
-            or NamespaceDocument()
-        )
+        entries = dict(there.items())
+        document = rewrite_pages(NamespaceDocument(), entries, self._page, self._write)
+        if document is None:  # all entries were removed again
+            document = NamespaceDocument()
         self._log.continue_from(other._log, document.model_dump(mode="json"), by=by)
 
     def unreached(self, keys: Sequence[str]) -> list[str]:
         """Return those of these object keys, of pages and manifests, that the namespace no
-        longer needs.
+        longer needs; none of them before its first commit.
         """
         commit = self._log.current()
         if commit is None:
             return []
         pages = {page.key for page in self._snapshot(commit).document.pages}
         oldest_kept = self._log.manifest_key(max(commit.number - _MANIFESTS_KEPT, 0), "")
+        # keys of manifests sort by number; without the suffix, this one precedes all of its number
         oldest_kept = oldest_kept.removesuffix(".json")
 
         def is_needed(key: str) -> bool:
@@ -341,8 +347,9 @@ class Namespace:
         return DocumentPage(first=first, key=ref.key, count=ref.count, sha256=ref.sha256)
 
     def _keep(self, key: str, entries: Sequence[Any]) -> Entries:
-        """Cache the entries of a page and return them."""
+        """Cache the entries of a page and return them. The pages cached first make room."""
         while len(self._pages) >= _PAGES_KEPT:
+            # defaults, as other threads may empty the cache at the same time
             self._pages.pop(next(iter(self._pages), key), None)
         kept = self._pages[key] = dict(entries)
         return kept
@@ -390,6 +397,7 @@ class SharedValue:
         """
 
         def decided() -> Callable[[], T]:
+            """Decide for the current value; return a function that writes what was decided."""
             if self._seen is None:
                 with suppress(errors.ObjectNotFoundError):
                     self._seen = self._store.get(self._key)

@@ -35,7 +35,7 @@ def to_json_value(value: Any) -> Any:
     """
     if value is None or isinstance(value, bool | int | str):
         return value
-    if isinstance(value, float):
+    if isinstance(value, float):  # float() makes those of NumPy plain
         if math.isfinite(value):
             return float(value)
         return str(float(value))

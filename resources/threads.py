@@ -277,7 +277,7 @@ class PerLoop(Generic[T]):
         if held is None:
             return None
         mine, watch = held
-        with suppress(StopIteration):
+        with suppress(StopIteration):  # it ends at once, and finds no object to drop
             watch.aclose().send(None)
         return mine
 
@@ -291,7 +291,7 @@ class PerLoop(Generic[T]):
         return watch
 
     async def _drop_at_end(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
-        """Wait until the loop ends, then drop its object."""
+        """Wait until the loop ends, then drop its object, unless it has been removed before."""
         try:
             yield
         finally:

@@ -113,7 +113,10 @@ def read_clocks() -> Clocks:
 
 @cache
 def machine_id() -> str:
-    """Return what identifies this machine's clock since its boot; "" if that is not known."""
+    """Return what identifies this machine's clock since its boot; "" if that is not known.
+
+    A container may have a namespace of clocks of its own.
+    """
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/time').readlink()}"

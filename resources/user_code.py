@@ -37,7 +37,7 @@ def check_plain_function(
     if isinstance(function, partial):
         inner = function.func
     name = getattr(inner, "__name__", type(inner).__name__)
-    callees = (inner, type(inner).__call__)
+    callees = (inner, type(inner).__call__)  # an object is async if its `__call__` is
     is_async = any(map(iscoroutinefunction, callees)) or any(map(isasyncgenfunction, callees))
     if is_async:
         problem = f"{what} got {name}(), which is async: expected a synchronous function."
@@ -103,7 +103,11 @@ def operator_failed_error(
     among: int = 1,
     **about: Any,
 ) -> OperatorFailedError:
-    """Return an error with this problem, followed by the line of the user's file and the record."""
+    """Return an error with this problem, followed by what is known of the line of the user's file
+    (`place`), the record's position, and the record, or the first of `among` records.
+
+    The position is in `about`, as "stream", "partition" and "offset".
+    """
     if place is not None:
         problem += f" ({place.describe()})"
         about |= {"file": place.file, "line": place.line}
@@ -123,7 +127,7 @@ def operator_failed_error(
 
 def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) -> str:
     """Return a record for a message: `{k: 'a', email: ***}`, without hidden columns, long values
-    truncated.
+    truncated, and "…" for columns beyond 20.
     """
     hidden = {name.lower() for name in sensitive}
     shown: list[str] = []
@@ -141,7 +145,9 @@ def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) ->
 
 
 def truncate_text(text: str) -> str:
-    """Return the first line of a text, at most 80 characters of it."""
+    """Return the first line of a text, at most 80 characters of it; the last is "…" if anything is
+    left out.
+    """
     line = ""
     if text:
         line = text.splitlines()[0]
@@ -157,7 +163,7 @@ def definition_line(function: object) -> CodeLine | None:
     while isinstance(function, partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, partial) else function.__wrapped__
     called = function
-    if not hasattr(function, "__code__"):
+    if not hasattr(function, "__code__"):  # an object that can be called, or a built-in function
         called = getattr_static(function, "__call__", None)
     code = getattr(called, "__code__", None)
     if code is None:
@@ -167,7 +173,7 @@ def definition_line(function: object) -> CodeLine | None:
 
 def failing_line(error: BaseException) -> CodeLine | None:
     """Return the innermost line of user code in an error's traceback, or else in that of its
-    cause.
+    cause; None if there is none.
     """
     frames = traceback.extract_tb(error.__traceback__)
     place = _innermost((frame.filename, frame.lineno or 0) for frame in frames)
@@ -200,4 +206,6 @@ def _is_user_code(file: str) -> bool:
     """
     if file.startswith("<") or is_library_code(file) or _LIBRARIES.search(file):
         return False
-    return not file.startswith(_STDLIB) or "site-packages" in Path(file).parts
+    # libraries are installed below the folder of Python's own modules
+    is_of_python = file.startswith(_STDLIB) and "site-packages" not in Path(file).parts
+    return not is_of_python

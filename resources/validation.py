@@ -147,7 +147,7 @@ class _Arguments:
     parameters: Sequence[inspect.Parameter]
     validate: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     accept_all: bool
-    """Whether all arguments may be anything."""
+    """Whether all arguments may be anything: only their number and their names can be wrong."""
 
 
 def _read_arguments(function: Callable[..., Any], annotated: Any) -> _Arguments:
@@ -185,24 +185,25 @@ def _validate_call(
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         expected = arguments()
-        # only the number and the names of arguments can be wrong, and Python checks those faster
-        if expected.accept_all:
+        if expected.accept_all:  # then Python's own check is enough, and faster
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                is_of_call = error.__traceback__ is not None and error.__traceback__.tb_next is None
+                if not is_of_call:
                     raise  # the function itself raised it
+            # the number or names are wrong: pydantic finds out which
         try:
             checked_args, checked_kwargs = expected.validate(*args, **kwargs)
         except ValidationError as error:
-            rejected = _reject(function.__name__, expected.parameters, args, kwargs)
+            rejected = _rejected_call(function.__name__, expected.parameters, args, kwargs)
             raise argument_error(rejected, error) from None
         return function(*checked_args, **checked_kwargs)
 
     return call
 
 
-def _reject(
+def _rejected_call(
     name: str,
     parameters: Sequence[inspect.Parameter],
     args: tuple[Any, ...],
@@ -281,7 +282,7 @@ def type_hints(item: Any) -> dict[str, Any]:
     """
     unloaded: dict[str, Any] = {}
     annotated = item
-    if inspect.isfunction(item):
+    if inspect.isfunction(item):  # the type of its result is not resolved
         parameters = {}
         for name, hint in item.__annotations__.items():
             if name != "return":
@@ -292,12 +293,15 @@ def type_hints(item: Any) -> dict[str, Any]:
             return get_type_hints(
                 annotated, getattr(item, "__globals__", None), unloaded, include_extras=True
             )
-        except NameError as error:
+        except NameError as error:  # once for each name that is not loaded
             unloaded[str(error.name)] = _placeholder(str(error.name))
 
 
 def _placeholder(name: str) -> Any:
-    """Return what stands for a name that is imported for type checkers only."""
+    """Return what stands for a name that is imported for type checkers only.
+
+    A name with a capital is that of a class, another one that of a module.
+    """
     if name[0].isupper():
         return _SPARK_CLASSES.get(name, Any)
     return _UnloadedModule()
@@ -320,7 +324,7 @@ def checked_type(hint: Any) -> Any:
         return _annotated(parts)
     if origin in (Union, types.UnionType):
         return _union(parts)
-    if origin is Unpack:
+    if origin is Unpack:  # of `**options`
         return Unpack[_options(parts[0])]
     if origin is Literal:
         return hint
@@ -360,7 +364,7 @@ def _class(kind: type, parts: tuple[Any, ...]) -> Any:
     if kind is tuple:
         return _tuple(parts)
     if issubclass(kind, enum.Enum):
-        return Annotated[kind, Strict(False)]
+        return Annotated[kind, Strict(False)]  # also accepts the values of members
     if _is_collection(kind):
         return _collection(kind, parts)
     if _is_unchecked_protocol(kind):
@@ -369,7 +373,10 @@ def _class(kind: type, parts: tuple[Any, ...]) -> Any:
 
 
 def _is_instance(kind: type, value: object) -> bool:
-    """Return whether the value is an object of the class, and no class that has its methods."""
+    """Return whether the value is an object of the class.
+
+    A class is none, though it may have all methods of a protocol.
+    """
     return isinstance(value, kind) and not isinstance(value, type)
 
 
@@ -387,7 +394,10 @@ def _is_of_spark(name: str, value: object) -> bool:
 
 
 def _matching(accepts: Callable[[Any], bool], expected: str, kind: type | None = None) -> Any:
-    """Return the type of values that a function accepts, as they are."""
+    """Return the type of values for which `accepts` is true; they stay as they are.
+
+    `expected` says in errors what they are, `kind` is their class, if they have one.
+    """
     context = {"expected": expected, "class": None if kind is None else kind.__name__}
 
     def check(value: Any) -> Any:
@@ -439,6 +449,7 @@ _BY_CLASS: dict[Any, Any] = {
 def _tuple(parts: tuple[Any, ...]) -> Any:
     """Return the type of a tuple, which a list may be given for."""
     plain: Any = tuple
+    # `...` follows the type of all elements
     elements = tuple(part if part is ... else checked_type(part) for part in parts)
     return Annotated[plain[elements] if elements else plain, Strict(False)]
 
@@ -451,11 +462,11 @@ class _Collection:
     elements: tuple[Any, ...]  # their declared types, empty if they may be anything
 
     def check(self, value: Any, check_elements: Callable[[Any], Any]) -> Any:
-        """Return the value as it is, after checking it with its elements; a tuple for arrays and
-        views.
+        """Return the value as it is, after checking it with its elements; a tuple for an array or
+        a view that is given for a sequence.
 
-        `check_elements` is pydantic's check of them, which returns a copy. Raises
-        PydanticCustomError.
+        `check_elements` is pydantic's check of the elements, which returns a copy of the
+        collection. Raises PydanticCustomError for what is no such collection, and for a text.
         """
         if self.kind is Sequence and _is_array_or_view(value):
             return tuple(check_elements(tuple(value)))
@@ -463,7 +474,8 @@ class _Collection:
             raise self._error(TEXT_FOR_LIST)
         if isinstance(value, str | bytes) or not isinstance(value, self.kind):
             raise self._error(WRONG_TYPE)
-        if isinstance(value, dict if self.is_mapping else (list, tuple, set, frozenset)):
+        is_in_memory = isinstance(value, dict if self.is_mapping else (list, tuple, set, frozenset))
+        if is_in_memory:
             check_elements(value)
         return value
 
@@ -494,7 +506,11 @@ def _is_collection(kind: type) -> bool:
 
 
 def _collection(kind: type, parts: tuple[Any, ...]) -> Any:
-    """Return a collection's type, with the types of its elements, as pydantic should check it."""
+    """Return a collection's type, with the types of its elements, as pydantic should check it.
+
+    `_Collection` checks the collection itself, pydantic only the elements: of whatever is no
+    mapping, as those of a list.
+    """
     is_typed = any(part not in (Any, object) for part in parts)
     collection = _Collection(kind, parts if is_typed else ())
     elements = tuple(map(checked_type, parts))
@@ -505,7 +521,9 @@ def _collection(kind: type, parts: tuple[Any, ...]) -> Any:
 
 
 def _is_array_or_view(value: object) -> bool:
-    """Whether the value has an order without being a sequence, as arrays and views have."""
+    """Whether the value has an order without being a sequence, as arrays of one dimension and
+    views of dictionaries have.
+    """
     if isinstance(value, Sequence | Mapping | bytes | set | frozenset):
         return False
     return isinstance(value, Collection) and getattr(value, "ndim", 1) == 1

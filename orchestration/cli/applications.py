@@ -269,8 +269,8 @@ def run(
     max_wait = options.parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
     stay = _parse_stay(follow)
     app = load_application(reference)
-    runs_batches = bool(app.inputs or app.outputs or app.tables or not app.datasets)
-    if stay is not None and not runs_batches:
+    has_only_datasets = bool(app.datasets) and not (app.inputs or app.outputs or app.tables)
+    if stay is not None and has_only_datasets:
         raise _no_batches_error(app)
     systems = systems_for(app, lake=lake)
     run = f"cli-{uuid.uuid4().hex[:12]}"
@@ -284,7 +284,7 @@ def run(
             if reporter is not None and isinstance(event, AdvanceReport):
                 reporter.add_advance(event)
 
-        if not runs_batches:
+        if has_only_datasets:
             in_process = app.engine == "auto"
             runtime = Runtime(lake, systems, session_factory(spark), run, few_in_process=in_process)
             advanced = advance_datasets(runtime, app, on_report=report_event, on_stage=show_stage)

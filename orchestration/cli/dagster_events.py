@@ -47,7 +47,7 @@ def reporting(
     home = find_dagster_home()
     if home is None or any(name in os.environ for name in _IN_A_RUN):
         yield None
-        if home is None:
+        if home is None:  # at the end, and not after an error
             output.show_remark(NO_HOME)
         return
     # Imported only with a home, because importing Dagster takes seconds.

@@ -213,7 +213,7 @@ def list_entries(
         parse = partial(options.parse_leading_values, name, _key_fields(opened))
         leading: Any = parse(prefix) or None
         if len(prefix) == 1 and isinstance(leading[0], str):
-            leading = leading[0]  # a prefix of the first column's text
+            leading = leading[0]  # the beginning of the first column's text, not all of it
         in_order = opened.items(leading, start=parse(start) or None, end=parse(end) or None)
         entries = [entry for _, entry in islice(in_order, limit)]
         read = opened.version
@@ -419,7 +419,9 @@ def list_changes(
     shown; --json has all. Values of sensitive columns are masked.
     """
     with open_dataset(lake, name) as opened:
-        changes = opened.changes(_version_or_time(since), _version_or_time(until))
+        changes = opened.changes(
+            _version_or_time("--since", since), _version_or_time("--until", until)
+        )
         rows = []
         cells: list[list[Any]] = []
         for change in islice(changes, limit):
@@ -442,19 +444,23 @@ def _select(entry: Entry | None, columns: Sequence[str]) -> Entry | None:
     return {name: entry[name] for name in columns if name in entry}
 
 
-def _version_or_time(text: str | None) -> str | datetime | None:
-    """Return a time for a text with a clock, else the text, which is a version's id or name."""
+def _version_or_time(option: str, text: str | None) -> str | datetime | None:
+    """Return the value of an option as a time if it has a clock and can be read as one; else the
+    text, which is a version's id or name. None for None.
+    """
     if text is None or ":" not in text:
         return text
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return text
-    return options.require_zone("--since", text, moment)
+    return options.require_zone(option, text, moment)
 
 
 def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> None:
-    """Print the values of one key over time, newest last."""
+    """Print the newest `limit` values of one key over time, newest last; exit with NOT_FOUND if
+    there are none.
+    """
     with open_dataset(lake, name) as opened:
         texts = options.split_keys(name, opened.sealed.key, key)
         if len(texts) > 1:
@@ -613,7 +619,10 @@ def abandon(store: StoredVersions, version: str, **audit: str) -> BoundedManifes
 def _show_change(
     store: StoredVersions, action: str, before: DatasetManifest, after: BoundedManifest
 ) -> None:
-    """Print what a command has done to a version, and which version is served now."""
+    """Print what a command has done to a version, and which version is served now.
+
+    `before` and `after` are the dataset's manifests; they are equal if there was nothing to do.
+    """
     changed = after != before
     served = after.version
     version = None

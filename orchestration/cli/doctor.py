@@ -179,8 +179,8 @@ def _examine_application(
 
 
 def run_check(name: str, look: Callable[[], str]) -> Finding:
-    """Run the check `look` and return its finding; an error that it raises becomes a finding,
-    too.
+    """Run the check `look` and return its finding, which is "ok" with the text that it returns. An
+    error that it raises becomes a finding, too.
     """
     try:
         return Finding(name, "ok", look())
@@ -194,8 +194,8 @@ def run_check(name: str, look: Callable[[], str]) -> Finding:
 
 
 def check_packages() -> str:
-    """Check the versions of the required packages; those that only extras require may be
-    missing.
+    """Check the versions of the required packages, and return what was found; those that only
+    extras require may be missing.
     """
     from packaging.requirements import Requirement
 
@@ -226,9 +226,10 @@ def check_packages() -> str:
 
 def check_lake(url: str | None, opened: list[ObjectStore]) -> str:
     """Check that the lake's store can be read and written, honours conditional writes, and that its
-    clock is right.
+    clock is right; return what was found.
 
-    Appends the store to `opened`, for later checks.
+    A folder that does not exist is only checked for whether it can be created. Appends the store to
+    `opened`, for later checks.
     """
     store = open_store(url, LakeSettings())
     exists = lake_in(store).exists()
@@ -301,7 +302,7 @@ def worker_versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 def check_spark(master: str | None, store: ObjectStore | None) -> str:
     """Check that a session starts, that its workers have this process's versions, and that Spark
-    reads the lake.
+    reads the lake; return what was found.
     """
     with session_scope(master=master, lake_url=None if store is None else store.url) as session:
         spark = session()
@@ -326,11 +327,13 @@ def check_spark(master: str | None, store: ObjectStore | None) -> str:
         found += ", workers have this Python and package"
         if store is None or store.url.startswith("memory:"):
             return found
-        return f"{found}; {_spark_reads(spark, store)}"
+        return f"{found}; {_check_spark_reads(spark, store)}"
 
 
-def _spark_reads(spark: SparkSession, store: ObjectStore) -> str:
-    """Check that Spark reads a file that this process has just written to the store."""
+def _check_spark_reads(spark: SparkSession, store: ObjectStore) -> str:
+    """Check that Spark reads a file that this process has just written to the store; return what
+    was found. Without a lake nothing is written.
+    """
     import pyarrow.parquet as pq
 
     if not lake_in(store).exists():
@@ -355,7 +358,7 @@ def _spark_reads(spark: SparkSession, store: ObjectStore) -> str:
 
 
 def check_dagster() -> str:
-    """Check that Dagster's instance opens, and whether its daemon runs."""
+    """Check that Dagster's instance opens, and whether its daemon runs; return what was found."""
     home = os.environ.get("DAGSTER_HOME")
     if not home:
         step = (
@@ -395,7 +398,7 @@ def check_dagster() -> str:
 
 
 def check_application(reference: str, loaded: list[Application]) -> str:
-    """Check that the application can be imported, and append it to `loaded`."""
+    """Check that the application can be imported; return what it has, and append it to `loaded`."""
     loaded.append(load_application(reference))
     app = loaded[0]
     return (
@@ -405,8 +408,8 @@ def check_application(reference: str, loaded: list[Application]) -> str:
 
 
 def check_plan(app: Application, lake: Lake, *, parse: bool) -> str:
-    """Check that the application's streams can be reached and its plan is valid; `parse` lets
-    Spark check the SQL.
+    """Check that the application's streams can be reached and its plan is valid; return what was
+    found. `parse` lets Spark check the SQL.
     """
     planned = plan_application(app, lake=lake)
     if parse:
@@ -421,18 +424,20 @@ def check_plan(app: Application, lake: Lake, *, parse: bool) -> str:
 
 
 def check_time_zones(zones: Sequence[str], master: str | None) -> str:
-    """Check that the rules of these time zones are the same for Spark's Java and for Python."""
+    """Check that the rules of these time zones are the same for Spark's Java and for Python; return
+    what was found.
+    """
     with session_scope(master=master) as session:
         spark = session()
         for zone in zones:
-            differing_spans(spark, zone)
+            differing_spans(spark, zone)  # raises an error for a difference that matters
         java = java_database(spark)
         python = python_database(zones[0])
     return f"the rules of {', '.join(zones)} are the same by {java} and by Python's {python}"
 
 
 def check_name_in_use(app: Application, lake: Lake) -> str:
-    """Check that a run may start under the application's name."""
+    """Check that a run may start under the application's name; return what was found."""
     if not lake.exists():
         return f"{app.name} has not run yet"
     state = application_state(lake, app.name)
@@ -446,7 +451,7 @@ def check_name_in_use(app: Application, lake: Lake) -> str:
 
 
 def check_files(source: FileSource) -> str:
-    """Check that the folder from which a dataset gets its versions exists."""
+    """Check that the folder from which a dataset gets its versions exists; return its URL."""
     tree = open_tree(source.url)
     absent = tree.absence()
     if absent:
@@ -459,7 +464,7 @@ def check_table(app: Application, table: RemoteTable[Any, Any, Any]) -> str:
     """Check that a table's functions can be opened: that they reach its store, and find the
     declared columns there, with the rights for what the application does.
 
-    Also that the store's settings keep what is written.
+    Also check that the store's settings keep what is written. Return the functions as text.
     """
     uses = [used for used in list_uses(app) if used.table.name == table.name]
     conditions = Conditions(table.newest_by, table.idempotent)
@@ -467,6 +472,7 @@ def check_table(app: Application, table: RemoteTable[Any, Any, Any]) -> str:
     functions = dict.fromkeys(filter(None, (table.read_function, table.write_function)))
 
     async def open_and_close() -> None:
+        """Open each function, check its uses, and collect notes about its store's settings."""
         for function in functions:
             try:
                 await function.open()

@@ -195,7 +195,9 @@ def _no_lag_error(name: str, owner: str | None) -> ConfigurationError:
 
 
 def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
-    """Return how far a table is behind its stream as JSON-able values."""
+    """Return how far a table is behind its stream as JSON-able values, by partition; also its
+    bootstrap, and the decision to serve it stale, if any.
+    """
     system, _ = split_stream_name(manifest.declaration.input)
     systems = {system: open_system(lake, system)}
     now = lake.now()
@@ -346,7 +348,7 @@ def expire(
 
 
 def _parse_retention(keep: str | None, grace: str | None, followed: str | None) -> dict[str, Any]:
-    """Return the given settings of a DiscardPolicy."""
+    """Return the given settings of a DiscardPolicy; those that are not given are left out."""
     given: dict[str, Any] = {}
     for name, span in {"grace": grace, "followed": followed}.items():
         if span is not None:
@@ -355,10 +357,10 @@ def _parse_retention(keep: str | None, grace: str | None, followed: str | None) 
     if keep == "all":
         given["keep"] = None
     elif keep is not None:
-        given["keep"] = int(keep) if keep.isdecimal() else 0
-        if not given["keep"]:
+        if not keep.isdecimal() or int(keep) < 1:
             problem = f"--keep {keep!r} is not a number of versions."
             raise ConfigurationError(problem, 'Give 1 or more, or "all".', setting="--keep")
+        given["keep"] = int(keep)
     return given
 
 
@@ -410,12 +412,14 @@ def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
 
 
 def _list_sealed(store: StoredVersions) -> list[VersionReader]:
-    """Return the sealed versions; raises an error if there is none."""
+    """Return the sealed versions of a bounded dataset, or the served one of an unbounded dataset.
+    Raises an error if there is none.
+    """
     if not store.require_manifest().versions_are_commits:
         sealed = [ref.id for ref in store.versions() if ref.state == "sealed"]
         if sealed:
             return [store.version(ref) for ref in sealed]
-    return [store.require_current()]
+    return [store.require_current()]  # or its error
 
 
 @click.command()

@@ -89,7 +89,7 @@ def new(name: str, in_yaml: bool, files: tuple[str, ...]) -> None:
     commands = [f"cd {name}", f"python -m {module}.deliver", f"adjunct run {module}.pipeline:app"]
     output.show_line(f"{name}: created. Next:")
     if beginning is not None and beginning.folder:
-        del commands[1]
+        del commands[1]  # the files land by themselves
     elif beginning is not None:
         commands.insert(2, f"adjunct stream append {beginning.stream} {beginning.files}")
     for line in commands:
@@ -145,8 +145,10 @@ class Beginning:
 
 
 def infer_beginning(urls: Sequence[str]) -> Beginning:
-    """Return the stream, the columns and the key that fit these files. Raises as
-    `infer_from_files`.
+    """Return the stream, the columns and the key that fit these files.
+
+    Raises ConfigurationError for files that are not there or of several formats,
+    SchemaMismatchError for records that no schema can hold.
     """
     inferred = infer_from_files(urls, rows=_ROWS)
     files = find_files(urls)
@@ -171,7 +173,7 @@ def _folder_of(urls: Sequence[str], files: Sequence[SampledFile]) -> str:
         return ""
     folder = files[0].tree.url
     named = urls[0].rstrip("/")
-    if named.startswith(("s3://", "s3a://")):
+    if named.startswith(("s3://", "s3a://")):  # the two schemes mean the same
         return folder if named.partition("://")[2] == folder.partition("://")[2] else ""
     path = Path(named.removeprefix("file://")).expanduser().resolve()
     return folder if path.is_dir() else ""
@@ -183,8 +185,8 @@ def _stream_name(text: str) -> str:
 
 
 def _common_name(stems: Sequence[str]) -> str:
-    """Return what several files have in common before their numbers ("orders" of "orders-1" and
-    "orders-2"), the first name if they have nothing.
+    """Return what several files have in common before their numbers: "orders" of "orders-1" and
+    "orders-2". It is the first name if they have nothing in common, or only a part of a word.
     """
     if len(stems) == 1:
         return stems[0]
@@ -195,8 +197,10 @@ def _common_name(stems: Sequence[str]) -> str:
 
 
 def guess_key(inferred: InferredSchema) -> str | None:
-    """Return the column, or the path, that is most likely the key, None if none might be: of those
-    that are unique in the sample, a column with a name like `id`, else the first.
+    """Return the column, or the path, that is most likely the key: of those that are unique in the
+    sample, the first with a name like `id`, else the first. None if none is unique.
+
+    Names that need backticks are left out.
     """
     names = [name for name in inferred.unique if "`" not in name]
     for name in names:
@@ -214,7 +218,9 @@ def _for_shell(files: Sequence[SampledFile]) -> str:
 
 
 def _example(schema: Schema, key: str | None) -> str:
-    """Return a record for the project's test, as source: with only a key."""
+    """Return a record for the project's test, as source: with only the key; without a key, with its
+    first column, which is None.
+    """
     if key is None:
         return f"{{{_literal(schema.names[0])}: None}}"
     column, *steps = steps_among(key, schema.names)

@@ -139,8 +139,10 @@ def _format_number(value: bool | float) -> str:
 
 
 def columns_below(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return the sentence columns to print below the table, so that the others fit into `width`
-    without wrapping.
+    """Return the sentence columns to print below the table, as many as it takes for the others to
+    fit into `width` without wrapping.
+
+    The first column, which names the row, and empty columns stay in the table.
     """
     moved: list[str] = []
     left = list(columns)
@@ -150,7 +152,8 @@ def columns_below(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
         if name not in columns[1:]:
             continue
         cells = set(map(itemgetter(columns.index(name)), rows))
-        if not cells <= _NOTHING:
+        is_empty = cells <= _NOTHING
+        if not is_empty:
             moved.append(name)
             left.remove(name)
     return moved
@@ -159,7 +162,9 @@ def columns_below(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
 def natural_width(
     shown: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> int:
-    """Return the width of a table of these columns if no cell wraps."""
+    """Return the width of a table of the columns `shown` if no cell wraps; `rows` have the cells of
+    all `columns`.
+    """
     total = 1
     for name in shown:
         cells = map(itemgetter(columns.index(name)), rows)
@@ -440,7 +445,9 @@ def run_command(command: Callable[[], Any]) -> int:
 
 
 def _show_error(error: Exception) -> int:
-    """Print an error on stderr, and return the exit code."""
+    """Print an error on stderr, and return the exit code: 2 for one that is not Adjunct's, and
+    CONDITIONS_NOT_MET or 1 for others.
+    """
     ours = find_adjunct_error(error)
     if ours is None:
         _show_problem(error, _first_lines(error))

@@ -250,8 +250,8 @@ def _read_checkpoint(lake: Lake, application: Application | str) -> Checkpoint:
 def _times_to_json(
     lake: Lake, app: Application | None, last: Checkpoint, inputs: Sequence[InputTimes]
 ) -> dict[str, Any]:
-    """Return watermarks and state sizes as JSON-able values; empty if no input declares event
-    times.
+    """Return state sizes as JSON-able values, and with the application the watermarks; empty if no
+    input declares event times.
     """
     if not last.times.partitions:
         return {}
@@ -310,7 +310,7 @@ def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -
     for at, (before, after) in change.moved.items():
         steps = [before or "none", after or "none"]
         if at in change.applied and change.batch is not None:
-            steps.insert(1, str(change.applied[at].offset))
+            steps.insert(1, str(change.applied[at].offset))  # where the batch began to read
         moves[at] = [" -> ".join(steps)]
     for replay in change.replays:
         if replay.what != "moved":
@@ -365,7 +365,9 @@ def _describe_held(
 def _stream_ends(
     lake: Lake, app: Application, last: Checkpoint
 ) -> dict[SystemStreamPartition, _StreamEnd]:
-    """Return where the streams of all input partitions end."""
+    """Return where the streams of all partitions in the checkpoint end, inputs and changes of
+    datasets by which results are restated.
+    """
     systems = systems_for(app, lake=lake)
     ends: dict[SystemStreamPartition, _StreamEnd] = {}
     for name in (*app.inputs, *app.restated):

@@ -500,7 +500,9 @@ def _file_errors(target: Path) -> AbstractContextManager[None]:
 
 
 def check_export_target(target: Path, records_per_file: int | None) -> None:
-    """Raise ConfigurationError if `target` can't be written."""
+    """Raise ConfigurationError if `target` can't be written: it exists, has no folder, or is to be
+    one file and does not end in .parquet.
+    """
     if records_per_file is None and target.suffix != ".parquet":
         step = "Use a name that does, or give --records-per-file for a folder of files."
         raise ConfigurationError(f"--to {target} does not end in .parquet.", step, setting="--to")
@@ -517,12 +519,14 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
 def _write_files(
     parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path
 ) -> Exported:
-    """Write tables to files at these paths, with at most `limit` records each. Without records
-    one file is written, for the columns.
+    """Write tables to files at these paths, with at most `limit` records each; to a single file
+    without a limit. Without records one file is written, for the columns.
+
+    `target` is what errors of the file system name.
     """
     rows = 0
     files = 0
-    room = 0  # for records in the open file
+    room = 0  # for records in the open file; it has no meaning without a limit
     with ExitStack() as opened:
         writer: pq.ParquetWriter | None = None
         for part in parts:
@@ -547,7 +551,7 @@ def _write_files(
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """Give a complete file or folder its final name, after everything in it is on the disk;
+    """Give a complete file or folder its final name, after everything in it is on the disk. Raises
     ConfigurationError if the name is taken.
     """
     is_folder = partial.is_dir()
@@ -568,7 +572,7 @@ def _publish(partial: Path, target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Wait until a file or folder is on the disk, if it may be opened for that."""
     with suppress(PermissionError):
         handle = os.open(path, os.O_RDONLY)
         try:

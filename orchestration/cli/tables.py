@@ -183,9 +183,10 @@ class _Entries:
         keys_only: bool,
         **place: Any,
     ) -> IteratorPage[Any] | None:
-        """Return the next page of entries or keys at this place; None after the last one.
+        """Return the page of entries or keys that comes next; None after the last one.
 
-        `within` are bounds of keys in a family; `place` is the page's size and the state before it.
+        `within` are bounds of keys in a family, and ignored without one. `place` has `page_size`,
+        and the `state` after the page before.
         """
         if self.family is not None:
             read = reading.keys if keys_only else reading.entries
@@ -205,7 +206,7 @@ class _Entries:
         if prefix is not None:
             within["prefix"] = prefix
         if prefix and self.key_type == "json":
-            within["prefix"] = prefix.encode()
+            within["prefix"] = prefix.encode()  # part of a stored document, which is none itself
         elif prefix:
             within["prefix"] = self.parse_key(prefix, "--prefix")
         for name in ("prefix", "start", "end"):
@@ -438,7 +439,9 @@ def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None
 
 
 def _check_several(number: int, family: str | None, version: str | None) -> None:
-    """Raise ConfigurationError unless several keys can be removed together."""
+    """Raise ConfigurationError unless several keys can be removed together: all of one family, and
+    without a version.
+    """
     step = "Give one key, or several keys of one --family without --version."
     if version is not None:
         problem = f"{number} keys with --version: expected one key."
@@ -685,7 +688,7 @@ def _show_change(what: str, facts: dict[str, Any], done: str, otherwise: str) ->
 
 
 def _facts(table: TableInfo) -> dict[str, Any]:
-    """Return a table's description with its configuration merged in."""
+    """Return a table's description with its configuration merged in; null for what is unknown."""
     facts = asdict(table)
     configuration = facts.pop("configuration") or {
         "partitions": None,

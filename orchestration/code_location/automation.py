@@ -360,6 +360,7 @@ def complete_requests(
             launch.keys = steps.whole(launch.keys) | (whole & steps.jobs.get(job, frozenset()))
             rest = rest - launch.keys
         for job, launch in launches.items():
+            # Only a run that stays has a configuration.
             stays = any(decision.run_config for decision in launch.decisions)
             if not stays:
                 _join_depending(launch.keys, rest, steps, parents)
@@ -383,7 +384,9 @@ def _join_depending(
     steps: Steps,
     parents: Callable[[dg.AssetKey], Collection[dg.AssetKey]],
 ) -> None:
-    """Add to the keys the assets of `rest` that depend on some of them, also through others."""
+    """Add to `keys` the assets of `rest` that depend on one of the keys, directly or through other
+    assets of `rest`, with all that their ops make.
+    """
     while more := [key for key in rest - keys if not keys.isdisjoint(parents(key))]:
         keys |= steps.whole(more)
 
@@ -472,7 +475,9 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
             )
 
     def with_attributes(self, *, jobs: Any = None, metadata: Any = None) -> AutomationSensor:
-        """Return a copy with other metadata."""
+        """Return a copy with other metadata; like Dagster's sensor of conditions, it has no jobs to
+        replace.
+        """
         if metadata is None:
             metadata = self.metadata
         assert self.minimum_interval_seconds is not None

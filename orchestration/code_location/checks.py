@@ -115,8 +115,10 @@ def bootstrap_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
 def bootstrap_check_results(
     run: OpRun, key: dg.AssetKey, manifest: DatasetManifest | None, report: AdvanceReport | None
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield the result of `bootstrapped` if it is selected; `report` is None if nothing
-    advanced.
+    """Yield the result of `bootstrapped` if it is selected: passed if the dataset serves a version
+    that is not stale.
+
+    `manifest` is None before the first advance, `report` if nothing advanced in this run.
     """
     if BOOTSTRAPPED not in selected_checks(run.context, key):
         return
@@ -135,8 +137,7 @@ def bootstrap_check_results(
         asset_key=key,
         check_name=BOOTSTRAPPED,
         passed=served and not stale,
-        # A dataset that is declared to serve stale data instead of none fails the check, but does
-        # not block.
+        # A stale version that is served, as declared, fails the check, but does not block.
         severity=dg.AssetCheckSeverity.WARN if served else dg.AssetCheckSeverity.ERROR,
         description=_describe_bootstrap(progress, decision),
         metadata=_bootstrap_metadata(progress, decision, report),
@@ -145,8 +146,8 @@ def bootstrap_check_results(
 
 @contextmanager
 def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, dg.AssetKey]) -> Iterator[None]:
-    """Report `bootstrapped` as failed if an error ends the bootstrap early, and re-raise the
-    error.
+    """Report `bootstrapped` of each dataset as failed if an error ends its bootstrap early, and
+    re-raise the error. `datasets` maps their names to assets.
     """
     try:
         yield
@@ -273,10 +274,14 @@ def join_check_specs(
 
 
 def _name_check(what: str, join: str, first_of_name: dict[str, str]) -> str:
-    """Return the name of a join's check: by its table, or by its id for a further join of that."""
-    _, _, named = join.split("-", 2)
-    is_first = first_of_name.setdefault(named, join) == join
-    return to_dagster_name(f"{what}_{named if is_first else join}")
+    """Return the name of a join's check, such as match_rate_planes for the join "join-2-planes".
+
+    Later joins of the same name have their whole id in it. `first_of_name` keeps the first join of
+    each name.
+    """
+    _, _, name = join.split("-", 2)
+    is_first = first_of_name.setdefault(name, join) == join
+    return to_dagster_name(f"{what}_{name if is_first else join}")
 
 
 def join_check_results(
@@ -458,8 +463,11 @@ def report_failed_operators(
     expectations: Mapping[str, dg.AssetCheckSpec],
     restatements: Mapping[str, dg.AssetCheckSpec],
 ) -> Iterator[None]:
-    """If a record does not meet an expectation and fails a batch, or there is too much to restate,
-    report the check of that as failed, and re-raise the error.
+    """Report the check of an operator as failed if the operator fails the batch, and re-raise the
+    error.
+
+    An expectation does if a record does not meet it, a join if there is too much to restate. Both
+    mappings are by the operator's id.
     """
     try:
         yield
@@ -480,13 +488,14 @@ ACCEPTED = "adjunct_accepted"
 
 
 def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
-    """Return a check for each validator, and of a bounded dataset also whether its newest version
+    """Return a check for each validator, and for a bounded dataset also whether its newest version
     was accepted.
 
-    A version can be rejected without a validator, for example because of a null key.
+    A version can be rejected without a validator, for example because of a null key. Raises
+    ConfigurationError for a validator with the name of the dataset's other check.
     """
     specs = []
-    taken = BOOTSTRAPPED
+    taken = BOOTSTRAPPED  # of `bootstrap_check_specs`
     if isinstance(dataset, BoundedDataset):
         taken = ACCEPTED
         accepted = (
@@ -521,6 +530,7 @@ class CheckedVersion(NamedTuple):
 
 
 def _validators(dataset: AdjunctDataset) -> Sequence[Validator]:
+    """Return the declared validators; local tables have none."""
     if isinstance(dataset, BoundedDataset | UnboundedDataset):
         return dataset.validators
     return ()
@@ -542,10 +552,10 @@ def _describe_effect(dataset: AdjunctDataset, validator: Validator) -> str:
 def newest_verdicts(
     store: StoredVersions, manifest: DatasetManifest, name: str | None = None
 ) -> CheckedVersion | None:
-    """Return the version that the checks report on; None before the first version.
+    """Return the version that the checks report on; None if there is none.
 
-    It is the newest delivered version if that is rejected, else the served one. With a `name`, it
-    is the newest version of this name that is not revoked.
+    Without a `name`, it is the newest version if that is rejected, else the served one. With a
+    name, it is the newest version of this name that is not revoked, served or not.
     """
     refs = list(manifest.listed)
     if name is not None:
@@ -608,6 +618,9 @@ def _verdict_results(
     verdicts: Sequence[Verdict],
     version: Mapping[str, Any],
 ) -> Iterator[dg.AssetCheckResult]:
+    """Yield the results of the selected checks for these verdicts; `version` is the metadata that
+    names the version.
+    """
     selected = selected_checks(context, key)
     declared = {validator.name: validator for validator in _validators(dataset)}
     for verdict in verdicts:
@@ -615,8 +628,9 @@ def _verdict_results(
         if verdict.name not in declared or verdict.name not in selected:
             continue
         severity = dg.AssetCheckSeverity.ERROR
-        is_set_aside = dataset.follows_changes  # else the advance would have failed
-        if verdict.severity == "warn" or is_set_aside:
+        # A changed row that failed became a dead letter, or this advance would have failed.
+        are_rows_diverted = dataset.follows_changes
+        if verdict.severity == "warn" or are_rows_diverted:
             severity = dg.AssetCheckSeverity.WARN
         yield dg.AssetCheckResult(
             asset_key=key,
@@ -673,7 +687,9 @@ def report_validator_errors(
 
 
 def rejection_metadata(ref: VersionRef, served: str | None) -> dict[str, Any]:
-    """Return the metadata of the event of a rejected version."""
+    """Return the metadata of the event of a rejected version; `served` is the id of the version
+    that stays served, None for none.
+    """
     failed = []
     for verdict in ref.verdicts:
         if not verdict.passed:
@@ -690,7 +706,7 @@ def rejection_metadata(ref: VersionRef, served: str | None) -> dict[str, Any]:
 
 def rejection_warning(dataset: str, ref: VersionRef, served: str | None) -> str:
     """Return the warning about a rejected version, with the commands to inspect, accept or
-    remove it.
+    remove it. `served` is the id of the version that stays served, None for none.
     """
     stays = "there is no version to serve"
     if served:
@@ -699,7 +715,7 @@ def rejection_warning(dataset: str, ref: VersionRef, served: str | None) -> str:
         f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}."
     )
     remove = f"adjunct dataset remove-version {dataset} {ref.id} --reason …"
-    if ref.document is None:
+    if ref.document is None:  # it was rejected before it was built
         return (
             f"{rejected} It was not built: deliver the content again, and remove this one: {remove}"
         )

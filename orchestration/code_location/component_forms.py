@@ -94,7 +94,7 @@ class Form:
 
     @property
     def values(self) -> Form | None:
-        """The form of a mapping's values; None if it is no mapping."""
+        """The form of a mapping's values; None if the type takes no mapping."""
         mappings = [kind for kind in self.members if _is_kind(kind, Mapping)]
         if mappings:
             arguments = get_args(mappings[0])
@@ -103,13 +103,13 @@ class Form:
 
     @property
     def takes_objects(self) -> bool:
-        """Whether `{Class: {…}}` makes a value; else such a mapping is only a mapping."""
-        is_mapping = any(_is_kind(kind, Mapping) for kind in self.members)
-        return not is_mapping or any(_is_class(kind) for kind in self.members)
+        """Whether `{Class: {…}}` means an object of that class; else it is only a mapping."""
+        takes_mapping = any(_is_kind(kind, Mapping) for kind in self.members)
+        return not takes_mapping or any(_is_class(kind) for kind in self.members)
 
     @property
     def classes(self) -> list[type]:
-        """The classes whose arguments, as a mapping of one class, make the value."""
+        """The dataclasses and pydantic models among the alternatives."""
         return [kind for kind in self.members if _has_fields(kind)]
 
     @property
@@ -180,7 +180,9 @@ def _is_named(kind: Any) -> bool:
 
 
 def _reject_other_than_text(value: Any) -> Any:
-    """Return a text; another value is no duration, and would be none in quotes."""
+    """Return a text as it is. Raises PydanticCustomError for any other value, such as a number
+    without a unit.
+    """
     if not isinstance(value, str):
         raise PydanticCustomError(NO_DURATION, "no duration")
     return value
@@ -197,7 +199,9 @@ def _is_enum(kind: Any) -> bool:
 
 
 def _is_kind(kind: Any, base: type) -> bool:
-    """Whether a generic type such as `list[str]` is of a base such as `Iterable`."""
+    """Whether a generic type such as `list[str]` is of a base such as `Iterable`; False for a type
+    without arguments, such as `list` or `str`.
+    """
     origin = get_origin(kind)
     return isinstance(origin, type) and issubclass(origin, base)
 
@@ -208,7 +212,7 @@ def _is_class(kind: Any) -> bool:
 
 
 def _list_items(members: Iterable[Any]) -> list[Any]:
-    """Return the types of items of those of the types that are lists."""
+    """Return the types of the items of all lists among the types."""
     lists = [kind for kind in members if _is_kind(kind, Iterable) and not _is_kind(kind, Mapping)]
     return [item for kind in lists for item in get_args(kind) if item is not ...]
 
@@ -280,16 +284,17 @@ class Signature:
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:
-    """Return the arguments of a function or class."""
+    """Return the arguments of a function or class; of a bound method, those of its function."""
     return _read_signature(getattr(function, "__func__", function))
 
 
 @cache
 def _read_signature(function: Callable[..., Any]) -> Signature:
     """Return the arguments of a function, or of a class's constructor."""
-    is_made_by_init = isinstance(function, type) and not _has_fields(function)
-    made: Any = function.__init__ if is_made_by_init else function
-    hints = type_hints(inspect.unwrap(made))
+    hinted: Any = function  # the hints of a class with fields are the class's own
+    if isinstance(function, type) and not _has_fields(function):
+        hinted = hinted.__init__
+    hints = type_hints(inspect.unwrap(hinted))
     arguments: list[Argument] = []
     takes_any_name = False
     for parameter in inspect.signature(function).parameters.values():
@@ -318,13 +323,15 @@ def _options(hint: Any) -> list[Argument]:
 # -- models of the YAML
 
 
-def _list_names(schema: dict[str, Any]) -> None:
-    """Let `dg check yaml` say which keys there are, where it finds an unknown one."""
+def _add_names(schema: dict[str, Any]) -> None:
+    """Add the form's keys to its JSON schema, so that `dg check yaml` lists them in its error about
+    an unknown one.
+    """
     schema["propertyNames"] = {"enum": list(schema.get("properties", ()))}
 
 
 class _Declaration(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_list_names)
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_add_names)
 
     @model_validator(mode="before")
     @classmethod
@@ -357,10 +364,12 @@ class _ByShape:
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         forms = handler(core)["oneOf"]
-        declared, imported = (form for form in forms if "$ref" in form)
-        others = [form for form in forms if "$ref" not in form]
-        chosen = {"if": {"required": [PYTHON]}, "then": imported, "else": declared}
-        return {"if": {"type": "object"}, "then": chosen, "else": others[0]} if others else chosen
+        declared, imported = (form for form in forms if "$ref" in form)  # as `_by_shape` has them
+        alone = [form for form in forms if "$ref" not in form]
+        mapping = {"if": {"required": [PYTHON]}, "then": imported, "else": declared}
+        if not alone:
+            return mapping
+        return {"if": {"type": "object"}, "then": mapping, "else": alone[0]}
 
 
 def _shape(value: Any) -> str:
@@ -371,8 +380,8 @@ def _shape(value: Any) -> str:
 
 
 def _by_shape(declared: Any, alone: Any = None) -> Any:
-    """Return the type of a value that is a declaration, an import, or else of the type `alone`,
-    if that is given.
+    """Return the type of a value that is a declaration or an import. If `alone` is given, a value
+    that is no mapping is of that type.
     """
     forms = Annotated[declared, Tag("declared")] | Annotated[Imported, Tag("imported")]
     if alone is not None:
@@ -382,7 +391,9 @@ def _by_shape(declared: Any, alone: Any = None) -> Any:
 
 
 def _mapping_shape(value: Any) -> str:
-    """Return "imported" for {python: …}, else "declared"."""
+    """Return "imported" for {python: …}, else "declared": also for a value that is no mapping,
+    whose error then is that of a declaration.
+    """
     return "imported" if _shape(value) == "imported" else "declared"
 
 
@@ -409,7 +420,10 @@ Imported = create_model("Imported", __base__=_Declaration, python=(str, ...))
 
 def step_form(name: str, function: Callable[..., Any]) -> Any:
     """Return the type of a step's YAML value: its arguments by name, or the first one alone if
-    no other is needed.
+    no other is required.
+
+    It is a mapping of columns for a function that takes any name, and `true` for one without
+    arguments; both types take null, too.
     """
     signature = signature_of(function)
     if signature.takes_any_name:
@@ -424,13 +438,23 @@ def step_form(name: str, function: Callable[..., Any]) -> Any:
 
 
 def _alone_type(argument: Argument) -> Any:
-    """Return the YAML type of an argument that is written without its key: any of its forms
-    except a mapping, which would be the arguments by name.
+    """Return the YAML type of a step's first argument where it is written without its key, as in
+    `filter: a > 1`.
+
+    A mapping is left out, because it would be the arguments by name; null, because a step that is
+    written needs a value. A starred argument is a list, or its only item.
     """
-    forms = [_yaml_type(kind) for kind in argument.form.members if kind is not type(None)]
-    alone = [form for form in forms if get_origin(form) is not dict]
-    # If it takes only objects, the operator's own error says more than that of the form.
-    single: Any = _union(alone or [str])
+    members = [kind for kind in argument.form.members if kind is not type(None)]
+    yaml_types = []
+    for kind in members:
+        yaml_type = _yaml_type(kind)
+        if get_origin(yaml_type) is not dict:
+            yaml_types.append(yaml_type)
+    if not yaml_types:
+        # The argument takes only mappings or objects. A text passes here, because the error that
+        # the operator then raises says more than that of this type.
+        yaml_types = [str]
+    single: Any = _union(yaml_types)
     return argument.yaml_type | single if argument.is_starred else single
 
 

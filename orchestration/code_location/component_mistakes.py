@@ -131,8 +131,8 @@ def _describe_mistake(place: Place, problems: Sequence[ErrorDetails], document: 
 
 
 def name_of(place: Place, document: Any) -> str:
-    """Return the name by which people know the value at a place: its key, of an item its number
-    from 1, of a step its `as`, its operator, or what is written there.
+    """Return the name by which people know the value at a place: its key, or for an item of a list
+    its number from 1. A step is named by its `as`, else by its operator, else by what is written.
     """
     last = place[-1]
     if isinstance(last, str):
@@ -171,8 +171,8 @@ def _describe_unknown_key(place: Place, known: Sequence[str], document: Any) -> 
 
 
 def _find_owner(key: str, beside: Mapping[str, Any]) -> str | None:
-    """Return what takes a key that is given at another depth: an operator beside it, or a part of
-    the file.
+    """Return what takes a key that is given at another depth: an operator `beside` it, or a part of
+    the file; None if nothing takes it.
     """
     for operator in beside:
         if operator in STEPS and signature_of(STEPS[operator]).by_key(key) is not None:
@@ -230,8 +230,10 @@ def _find_meant_by_text(text: str, expected: str) -> str | None:
 
 
 def find_name(name: str, place: Place, document: Any) -> Place | None:
-    """Return the place of a column, or a path with or without "as", in the arguments at a place:
-    a value, a key, or one in a list or mapping. None if it is not there.
+    """Return where the arguments at a place name a column or path, with or without "as"; None if
+    they do not.
+
+    It may be the value of an argument, an item of a list, or a key or value of a mapping.
     """
     try:
         given = value_at(place, document)
@@ -278,12 +280,14 @@ def with_keys(text: str) -> str:
 
 
 def _write_in_yaml(match: re.Match[str]) -> str:
-    """Return a part of a text about the Python API as it is written in YAML."""
+    """Return a part of a text about the Python API as it is written in YAML: the call of a step
+    with arguments, the name of a function with empty parentheses, or an argument with its value.
+    """
     if match["step"] is not None:
         return f"`- {match['step']}: {_write_arguments(match['step'], match['arguments'])}`"
     if match["function"] is not None:
         return match["function"]
-    if match["key"] is None:
+    if match["key"] is None:  # in quotes, or not written in YAML
         return match[0]
     key = KEYS.get(match["key"], match["key"])
     value: str | None = match["value"]
@@ -298,7 +302,9 @@ def _write_in_yaml(match: re.Match[str]) -> str:
 
 
 def _write_arguments(step: str, text: str) -> str:
-    """Return the arguments of a step's call in YAML: a list, or a mapping by name."""
+    """Return the arguments of a step's call in YAML: a list, or a mapping if one is given by name;
+    the text itself if not all of them are literals.
+    """
     try:
         call = ast.parse(f"step({_with_quoted_dots(text)})", mode="eval").body
         given = [ast.literal_eval(each) for each in call.args]  # type: ignore[attr-defined]
@@ -309,7 +315,7 @@ def _write_arguments(step: str, text: str) -> str:
     except (SyntaxError, ValueError):
         return text
     if not named:
-        return write_flow(given) if text != "…" else text
+        return write_flow(given) if text != "…" else text  # "…" stands for any arguments
     arguments = signature_of(STEPS[step]).arguments
     by_name: dict[str, Any] = {}
     if given and arguments[0].is_starred:
@@ -322,7 +328,7 @@ def _write_arguments(step: str, text: str) -> str:
 
 
 def _write_value(text: str) -> str:
-    """Return a value of a text about Python in YAML."""
+    """Return a value of a text about Python in YAML; any but a list or mapping is unchanged."""
     if text[0] not in "{[":
         return text
     try:
@@ -332,7 +338,7 @@ def _write_value(text: str) -> str:
 
 
 def _with_quoted_dots(text: str) -> str:
-    """Return a text of Python with each "…" that stands for something as a text."""
+    """Return a text of Python in which each … is a string, so that it can be parsed."""
     return re.sub(r'(?<![\w"])…', '"…"', text)
 
 

@@ -108,7 +108,7 @@ class _Reader:
         self.read_values = 0  # reading stops at the limit: aliases of aliases have no end
 
     def read(self, node: yaml.Node, place: Place) -> None:
-        """Read the value at a place and those in it."""
+        """Note the positions and the mistakes of the value at a place and of those in it."""
         # The value of a key has the position of its key, which `_read_mapping` has set.
         self.positions.setdefault(place, _position_of(node))
         self.read_values += 1
@@ -125,8 +125,8 @@ class _Reader:
             self._read_mapping(node, place)
 
     def _read_mapping(self, node: yaml.MappingNode, place: Place) -> None:
-        """Read the keys and values of a mapping, then those of the mappings merged into it (`<<`),
-        which count where it has no such key.
+        """Note the positions and the mistakes of the keys and values of a mapping, then of the
+        mappings merged into it (`<<`), which count where it has no such key.
         """
         parts = []
         for key, value in node.value:
@@ -159,24 +159,27 @@ class _Reader:
         """Note a text in braces or brackets that a comma within its parentheses divides, such as
         {total: coalesce(a, 0)}.
         """
-        if place[:1] != ATTRIBUTES or not node.flow_style:
+        is_dagsters = place[:1] != ATTRIBUTES
+        is_in_lines = not node.flow_style
+        if is_dagsters or is_in_lines:
             return
-        plain = [
+        unquoted = [
             (at, str(each.value))
             for at, each in parts
             if isinstance(each, yaml.ScalarNode) and each.style is None
         ]
-        for number, (at, text) in enumerate(plain):
+        for number, (at, text) in enumerate(unquoted):
             if text.count("(") > text.count(")"):
-                whole = ", ".join(part for _, part in plain[number:] if part)
+                # In braces, what follows the comma is a key with an empty value.
+                whole = ", ".join(part for _, part in unquoted[number:] if part)
                 problem = f"a comma divides {text!r} from what follows."
                 step = f'Write a text with a comma in quotes, such as "{_balanced(whole)}".'
                 self.mistakes.append(Mistake(at, problem, step))
                 return
 
     def _read_key(self, key: yaml.Node, place: Place) -> str:
-        """Return the name of a key; one that YAML reads as something else than a text is a
-        mistake.
+        """Return the name of a key, "?" for a list or mapping. A key that is no text, or that YAML
+        does not read as one, is noted as a mistake.
         """
         if not isinstance(key, yaml.ScalarNode):
             step = "Give a text; in braces, {key: value} is a mapping."
@@ -186,7 +189,7 @@ class _Reader:
             return "?"
         name = str(key.value)
         _, _, kind = key.tag.rpartition(":")
-        if place[:1] != ATTRIBUTES or kind not in _KINDS_OF_KEYS:
+        if place[:1] != ATTRIBUTES or kind not in _KINDS_OF_KEYS:  # the rest is Dagster's, or right
             return name
         at = (*place, name)
         if is_misread(key):
@@ -208,8 +211,8 @@ class _Reader:
 
 
 def _balanced(text: str) -> str:
-    """Return the shortest beginning of a text in which each parenthesis is closed, up to the next
-    comma.
+    """Return the shortest beginning of a text, up to a comma, in which each parenthesis is closed;
+    the whole text if there is none.
     """
     parts = text.split(", ")
     for length in range(1, len(parts)):
@@ -230,7 +233,8 @@ def is_misread(node: yaml.ScalarNode) -> bool:
     """Return whether YAML reads a scalar as another value than people do: 010 is 8, 1:30 is 90,
     yes is true.
     """
-    if node.style is not None:
+    is_quoted = node.style is not None
+    if is_quoted:
         return False
     if node.tag.endswith(":int"):
         return not WHOLE_NUMBER.fullmatch(node.value)
@@ -242,7 +246,7 @@ def is_misread(node: yaml.ScalarNode) -> bool:
 def _misread(node: yaml.ScalarNode, place: Place) -> Mistake:
     """Return the mistake of a scalar that YAML reads as something else than it looks like."""
     read = written_in_yaml(yaml.safe_load(node.value))
-    instead = KEYS.get(node.value, f"{read} if you mean that")
+    instead = KEYS.get(node.value, f"{read} if you mean that")  # `by` for `on`
     return Mistake(
         place,
         f"YAML reads {node.value} as {read}.",
@@ -266,7 +270,7 @@ def written_in_yaml(value: Any) -> str:
         return f"a {type(value).__name__}"
     if isinstance(value, bytes):
         return "binary"
-    text = text.removesuffix("\n...")
+    text = text.removesuffix("\n...")  # after a scalar alone
     is_quoted = text.startswith(("'", '"'))
     if isinstance(value, str) and not is_quoted:
         text = f"'{text}'"

@@ -171,7 +171,7 @@ class Translation:
         try:
             if given.get("lake") is not None:
                 check_store_url(given["lake"], "lake")
-        except ConfigurationError as error:
+        except ConfigurationError as error:  # of an argument `url`, which YAML does not have
             self.refuse(error.problem, error.next_step, (*ATTRIBUTES, "lake"))
 
     def check_dataset(self, dataset: AdjunctDataset, place: Place) -> None:
@@ -242,8 +242,8 @@ class Translation:
     def warn_of_shared(
         self, apps: Mapping[str, ApplicationTranslation], others: Mapping[KindAndName, str]
     ) -> None:
-        """Warn of what other components use, too, before Dagster refuses it; `others`
-        has the lines of these.
+        """Warn of each asset that another component declares or uses, too, before Dagster refuses
+        it. `others` has the lines where other components do.
         """
         for (kind, name), place in self.names(apps).items():
             if (kind, name) in others:
@@ -259,7 +259,9 @@ class Translation:
     def definitions(
         self, given: Mapping[str, Any], others: Mapping[KindAndName, str]
     ) -> dg.Definitions:
-        """Return the definitions of all applications; see `warn_of_shared` for `others`."""
+        """Return the definitions of all applications, which `dg check defs` also plans; see
+        `warn_of_shared` for `others`.
+        """
         apps = self.applications(given)
         self.warn_of_shared(apps, others)
         if os.environ.get("DAGSTER_IS_DEFS_VALIDATION_CLI"):  # `dg check defs`
@@ -291,10 +293,10 @@ class Translation:
     def declared(
         self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any], place: Place
     ) -> Any:
-        """Call `function` with the name and these arguments; for {python: "module:name"}, import
-        the object instead.
+        """Return what `function` makes of the name and these arguments; for {python:
+        "module:name"}, the imported object.
 
-        An imported object must have been declared with the same name.
+        An imported object must be what `function` makes, with the same name.
         """
         if arguments.keys() != {PYTHON}:
             return self.call(function, arguments, place, name)
@@ -302,7 +304,7 @@ class Translation:
         kind = _MADE_BY[function]
         is_of_kind = isinstance(made, kind)
         if isinstance(made, AdjunctDataset):
-            is_of_kind = is_of_kind and made.kind in function.__name__
+            is_of_kind = is_of_kind and function.__name__ == f"{made.kind}_dataset"
         if not is_of_kind:
             found = (
                 f"{arguments[PYTHON]!r} is {_describe(made)}: expected what"
@@ -362,18 +364,17 @@ class Translation:
             if argument.is_required and argument.key not in named:
                 problem = f"{_label(function)} lacks {argument.key}."
                 self.refuse(problem, f"Add {argument.key}: …", place)
-        return self.make(function, positional, keywords, named, place)
+        return self.make(function, positional, keywords, place)
 
     def make(
         self,
         function: Callable[..., Any],
         positional: Sequence[Any],
         keywords: Mapping[str, Any],
-        given: Mapping[str, Any],
         place: Place,
     ) -> Any:
-        """Call a function with its arguments; an error names the place, or that of a wrong name
-        in what was given.
+        """Return what a function returns for these arguments. Raises ComponentError for any error
+        of the function, with the place of what it is about.
         """
         try:
             with declaring_at(self.source.code_line(place)):
@@ -405,12 +406,14 @@ class Translation:
     def by_name(
         self, function: Callable[..., Any], given: Any, free: Sequence[Argument], place: Place
     ) -> Mapping[str, Any]:
-        """Return what is given by the key of its argument; alone, it is the first one's."""
-        takes_import = any(argument.name == PYTHON for argument in free)
-        is_value = _is_import(given) and not takes_import
+        """Return the given values by the keys of their arguments: a mapping as it is, any other
+        value as that of the first argument, and nothing for null.
+        """
+        takes_python = any(argument.name == PYTHON for argument in free)
+        is_value = _is_import(given) and not takes_python  # not a value for the argument `python`
         if isinstance(given, Mapping) and not is_value:
             return given
-        if not free and given not in (None, True):
+        if not free and given not in (None, True):  # `late_records: true` calls it
             problem = f"{_label(function)} takes no arguments, and has {given!r}."
             self.refuse(problem, "Leave it out.", place)
         if not free or given is None:
@@ -425,7 +428,11 @@ class Translation:
                 self.refuse(f"{key} is empty.", step, (*place, key))
 
     def argument(self, argument: Argument, value: Any, place: Place) -> Any:
-        """Return the value of an argument; of a starred one, the list of its values."""
+        """Return the value of an argument; for a starred one, the list of its values.
+
+        Two arguments have forms that their types don't say: the constant ARRIVAL of `event_time`,
+        and nested types of `columns`.
+        """
         if argument.is_starred:
             each = value if isinstance(value, list) else [value]
             return self.values(each, argument.form, place)
@@ -442,7 +449,7 @@ class Translation:
         types = dict(columns)
         for name, kind in columns.items():
             if isinstance(kind, list) or (isinstance(kind, Mapping) and not _is_import(kind)):
-                made = self.make(Schema.of, ({name: kind},), {}, {}, (*place, name))
+                made = self.make(Schema.of, ({name: kind},), {}, (*place, name))
                 types[name] = made.field(name).type
         return types
 
@@ -458,7 +465,8 @@ class Translation:
         if isinstance(value, Mapping):
             return self.mapping(value, form, place)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and timedelta in form.members and not {int, float} & {*form.members}:
+        takes_numbers = not {int, float}.isdisjoint(form.members)
+        if is_number and timedelta in form.members and not takes_numbers:
             problem = f"{place[-1]} is {value}: expected a duration."
             self.refuse(problem, f"Add the unit, as in {value}s, {value}m or {value}h.", place)
         return value
@@ -468,11 +476,13 @@ class Translation:
         return [self.value(item, form, (*place, number)) for number, item in enumerate(values)]
 
     def mapping(self, value: Mapping[str, Any], form: Form, place: Place) -> Any:
-        """Return what a mapping describes: an object to import, one to make, or a mapping."""
+        """Return what a mapping describes: an object to import, a schema, an object to make, or a
+        mapping; the first that fits.
+        """
         if _is_import(value):
             return self.imported(value[PYTHON], (*place, PYTHON))
         if Schema in form.members:
-            return self.make(Schema.of, (value,), {}, value, place)
+            return self.make(Schema.of, (value,), {}, place)
         name = next(iter(value)) if len(value) == 1 else ""
         makes = _public(name) if form.takes_objects and name else None
         if makes is not None:
@@ -502,9 +512,9 @@ class Translation:
         """Return the argument that a string describes: a duration or an enum member if the form
         has that type.
 
-        Any other string stays as it is.
+        Any other string stays as it is, and so does a literal.
         """
-        if text in form.literals:
+        if text in form.literals:  # such as "all" besides a duration
             return text
         if timedelta in form.members:
             return self.duration(text, form, place)
@@ -516,7 +526,9 @@ class Translation:
         return text
 
     def duration(self, text: str, form: Form, place: Place) -> timedelta | str:
-        """Return a duration; the text itself if it is none, and the argument may be a text."""
+        """Return the duration that a text describes. A text that is no duration is returned as it
+        is if the argument takes texts too; else it is refused.
+        """
         duration = read_duration(text)
         if duration is not None:
             return duration
@@ -559,16 +571,19 @@ class Translation:
         raise component_error(self.source, Mistake(place, problem, next_step), argument=argument)
 
     def refuse_as(self, error: AdjunctError, place: Place) -> NoReturn:
-        """Raise the error as ComponentError, for the value at a place."""
+        """Raise the error as ComponentError, for the value at a place; that of a ComponentError
+        stays.
+        """
         if place == ATTRIBUTES:  # build_definitions has raised it
             place = self.declaration_of(error)
         raise self.as_component_error(error, place) from None
 
     def as_component_error(self, error: AdjunctError, *places: Place) -> ComponentError:
-        """Return the error as ComponentError, for the value at the first of these places.
+        """Return the error as ComponentError, for the value at the first of these places; a
+        ComponentError unchanged.
 
-        If the error names an argument or a column, its place is that of the argument, or where the
-        column is named, in the first of the places that has it.
+        If the error names an argument or a column, and one of the places has it, the error is for
+        the value there.
         """
         if isinstance(error, ComponentError):
             return error
@@ -591,7 +606,9 @@ class Translation:
         return None if name is None else find_name(name, place, self.document)
 
     def without_line(self, problem: str, place: Place) -> str:
-        """Return the problem without the line of its declaration, which is that of the step."""
+        """Return the problem without the line of the declaration at its beginning, which the
+        ComponentError names itself.
+        """
         line = self.source.code_line(place)
         if line is None:
             return problem
@@ -599,7 +616,9 @@ class Translation:
         return re.sub(rf"^{declared}\d+: ", "", problem)
 
     def declaration_of(self, error: AdjunctError) -> Place:
-        """Return the place of the application or dataset that an error names."""
+        """Return the place of the application or dataset that an error names; that of all
+        attributes if it names none.
+        """
         owners = ((kind, getattr(error, kind, None)) for kind in ("application", "dataset"))
         declared = [self.declared_in[owner] for owner in owners if owner in self.declared_in]
         return declared[0] if declared else ATTRIBUTES
@@ -613,6 +632,9 @@ class ApplicationTranslation(Translation):
     def __init__(
         self, whole: Translation, name: str, given: Mapping[str, Any], place: Place
     ) -> None:
+        """Declare the application `name` with all that YAML gives for it at `place`: its options,
+        outputs, datasets and steps, in this order. `whole` has translated the rest of the file.
+        """
         super().__init__(whole.source)
         self.document = whole.document
         self.datasets = whole.datasets
@@ -693,7 +715,8 @@ class ApplicationTranslation(Translation):
         method = self.step_method(step, name, before, place)
         stream = self.call(method, step[name], (*place, name))
         if name == "input_stream":
-            self.check_system(list(self.app.inputs)[-1], (*place, name, "name"))
+            added = list(self.app.inputs)[-1]
+            self.check_system(added, (*place, name, "name"))
         self.places |= dict.fromkeys(set(self.app._graph.operators) - known, (*place, name))
         if "as" in step:
             if step["as"] in self.streams:
@@ -708,7 +731,9 @@ class ApplicationTranslation(Translation):
     def step_method(
         self, step: Mapping[str, Any], name: str, before: MessageStream | None, place: Place
     ) -> Callable[..., Any]:
-        """Return the method that adds a step's operator, of the application or of a stream."""
+        """Return the method that adds a step's operator: of the application for an input, else of
+        the stream that the step reads (`before`, without `from`).
+        """
         if name in _INPUTS:
             if "from" in step:
                 problem = "an input gets no records of a step."
@@ -733,9 +758,7 @@ class ApplicationTranslation(Translation):
 
     def text(self, text: str, form: Form, place: Place) -> Any:
         """Return the stream, dataset, table or output stream that a string names, if the form
-        has such a type.
-
-        Any other string is handled as in a whole document.
+        has such a type; else what it describes anywhere in the document.
         """
         if MessageStream in form.members:
             return self.stream(text, place)
@@ -771,15 +794,15 @@ class ApplicationTranslation(Translation):
         """Let the planner check the application, and Spark's parser its SQL; an error names the
         line of the step.
 
-        Without a lake there is nothing to plan against if a stream of it is read, nor before
-        streams are there: this is logged, with the line of the stream, and the first run checks.
-        `written` are the streams that applications of this file write.
+        The planner needs the streams that are read. If one of them does not exist yet, or its lake
+        does not, a warning says so, and the first run checks the application. `written` are the
+        streams that applications of this file write.
         """
         try:
             check_syntax(self.app)
             opened = open_lake(lake)
             if not opened.exists() and self.reads_lake():
-                self.wait_for(
+                self.warn_unplanned(
                     "there is no lake yet",
                     f"{opened.url}. Run what writes to it first.",
                     self.place,
@@ -796,14 +819,16 @@ class ApplicationTranslation(Translation):
                 step = "Create it, or correct the name."
                 if stream in written:
                     step = "Run the application that writes it."
-                self.wait_for(problem.rstrip("."), step, place)
+                self.warn_unplanned(problem.rstrip("."), step, place)
             if not awaited:
                 build_plan(self.app, catalog)
         except AdjunctError as error:
             raise self.explain(error) from None
 
     def explain(self, error: AdjunctError) -> ComponentError:
-        """Return an error of the planner as that of a step, or of a dataset."""
+        """Return an error of the planner as that of the step or dataset that it names; else as
+        that of the application.
+        """
         places = [
             self.places.get(error.operator or ""),
             self.declared_in.get(("dataset", error.dataset or "")),
@@ -829,8 +854,8 @@ class ApplicationTranslation(Translation):
         """Whether the application or one of its datasets reads a stream of the lake."""
         return any(split_stream_name(stream)[0] == LAKE for stream in self.inputs())
 
-    def wait_for(self, problem: str, next_step: str, place: Place) -> None:
-        """Log that the application is not planned yet: why, and what to do."""
+    def warn_unplanned(self, problem: str, next_step: str, place: Place) -> None:
+        """Log a warning that the application is not planned yet: why, and what to do."""
         where = self.source.describe_position(place)
         dg.get_dagster_logger().warning(
             "%s%s is not planned: %s. %s", where, self.app.name, problem, next_step

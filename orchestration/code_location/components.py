@@ -97,7 +97,7 @@ class AdjunctComponent(dg.Component):
         try:
             source = _checked_source(context.resolution_context.source_position_tree)
             given = _checked_values(attributes, source)
-            nowhere: Any = None
+            nowhere: Any = None  # our errors have the place themselves
             templates = context.resolution_context.with_source_position_tree(nowhere)
             filled = _filled_in(given, templates, source, ATTRIBUTES)
         except ComponentError as error:
@@ -140,10 +140,12 @@ class AdjunctComponent(dg.Component):
             _raise_to_dagster(error)
 
     def _names_in_others(self, context: dg.ComponentLoadContext) -> dict[KindAndName, str]:
-        """Return what the other components of the project use, with its line."""
+        """Return what the other components of the project declare or use, with its line; empty
+        without a file or project.
+        """
         tree = context.component_tree
         if not self.source.lines or not isinstance(tree.defs_module, ModuleType):
-            return {}  # it is not of a file, or of no project
+            return {}
         named: dict[KindAndName, str] = {}
         for other in tree.get_all_components(AdjunctComponent):
             if other is not self:
@@ -189,15 +191,17 @@ def load_applications(project: str | Path) -> dict[str, Application]:
 
 
 def _raise_to_dagster(error: ComponentError) -> NoReturn:
-    """Raise a mistake in the form that Dagster shows best."""
-    if hides_messages():
+    """Raise a mistake so that Dagster shows its message alone, or hides it if it is told to."""
+    if hides_messages():  # a _ShownComponentError would show its message all the same
         raise error.with_traceback(None) from None
     raise _ShownComponentError(error.problem, error.next_step, **error.facts) from error
 
 
 def _checked_source(tree: SourcePositionTree | None) -> Source:
-    """Return the document that Dagster has read. Raises ComponentError for a key that is given
-    twice, and for what YAML reads as something else than it looks like.
+    """Return the document that Dagster has read; an empty one if it is not from a file.
+
+    Raises ComponentError for a key that is given twice, and for what YAML reads as something else
+    than it looks like.
     """
     if tree is None or not Path(tree.position.filename).is_file():
         return Source()
@@ -250,8 +254,8 @@ def _filled_in(value: Any, context: dg.ResolutionContext, source: Source, place:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a template can't be filled in, from the first of the errors that caused this
-    one.
+    """Return why a template can't be filled in: what the first error says, which caused the
+    others.
     """
     cause: BaseException = error
     while cause.__cause__ is not None:

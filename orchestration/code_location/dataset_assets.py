@@ -205,6 +205,7 @@ def dataset_assets(
                             "info": context.log.info,
                         },
                         partial(open_dataset_systems, datasets),
+                        # Unless an application has chosen its engine.
                         few_in_process={app.engine for app in applications} == {"auto"},
                     )
                 reports = {report.dataset: report for report in done}
@@ -238,8 +239,9 @@ def _advance_unit(
 def dataset_results(
     run: checks.OpRun, member: DatasetAsset, report: AdvanceReport | None
 ) -> Results:
-    """Yield the events of a dataset's asset after an advance, and the results of its checks;
-    None if none advanced.
+    """Yield the events of a dataset's asset after an advance, and the results of its checks.
+
+    Without a `report` nothing advanced: the checks are reported again.
     """
     store = StoredVersions(run.lake, member.dataset)
     manifest = store.manifest()
@@ -258,8 +260,8 @@ def dataset_results(
 def _dataset_events(
     run: checks.OpRun, member: DatasetAsset, report: AdvanceReport, manifest: DatasetManifest | None
 ) -> Results:
-    """Report the version served after this run, whoever chose it: a rollback by hand is reported by
-    the next run.
+    """Yield the events that report the version served after this run, whoever chose it: a rollback
+    by hand is reported by the next run.
 
     With a freshness policy, each run that checks the stream is a materialization, even without
     changes: Dagster measures freshness by materializations only.
@@ -273,6 +275,7 @@ def _dataset_events(
         context.log_event(
             dg.AssetObservation(member.key, description=report.summary(), metadata=facts)
         )
+        # downstream assets wait for the end of a bootstrap
         if not member.dataset.bootstrap and member.key in context.selected_asset_keys:
             yield output_without_materialization(context, member.key)
         return
@@ -406,8 +409,8 @@ def dagster_partitions(dataset: AdjunctDataset) -> dg.PartitionsDefinition[str]:
 def ensure_partitions(
     dataset: AdjunctDataset, instance: dg.DagsterInstance, names: Iterable[str]
 ) -> list[str]:
-    """Return those of these version names that are partitions; if partitions are dynamic, new
-    names become some.
+    """Return those of the version names that are partitions. If partitions are dynamic, these are
+    all: new names are added to Dagster's.
     """
     partitions = dagster_partitions(dataset)
     wanted = list(dict.fromkeys(names))
@@ -500,7 +503,11 @@ def partition_job(member: DatasetAsset) -> UnresolvedAssetJobDefinition:
 
 @dataclass
 class _PartitionBuild:
-    """One run that builds partitions, with the check results of each partition so far."""
+    """One run that builds partitions.
+
+    `results` are the check results by partition, and `done` the partitions materialized so far.
+    `has_output` is whether one of the materializations is also the op's output.
+    """
 
     op: checks.OpRun
     member: DatasetAsset
@@ -520,6 +527,7 @@ class _PartitionBuild:
         context = self.op.context
         dataset = self.member.dataset
         observe_streams(self.op, self.member.streams)
+        # An advance from a stream builds whatever it has delivered (None).
         asked: list[str | None] = [None] if dataset.stream else [*wanted]
         done = self.done
         for partition in asked:
@@ -553,8 +561,10 @@ class _PartitionBuild:
         self.report_missing(missing)
 
     def report_failure(self, wanted: Sequence[str], error: Exception) -> None:
-        """Report that an error ended the run, on the partition that it was building and those
-        after it.
+        """Report that an error ended the run, on each wanted partition that is not done.
+
+        The first of these was being built, and those after it were not begun. From a stream, all
+        are built together.
         """
         ours = find_adjunct_error(error)
         why = f"{type(error).__name__}: {error}"
@@ -565,7 +575,7 @@ class _PartitionBuild:
             if name not in self.done:
                 missing[name] = why
         failed = next(iter(missing), None)
-        if self.member.dataset.stream is None:  # they are built one after the other
+        if self.member.dataset.stream is None:
             missing = {
                 name: why if name == failed else f"the run ended at {failed}" for name in missing
             }
@@ -595,7 +605,7 @@ class _PartitionBuild:
             context.instance.add_run_tags(context.run.run_id, {NOT_MATERIALIZED: shown})
 
     def evaluate_checks(self, names: list[str]) -> None:
-        """Keep the check results of the newest version of each name, for `report_checks`."""
+        """Keep the check results of the newest version of each name; `report_checks` logs them."""
         manifest = self.store.require_manifest()
         for name in names:
             verdicts = checks.newest_verdicts(self.store, manifest, name)
@@ -638,8 +648,9 @@ class _PartitionBuild:
     def _published(
         self, report: AdvanceReport, manifest: DatasetManifest, wanted: list[str]
     ) -> list[str]:
-        """Return the partitions to report: the requested ones, and others that the stream
-        delivered.
+        """Return the partitions to report: the `wanted` ones, and others that the stream delivered.
+
+        New dynamic partitions are added; delivered versions that are no partitions get a warning.
         """
         made = []
         for ref in map(manifest.ref, (*report.sealed, *report.rejected)):
@@ -657,10 +668,10 @@ class _PartitionBuild:
     def _materialize(
         self, name: str, report: AdvanceReport, manifest: DatasetManifest, *, alone: bool
     ) -> dg.MaterializeResult[Any] | dg.AssetMaterialization | None:
-        """Return the materialization of a partition; if its version was not published, observe it
-        and return None.
+        """Return the materialization of a partition; if its version was not published, log an
+        observation and return None.
 
-        A result for the asset's only partition (`alone`) also is the op's output.
+        The result for the only partition of a run (`alone`) is also the op's output.
         """
         ref = _newest_version(manifest, name, "sealed")
         facts = report_metadata(self.op, self.member, report, manifest)
@@ -668,6 +679,7 @@ class _PartitionBuild:
         for rejected_ref in map(manifest.ref, report.rejected):
             if rejected_ref is not None:
                 rejected.add(rejected_ref.name)
+        # If a version was rejected now, one that is sealed may be an older one of the same name.
         is_published = ref is not None and (name not in rejected or ref.id in report.sealed)
         if ref is None or not is_published:
             facts["adjunct/version"] = ref.id if ref else "none"
@@ -682,7 +694,7 @@ class _PartitionBuild:
             "adjunct/name": name,
             "adjunct/served": report.version or "none",
         }
-        facts.pop("dagster/row_count", None)
+        facts.pop("dagster/row_count", None)  # of the served version
         if ref.rows is not None:
             facts["dagster/partition_row_count"] = ref.rows
         if alone:

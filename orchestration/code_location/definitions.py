@@ -450,7 +450,9 @@ class AssetGraph:
         self.made[app.name] = made
 
     def _claim_output(self, app: Application, node: LineageNode, key: dg.AssetKey) -> None:
-        """Raise ConfigurationError if another application writes an output."""
+        """Note that the application writes an output. Raises ConfigurationError if another one
+        does.
+        """
         writer = self.writers.setdefault(key, app.name)
         if writer != app.name:
             raise ConfigurationError(
@@ -472,18 +474,20 @@ class AssetGraph:
         """Return the assets that Dagster shows but does not build: streams, files and tables that
         none of the applications writes, and datasets of one run.
         """
-        passing = []
+        of_steps = []
         for asset in self.datasets.values():
             if not _has_own_asset(asset.dataset):
-                passing.append(asset.spec)
+                of_steps.append(asset.spec)
         found = []
-        for spec in (*map(self._after_followed, self._read.values()), *passing):
-            if spec.key not in self.writers:
+        for spec in (*map(self._after_followed, self._read.values()), *of_steps):
+            if spec.key not in self.writers:  # local tables are outputs
                 found.append(spec)
         return found
 
     def _after_followed(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """Return the asset of a stream, after that of the dataset whose changes it has."""
+        """Return the asset; that of a dataset's changes depends on the dataset's asset, if that is
+        here.
+        """
         node = self._nodes[spec.key]
         followed = followed_dataset(node.name) if node.kind == "stream" else None
         if followed not in self.datasets:
@@ -543,7 +547,10 @@ class AssetGraph:
         return found
 
     def _add_dataset(self, app: Application, dataset: AdjunctDataset) -> dg.AssetKey:
-        """Return the asset key of a dataset, after adding it unless another application has."""
+        """Add a dataset unless another application has added it; return its asset key.
+
+        Raises ConfigurationError if the other application declares the dataset differently.
+        """
         source = dataset_source(dataset)
         streams = {}
         if dataset.stream is not None:

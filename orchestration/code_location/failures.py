@@ -71,7 +71,7 @@ def decide_wait(failure: Failure | None, now: Circumstances) -> str:
 
 def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> tuple[str, str]:
     """Return why a run's failure is permanent, as `translate_errors` recorded it, and the name of
-    the error's class; "" if it is not.
+    the error's class; both are "" if the failure is not permanent.
 
     Killed runs and errors that are not Adjunct's do not count as permanent.
     """
@@ -146,12 +146,14 @@ def read_store(lake: Lake, app: Application) -> str:
             facts[f"stream {name}"] = systems[system].info(stream).identity
         files = systems[system]
         if isinstance(files, FileStreams):
-            facts[f"files of {name}"] = _describe_files(files, stream)
+            facts[f"files of {name}"] = _admit_files(files, stream)
     return digest(facts)
 
 
-def _describe_files(streams: FileStreams, stream: str) -> list[Any]:
-    """Return why files can't be admitted now, "" if they can, and how many were set aside."""
+def _admit_files(streams: FileStreams, stream: str) -> list[Any]:
+    """Admit the files that have arrived. Return why they can't be admitted, "" if they can, and how
+    many were set aside so far, by reason.
+    """
     problem = ""
     try:
         streams.admit(stream)
@@ -162,10 +164,8 @@ def _describe_files(streams: FileStreams, stream: str) -> list[Any]:
 
 
 def _delivered(lake: Lake, systems: Mapping[str, Any], app: Application) -> dict[str, Any]:
-    """Return, by bounded dataset, the ends of its stream, or else the folder that is delivered
-    next.
-
-    In place of a folder that can't be looked for, it is the error.
+    """Return, by bounded dataset, what is delivered to it: the ends of its stream, or else the
+    folder that is next, or the error if folders can't be listed. A query delivers nothing.
     """
     from dagster_adjunct.orchestration.step.progress import find_delivered_version, read_stream_ends
 

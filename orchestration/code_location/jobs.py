@@ -534,7 +534,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
             lake = adjunct_lake.open()
             store = open_stored_versions(lake, config.dataset)
             after = _apply_action(store, config, by=config.by or context.run.run_id)
-            _, members_of_set = store.log.read_all()
+            _, members_of_set = store.log.read_all()  # which have switched together
             moved = [config.dataset, *(set(members_of_set) - {config.dataset})]
             stored = {
                 name: open_stored_versions(lake, name).require_manifest()
@@ -558,7 +558,11 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
 def _apply_action(
     store: StoredVersions, config: VersionActionConfig, *, by: str
 ) -> BoundedManifest:
-    """Do the action of a run's configuration; return the dataset's manifest afterwards."""
+    """Do the action of a run's configuration; return the dataset's manifest afterwards.
+
+    Raises ConfigurationError without a version, except to unpin, and to roll back, which then
+    serves the previous version.
+    """
     action = config.action
     version = config.version or None
     why = {"reason": config.reason, "by": by}
@@ -583,7 +587,7 @@ def _apply_action(
 
 
 def _end_of_pin(hours: float | None) -> datetime | None:
-    """Return when a pin of so many hours from now ends; None, without an end, for None."""
+    """Return when a pin of so many hours from now ends; None for one without an end."""
     try:
         if hours is None:
             return None

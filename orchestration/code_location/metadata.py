@@ -172,24 +172,31 @@ def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
 
 def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str, Any]:
     """Return how far an unbounded dataset is behind its stream: by partition, and as totals,
-    which Dagster plots.
+    which Dagster plots. The seconds are left out if those of a partition are unknown.
     """
     records = 0
     lost = 0
-    seconds = []
     for lag in lags.values():
         records += lag.records
         lost += lag.lost
-        if lag.seconds is not None:
-            seconds.append(lag.seconds)
     facts = {
         "adjunct/lag": _by_partition({ssp: lag.to_json() for ssp, lag in lags.items()}),
         "adjunct/lag_records": records,
         "adjunct/lost_offsets": lost or None,
     }
-    if len(seconds) == len(lags):
-        facts["adjunct/lag_seconds"] = round(max(seconds), 1)
+    longest = _largest([lag.seconds for lag in lags.values()])
+    facts["adjunct/lag_seconds"] = longest
     return _known(facts)
+
+
+def _largest(seconds: Sequence[float | None]) -> float | None:
+    """Return the largest of these times, rounded; None if one is unknown, or if there are none."""
+    known = []
+    for each in seconds:
+        if each is None:
+            return None
+        known.append(each)
+    return round(max(known), 1) if known else None
 
 
 def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
@@ -369,15 +376,13 @@ def _list_metadata(report: StepReport) -> dict[str, Any]:
 
 
 def _largest_lag(report: StepReport) -> float | None:
-    """Return the largest lag of an input's watermark in seconds; None if one is unknown."""
-    lags = [times.lag for times in report.watermarks]
-    known = []
-    for lag in lags:
-        if lag is not None:
-            known.append(lag.total_seconds())
-    if not known or len(known) < len(lags):
-        return None
-    return round(max(known), 1)
+    """Return the largest lag of an input's watermark in seconds; None if one is unknown, or if no
+    input has a watermark.
+    """
+    seconds = []
+    for times in report.watermarks:
+        seconds.append(None if times.lag is None else times.lag.total_seconds())
+    return _largest(seconds)
 
 
 def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
@@ -594,8 +599,8 @@ _MAX_TAG_LENGTH = 200
 
 
 def join_shortened(texts: Iterable[str], separator: str = ", ") -> str:
-    """Join as many distinct texts as fit into one of Dagster's run tags, and add how many others
-    there are.
+    """Join as many distinct texts, at least one, as fit into one of Dagster's run tags, and add how
+    many others there are.
     """
     every = list(dict.fromkeys(texts))
     shown: list[str] = []
@@ -636,7 +641,10 @@ def dataset_columns(
 ) -> ColumnSources:
     """Return the source columns of each stored column of a dataset.
 
-    `stored` are the names of its columns, `records` those of its input (None: unknown).
+    `stored` are the names of its columns, `records` those of its input (None: unknown). A column
+    has the input's column of the same name as its source, or all columns of its expression in a
+    `Projection`. Empty for a dataset without a source, for an extractor that is a function, and for
+    a `Projection` of an input with unknown columns.
     """
     source = dataset_source(dataset)
     if source is None:
@@ -655,8 +663,8 @@ def dataset_columns(
 
 
 def trace_sources(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageNode, ColumnSources]:
-    """Return the outputs with their source columns traced back: a column of an earlier output by
-    its own sources.
+    """Return the outputs with their source columns traced back: a source that is a column of an
+    earlier output is replaced by that column's own sources.
     """
     traced: dict[LineageNode, ColumnSources] = {}
     for node, made in outputs.items():

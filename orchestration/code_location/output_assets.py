@@ -119,7 +119,9 @@ class ApplicationAssets:
         return waiting
 
     def report_datasets(self, op: checks.OpRun) -> None:
-        """Log the served versions of the datasets that other assets' runs build."""
+        """Log the served versions of the datasets that runs of other assets build; not those of
+        partitioned datasets, whose runs report each partition.
+        """
         for dataset in self.app.datasets:
             if dataset.versions is not None or dataset.is_owned_by(self.app.name):
                 continue
@@ -175,8 +177,11 @@ class ApplicationAssets:
         described: Mapping[LineageNode, dict[str, Any]],
         began: "ApplicationState | None" = None,
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
-        """Yield the events of the outputs and their checks at the end of a run, before which the
-        state was `began`, if that is known; a warning before the first batch.
+        """Yield the events of the outputs and their checks at the end of a run. Before the first
+        batch there are none, and a warning is logged.
+
+        `began` is the application's state before the run. If it is not known, the check of files
+        covers the last batch.
         """
         context = op.context
         if not report.state.batch:
@@ -188,7 +193,7 @@ class ApplicationAssets:
         version = _data_version(self.app, report)
         description = _describe_batches(self.app, report)
         for node, spec in self.outputs.items():
-            facts = dict(described[node])
+            facts = dict(described[node])  # local tables have data versions of their own
             yield from dataset_assets.report_version(
                 context, spec.key, facts.pop(VERSION_KEY, version), facts, description
             )
@@ -208,7 +213,9 @@ class ApplicationAssets:
         inputs: "Sequence[InputTimes]",
         files: Iterable[dg.AssetCheckResult],
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
-        """Yield the results of the selected checks; `files` are those of files."""
+        """Yield the results of the selected checks, and an output for each that has none; `files`
+        are the results of the checks of files.
+        """
         context = op.context
         restated = checks.restatement_check_results(
             context, op.lake, self.app, self.restatements, counters
@@ -229,7 +236,7 @@ class ApplicationAssets:
 def _positions_of(
     streams: Iterable[str], offsets: "Mapping[SystemStreamPartition, str]"
 ) -> dict[str, str]:
-    """Return the offsets of streams of one partition, by stream."""
+    """Return the offset of each of the streams, by stream; each has one partition."""
     chosen = set(streams)
     return {
         ssp.qualified_stream: offset
@@ -290,7 +297,7 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
                     op, app, config, adjunct_spark, report_datasets, report_batches
                 )
             if report.batches > 1 or config.follow_seconds:
-                report_datasets()
+                report_datasets()  # later batches may have read newer versions
             described = assets.describe_outputs(op, report, planned, waiting)
         yield from assets.report_outputs(op, report, described, began)
 
@@ -472,7 +479,7 @@ def log_skipped_datasets(run: checks.OpRun, app: Application) -> dict[str, str]:
     for dataset in app.datasets:
         if not isinstance(dataset, BoundedDataset) or dataset.versions is None:
             continue
-        on_demand = is_advanced_by_partition(dataset)
+        on_demand = is_advanced_by_partition(dataset)  # nothing lists what is delivered
         if on_demand:
             found = NextVersion(None)
         else:

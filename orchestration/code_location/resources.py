@@ -404,9 +404,10 @@ class AdjunctLoader(dg.ConfigurableIOManager):
 
 def _kind(name: str, wanted: Any) -> str:
     """Return the annotated type as "package.name", a key of _FORMS or _SPARK; "pyarrow.Table"
-    for Any.
+    for Any. Raises ConfigurationError for other types; `name` is that of the input.
     """
     given = get_origin(wanted) or wanted
+    # Some releases of duckdb have their classes in _duckdb.
     package = getattr(given, "__module__", "").partition(".")[0].removeprefix("_")
     kind = "pyarrow.Table"
     if wanted is not Any:

@@ -158,7 +158,9 @@ def scan_ages(
 def _iterate_unchecked(
     scan: StreamScan, unread: Callable[[str], Mapping[SystemStreamPartition, str]]
 ) -> Iterator[tuple[SystemStreamPartition, str]]:
-    """Yield what is unread of the partitions after the last one that the scan has checked."""
+    """Yield each partition with unread records after the last one that the scan has checked, with
+    the offset of its first unread record.
+    """
     done = SystemStreamPartition.parse(scan.young) if scan.young else None
     unread_streams = [name for name, stream in scan.streams.items() if stream.lag]
     for name in sorted(unread_streams, key=split_stream_name):
@@ -219,7 +221,8 @@ def request_run(
 
 def backoff_seconds(attempt: int) -> float:
     """Return the seconds to wait after this attempt (the first is 1)."""
-    return float(min(FIRST_WAIT * 2 ** min(attempt - 1, 30), LONGEST_WAIT))
+    doublings = min(attempt - 1, 30)  # enough for the longest wait, and no huge number
+    return float(min(FIRST_WAIT * 2**doublings, LONGEST_WAIT))
 
 
 def digest(about: object) -> str:
@@ -351,11 +354,14 @@ class Tick:
         return found
 
     def describe_waiting(self, runs: Sequence[dg.DagsterRun]) -> str:
-        """Return, after a blank, that one of these runs waits for a slot that a run which has
-        ended keeps; else "".
+        """Return a sentence, after a blank, if one of these runs waits for a slot of a pool that an
+        ended run still holds; else "".
         """
-        held = describe_held_slots(self.instance, {pool for run in runs for pool in _pools_of(run)})
-        return held and f" {held}"
+        pools: set[str] = set()
+        for run in runs:
+            pools.update(_pools_of(run))
+        held = describe_held_slots(self.instance, pools)
+        return f" {held}" if held else ""
 
     def waits_for_pool(self, runs: Sequence[dg.DagsterRun]) -> bool:
         """Whether another run is queued that needs a pool of one of these runs."""
@@ -391,8 +397,8 @@ class Tick:
     def request_run(
         self, name: str, what: str, about: object, **options: Any
     ) -> dg.RunRequest | Skip:
-        """Return a run request with these `options` and remember it, or skip it: while a run is in
-        progress, and as the function `request_run` says.
+        """Return a run request with these `options` and remember it in the cursor; skip while a run
+        is in progress, and while the function `request_run` waits.
         """
         active = self.active_runs()
         if active:

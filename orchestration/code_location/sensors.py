@@ -222,8 +222,10 @@ def _wait_for_run(
     *,
     stays: bool,
 ) -> Skip:
-    """Skip the tick while a run is in progress, and ask one that stays to end if another one has
-    to run.
+    """Return that the tick is skipped, because runs are in progress (`active`). One of them that
+    stays is asked to end if another run waits for it, or if the code location was loaded again.
+
+    `stays` is whether runs of this application's launcher stay.
     """
     running = []
     for run in active:
@@ -232,6 +234,7 @@ def _wait_for_run(
     who = ""
     if stays and (len(running) > 1 or tick.waits_for_pool(running)):
         who = "another run in Dagster"
+    # Only runs that stay have the tag.
     loaded_before = [run for run in running if run.tags.get(_LOADED_TAG, _LOADED) != _LOADED]
     if loaded_before:
         who = "the code location, which was loaded again,"
@@ -260,7 +263,7 @@ def _request_for_records(
     commit, stored = BatchLog(lake, app.name).read()
     state = progress.ignore_disabled_startpoints(app, stored)
     scan = StreamScan(of=commit.id if commit else "")
-    begun = tick.cursor.scan
+    begun = tick.cursor.scan  # by the tick before, which ran out of time
     if begun is not None and begun.of == scan.of:
         scan = begun
     records = partial(_application_runs, tick, outputs, now - _LONGEST_WAIT)
@@ -315,9 +318,10 @@ def _request_for_records(
 def _find_refused_restatement(
     tick: Tick, app: Application, records: Callable[[], Sequence[dg.RunRecord]]
 ) -> str:
-    """Return why results are not restated until something changes, "" if they may be.
+    """Return why results are not restated until something changes, "" if they may be: the newest
+    run has failed with a permanent RestatementError.
 
-    A run that has failed for it has read its inputs before: new records are a reason for another.
+    That run has read its inputs before it failed, so new records are still a reason for a run.
     """
     if not app.restated:
         return ""
@@ -328,8 +332,8 @@ def _find_refused_restatement(
 def _list_unread(
     systems: Mapping[str, StreamSystem], app: Application, state: "ApplicationState"
 ) -> dict[SystemStreamPartition, str]:
-    """Return the next offset of each partition with unread records, if records of the application
-    wait for datasets.
+    """Return the next offset of each partition with unread records; empty if the application has
+    no join that waits for its dataset.
     """
     from dagster_adjunct.orchestration.step import progress
 
@@ -404,8 +408,8 @@ def measure_backlog(
 
 
 def _visit_files(visit: Callable[[str], StreamFinding], stream: str) -> StreamFinding:
-    """Return what a scan finds of a stream. Of files that can't be admitted, it is the error: the
-    run that this launches fails with it, where failed runs are looked for, instead of each tick.
+    """Return what `visit` finds of a stream. If files of a stream can't be admitted, the error is a
+    reason for a run: that run fails with it, instead of each tick of the sensor.
     """
     try:
         return visit(stream)
@@ -440,7 +444,7 @@ def decide_restart(
     state: "ApplicationState",
     permanent: str,
     now: float,
-    busy: Callable[[], str] = str,
+    busy: Callable[[], str] = str,  # str() is ""
 ) -> Restart | Skip:
     """Decide whether to restart the newest of an application's runs; `records` are newest first.
 
@@ -488,13 +492,14 @@ def decide_restart(
 def _failed_in_a_row(
     records: Sequence[dg.RunRecord], state: "ApplicationState"
 ) -> list[dg.RunRecord]:
-    """Return the newest runs up to the first that did not fail before its commit, newest first."""
+    """Return the newest runs, newest first, as far as they all failed before their commit."""
     failed: list[dg.RunRecord] = []
     for record in records:
         run = record.dagster_run
         if run.status is not dg.DagsterRunStatus.FAILURE or record.end_time is None:
             break
-        left_open = not failed and state.open is not None and state.open.run == run.run_id
+        is_newest = not failed
+        left_open = is_newest and state.open is not None and state.open.run == run.run_id
         # A run whose process never started has only an end.
         began_at = record.start_time or record.end_time
         if not left_open and _has_closed_batch(state, run.run_id, began_at):
@@ -544,7 +549,7 @@ def restart_launcher(
         for key, value in failed.tags.items():
             if key.startswith("adjunct/"):
                 tags[key] = value
-        if _LOADED_TAG in tags:
+        if _LOADED_TAG in tags:  # the new run has the code that is loaded now
             tags[_LOADED_TAG] = _LOADED
         tags["adjunct/restart_of"] = decision.first
         tags["adjunct/attempt"] = str(decision.number)
@@ -574,7 +579,7 @@ def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
     given: dict[str, Any] = dict(run.run_config)
     config = {}
     if is_own:
-        config = given
+        config = given  # its `ops` are replaced below
     ops = {}
     for name, op in given.get("ops", {}).items():
         if is_own or name == step:
@@ -621,7 +626,11 @@ def _application_runs(
 def _read_newest_runs(
     tick: Tick, wanted: dg.RunsFilter, outputs: Collection[dg.AssetKey]
 ) -> list[dg.RunRecord]:
-    """Return as many runs as restarts are decided by, of those that materialize some outputs."""
+    """Return the newest of the `wanted` runs that materialize some outputs: at least as many as
+    `decide_restart` looks at, if there are so many.
+
+    A run without a selection materializes all of its job, so it counts only if that is the tick's.
+    """
     own: list[dg.RunRecord] = []
     after: str | None = None
     while len(own) <= MAX_RESTARTS + 1:
@@ -748,7 +757,7 @@ def _request_for_startpoints(
 
 
 def _describe_left(fan_out: "FanOut") -> list[str]:
-    """Return the startpoints that no run would apply now, with the reasons."""
+    """Return a text for each startpoint that no run would apply now: which, and why."""
     unassigned = [*fan_out.unknown]
     for stranded in fan_out.stranded.values():
         unassigned += stranded.values()
@@ -850,8 +859,11 @@ def delivered_launchers(
 def _launch_delivered(
     by_name: Mapping[str, Sequence[DatasetAsset]], mine: str, for_records: str, tick: Tick
 ) -> dg.RunRequest | Skip:
-    """Request the run of the sensor `mine`, one of those in `by_name`, unless the sensor
-    `for_records` or an earlier one of them launches it.
+    """Request the run that builds what is delivered to the datasets of the sensor `mine`.
+
+    `by_name` has the datasets of each such sensor of the application. So that one run builds all
+    that is delivered, it is left to the sensor `for_records`, if that is on, for one tick, and to a
+    sensor that is before `mine` in the order of names, if there is something for its datasets, too.
     """
     lake = tick.lake
     unit = by_name[mine]
@@ -870,7 +882,7 @@ def _launch_delivered(
             " does."
         )
     others: set[str] = set()
-    if not tick.by_condition:
+    if not tick.by_condition:  # requests of conditions become one run without this
         others = by_name.keys() & on - {mine}
     together = {mine: version} | _find_delivered(lake, {name: by_name[name] for name in others})
     first = min(together)
@@ -888,8 +900,8 @@ def _launch_delivered(
 
 
 def _find_delivered(lake: Lake, units: Mapping[str, Sequence[DatasetAsset]]) -> dict[str, str]:
-    """Return the versions that are delivered, by the name of the sensor; a sensor reports its own
-    errors.
+    """Return the version that is delivered to each unit of datasets, by its name; units without one
+    are left out, and those with an error, which their own sensors report.
     """
     found = {}
     for name, unit in units.items():
@@ -901,8 +913,8 @@ def _find_delivered(lake: Lake, units: Mapping[str, Sequence[DatasetAsset]]) -> 
 
 
 def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) -> Launcher:
-    """Return what materializes a table within `job` when nobody has checked it for changes within
-    the window.
+    """Return the launcher that materializes a table within `job` when nobody has checked the table
+    for changes within the window.
 
     Only a condition asks it, when Dagster says that the freshness policy fails, or that the table
     was never materialized. Dagster may say so for a while after a run has checked it, so the time

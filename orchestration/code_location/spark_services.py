@@ -119,7 +119,9 @@ class SparkSubmit:
 
 
 def _signal_of(code: int) -> int:
-    """Return the number of the signal that ended a process with this exit code, if it is one."""
+    """Return the number of the signal that ended a process with this exit code; a number that is
+    no signal's (0 or less, or too large) for other codes.
+    """
     if code < 0:  # of the process itself
         return -code
     return code - _BY_SIGNAL  # of a shell around it
@@ -259,7 +261,7 @@ class EmrCluster(dg.Config):
                     lambda status: status["State"] not in ("PENDING", "RUNNING", "CANCEL_PENDING"),
                 )
             except BaseException:
-                # else it misses the heartbeat
+                # If that fails, the driver ends because it misses the heartbeat of this process.
                 with suppress(AdjunctError), _translated_errors("EMR"):
                     service.cancel_steps(ClusterId=self.cluster_id, StepIds=[step_id])
                 raise
@@ -431,6 +433,7 @@ class Kubernetes(dg.Config):
             check_no_secrets(written | self.environment, "the variable")
             container |= {"image": self.image, "command": [self.python, "-m", _MODULE]}
             container["env"] = [*env, address]
+            # only called because it raises for what is no pod
             import_module("dagster_k8s.pipes").build_pod_body(
                 "driver", None, None, {}, None, copy.deepcopy(spec)
             )

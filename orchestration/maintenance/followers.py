@@ -38,9 +38,10 @@ from dagster_adjunct.resources.times import add_span
 class Follower:
     """An application that reads the changes of a dataset and has not read the newest ones.
 
-    It is at the commit `number`. What was served then was `replaced_at` a time, and is kept until
-    `kept_until`. `version` is a version with these entries, None if it was discarded, or if nothing
-    was served then. `manifests` are the objects that say so.
+    It has read them up to the commit `number`. The version that was served at that commit is
+    `version`: None if it was discarded, or if nothing was served. It was replaced by another one at
+    the time `replaced_at`, and is kept for the application until `kept_until`. `manifests` are the
+    keys of the manifests that list what was served at that commit.
     """
 
     application: str
@@ -56,7 +57,7 @@ class Follower:
         return self.version is not None and now < self.kept_until
 
     def describe(self, now: datetime) -> str:
-        """Return what the application needs and until when it is kept, in a sentence."""
+        """Return which version the application needs and until when it is kept, in a sentence."""
         where = (
             f"application {self.application} follows the changes of dataset {self.dataset} from"
             f" commit {self.number}, replaced at {self.replaced_at:%Y-%m-%d %H:%M:%S} UTC"
@@ -74,10 +75,11 @@ def find_lagging_followers(
     states: Mapping[str, ApplicationState] | None = None,
     policy: DiscardPolicy | None = None,
 ) -> list[Follower]:
-    """Return the readers of the changes of a dataset that have yet to read some, by commit.
+    """Return the applications that have not read all changes of a dataset, those at the earliest
+    commit first.
 
-    `states` are those of all applications, if they were read before. The default policy is the one
-    declared at the last advance.
+    `states` are the states of all applications; they are read if not given. The default policy is
+    the one declared at the last advance.
     """
     if states is None:
         states = list_application_states(lake)
@@ -97,7 +99,7 @@ def find_lagging_followers(
         replaced_at = None
         if 0 < number <= history.number:
             replaced_at = history.replaced_at(number)
-        if replaced_at is None:
+        if replaced_at is None:  # it has read all changes, or its offset is no commit
             continue
         version = None
         manifests: tuple[str, ...] = ()
@@ -120,7 +122,9 @@ def find_lagging_followers(
 
 
 def list_lagging_followers(lake: Lake, application: str | None = None) -> list[Follower]:
-    """Return the applications, or only this one, that have yet to read changes of datasets."""
+    """Return the applications, or only this one, that have not read all changes of the datasets
+    that they follow, by dataset.
+    """
     states: Mapping[str, ApplicationState]
     if application is None:
         states = list_application_states(lake)
@@ -144,7 +148,12 @@ def find_versions_for_followers(
     states: Mapping[str, ApplicationState] | None = None,
     policy: DiscardPolicy | None = None,
 ) -> dict[str, str]:
-    """Return, by version id, which reader of the dataset's changes needs the version."""
+    """Return, by version id, a text that says which application needs the version.
+
+    Needed are the version from which a lagging application reads on, and the versions of which an
+    application has made results that it has yet to restate (`Restate`). Nothing is kept for an
+    application whose version is gone, or was kept for as long as the policy says.
+    """
     now = lake.now()
     if states is None:
         states = list_application_states(lake)
@@ -157,22 +166,26 @@ def find_versions_for_followers(
             lagging.add(follower.application)
         else:
             let_go.add(follower.application)
-    for application, joined in _list_joined(states, dataset):
+    for application, joined in _iter_joined_versions(states, dataset):
         if application in let_go:
             continue
-        if application not in lagging and _is_level(lake, dataset, joined):
-            continue
+        has_read_all = application not in lagging
+        if has_read_all and _are_all_served(lake, dataset, joined):
+            continue  # no result differs from what it would be now
         text = f"application {application} has results that follow dataset {dataset}, made with"
         for version in _iter_versions(joined):
             needed.setdefault(version, f"{text} version {version}")
     return needed
 
 
-def _list_joined(
+def _iter_joined_versions(
     states: Mapping[str, ApplicationState], dataset: str
 ) -> Iterator[tuple[str, tuple[ReadVersions, ...]]]:
-    """Yield each application whose results follow changes of the dataset, with the versions of it
-    that its batches have joined since its results were last restated.
+    """Yield each application that restates results when the dataset changes, with the versions of
+    the dataset that its present results were made of.
+
+    These are the versions that its batches have read for a join with `restate=`, since such results
+    were last restated. Applications without any are left out.
     """
     for application, state in states.items():
         if state.renamed_to is not None:
@@ -182,8 +195,10 @@ def _list_joined(
             yield application, joined
 
 
-def _is_level(lake: Lake, dataset: str, joined: Iterable[ReadVersions]) -> bool:
-    """Whether nothing but what is served now was read of a dataset that arrives in versions."""
+def _are_all_served(lake: Lake, dataset: str, joined: Iterable[ReadVersions]) -> bool:
+    """Whether no other versions were joined than are served now; always True for an unbounded
+    dataset.
+    """
     manifest = ServedHistory.read(lake, dataset).manifest
     if not isinstance(manifest, BoundedManifest):
         return True
@@ -206,7 +221,9 @@ def _iter_versions(joined: Iterable[ReadVersions]) -> Iterator[str]:
 def find_manifests_for_followers(
     lake: Lake, dataset: str, policy: DiscardPolicy | None = None
 ) -> frozenset[str]:
-    """Return the keys of the manifests that readers of the dataset's changes need."""
+    """Return the keys of the manifests that lagging applications need to read the dataset's
+    changes.
+    """
     now = lake.now()
     needed: set[str] = set()
     for follower in find_lagging_followers(lake, dataset, policy=policy):
@@ -216,7 +233,9 @@ def find_manifests_for_followers(
 
 
 class _Position(NamedTuple):
-    """An offset from or up to which an application reads a partition, or will read it."""
+    """An offset in the changes of a dataset at which an application begins or ends to read, now or
+    in a later batch.
+    """
 
     application: str
     ssp: SystemStreamPartition
@@ -224,9 +243,7 @@ class _Position(NamedTuple):
 
 
 def _iter_positions(states: Mapping[str, ApplicationState]) -> Iterator[_Position]:
-    """Yield the offsets in changes of datasets from and up to which applications read, or will
-    read.
-    """
+    """Yield the offsets in changes of datasets at which applications begin or end to read."""
     for application, state in states.items():
         if state.renamed_to is not None:
             continue  # it reads on under its new name
@@ -236,8 +253,8 @@ def _iter_positions(states: Mapping[str, ApplicationState]) -> Iterator[_Positio
 
 
 def _iter_offsets(state: ApplicationState) -> Iterator[tuple[SystemStreamPartition, str]]:
-    """Yield each partition with an offset from or up to which the application reads it, or will
-    read it.
+    """Yield each partition with the offsets at which the application begins or ends to read it:
+    checkpoint, startpoints, ends of abandoned batches, replays and open batch.
     """
     yield from state.checkpoint.items()
     for start in state.offsets.resolved.values():

@@ -77,7 +77,7 @@ def rename_application(
     """
     log = BatchLog(lake, old)
     new_log = BatchLog(lake, new)
-    lake.application_prefix(new)
+    lake.application_prefix(new)  # raises InvalidNameError
     require_reason(reason, f"application {old!r}", "renamed", application=old)
     if old == new:
         raise _rename_error(old, new, "that is its name already")
@@ -92,7 +92,7 @@ def rename_application(
         RunLease(lake, old, f"rename-{uuid.uuid4().hex[:12]}", claim),
         RunLease(lake, new, "rename", claim),
     ):
-        logged = _check_logs(log, new_log, old, new)
+        logged = _read_logs(log, new_log, old, new)
         state = logged.state
         if dry_run:
             tables = list_transferable(lake, old)
@@ -105,6 +105,7 @@ def rename_application(
         for name in list_datasets(lake):
             if change_owner(lake, name, new, owner=old, reason=note, by=by):
                 tables.append(name)
+        # Else an interrupted rename has done this, and has left the old log without checkpoint.
         if state.checkpoint or new_log.read().commit is None:
             StartpointManager(MetadataStore(lake), new).continue_from(old, by=by)
             _copy_plans(lake, old, new)
@@ -126,7 +127,9 @@ def _remove_all(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
 
 
 def _copy_plans(lake: Lake, old: str, new: str) -> None:
-    """Copy the plans of replays that read recorded versions."""
+    """Copy the plans of replays that read recorded versions; those that an interrupted rename has
+    copied stay.
+    """
     prefix = f"{lake.application_prefix(old)}/recorded/"
     for item in [*lake.store.list(prefix)]:
         key = f"{lake.application_prefix(new)}/recorded/{item.key.removeprefix(prefix)}"
@@ -134,10 +137,10 @@ def _copy_plans(lake: Lake, old: str, new: str) -> None:
             lake.store.put_if_absent(key, lake.store.get(item.key).data)
 
 
-def _check_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedState:
-    """Return the state of the old log.
+def _read_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedState:
+    """Return the state of the old log, also if an interrupted rename has recorded the new name.
 
-    Raises ConfigurationError if the application has another new name, has an open batch, or if the
+    Raises ConfigurationError if the application has another new name or an open batch, or if the
     new name has run.
     """
     logged = log.read()

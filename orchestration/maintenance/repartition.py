@@ -99,7 +99,7 @@ def repartition_stream(
     rows = sum(entry.rows for entry in seen.entries())
     before = seen.declaration.partitions
     if dry_run:
-        plan_repartitioning(streams, name, seen, partitions)
+        plan_repartitioning(streams, name, seen, partitions)  # raises what the rewrite would
         found = _inspect_readers(lake, name, seen)
         return RepartitionReport(
             name,
@@ -128,6 +128,7 @@ def repartition_stream(
         )
 
     after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
+    # Those of the stream as it was, at whose positions they still are.
     affected = _inspect_readers(lake, name, seen).others.affected
     rows = sum(entry.rows for entry in after.entries())
     carried = _carry_positions(lake, name, by)
@@ -172,7 +173,8 @@ def repartition_dataset(
 class _StreamReaders:
     """The applications and the datasets that have read all of a stream, and its other readers.
 
-    Those are `blocking` if the rewrite would mix up offsets that they use now, else `affected`.
+    Of the `others`, those are `blocking` that use offsets now which the rewrite would mix up; the
+    rest is `affected`.
     """
 
     applications: tuple[str, ...]
@@ -202,16 +204,16 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> _StreamReader
             affected.append(f"reader {reader.name} has not read all of it")
     followers = find_followers(lake, stream)
     ends = tuple(map(str, state.next))
-    level = []
+    datasets = []
     for dataset, manifest in followers.manifests.items():
         if has_read_all(manifest, state.id, ends):
-            level.append(dataset)
+            datasets.append(dataset)
         else:
             affected.append(
                 f"dataset {dataset} follows it and has not read all of it, or is being built"
             )
     others = Readers(tuple(blocking), (*affected, *followers.unknown))
-    return _StreamReaders(tuple(carried), tuple(level), others)
+    return _StreamReaders(tuple(carried), tuple(datasets), others)
 
 
 def _describe_use(
@@ -233,12 +235,12 @@ def _describe_use(
 
 
 def _has_read_all(known: ApplicationState, name: str, state: StreamState) -> bool:
-    """Whether an application has read exactly all of a stream of the lake."""
+    """Whether an application is exactly at the ends of the stream `name` in this state."""
     stream = f"lake.{name}"
     ends = {}
     for number, offset in enumerate(state.next):
         ends[SystemStreamPartition("lake", name, number)] = str(offset)
-    if known.offsets.streams.get(stream) != state.id:
+    if known.offsets.streams.get(stream) != state.id:  # it has read one before of this name
         return False
     return of_stream(known.checkpoint, stream) == ends
 

@@ -141,7 +141,9 @@ def apply_dataset_startpoints(
 
 
 def _unreadable_error(dataset: AdjunctDataset, handed: FanOut) -> errors.MalformedDocumentError:
-    """Return the error for a dataset that was handed a startpoint that can't be read."""
+    """Return the error for a dataset that was handed a startpoint that can't be read, with the
+    reason of the first such startpoint.
+    """
     task = dataset_task_name(dataset.name)
     ssps = handed.held[task]
     why = ""
@@ -165,11 +167,13 @@ def _drop_unresolved(
     dataset: AdjunctDataset,
     handed: Mapping[SystemStreamPartition, StartpointRequest],
 ) -> dict[SystemStreamPartition, StartpointRequest]:
-    """Return the requests without those that have no offset and continue from the checkpoint."""
+    """Return the requests without those that have no offset and continue from the checkpoint, of
+    which the log warns. The rewind raises an error for others without an offset.
+    """
     requests: dict[SystemStreamPartition, StartpointRequest] = {}
     for ssp, request in handed.items():
         try:
-            if request.on_unresolved == "checkpoint":
+            if request.on_unresolved == "checkpoint":  # called for its error
                 resolve_startpoint_to_offset(runtime.systems[ssp.system], ssp, request.startpoint)
         except errors.PermanentError as error:
             _log.warning(
@@ -181,7 +185,9 @@ def _drop_unresolved(
 
 
 def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> AdvanceReport:
-    """Rewind the table of a dataset to where these requests begin, in one commit."""
+    """Rewind the table of a dataset to where these requests begin, in one commit. Raises
+    DatasetError for a request with an end.
+    """
     positions = {}
     reasons = []
     force = set()
@@ -213,8 +219,9 @@ def fan_out_requests(
     has to apply.
 
     `offsets` says which requests the batch log has applied. Sensors and runs at their start may
-    call this at the same time. Nothing is fanned out, and requests stay as they are, if the
-    application has neither inputs nor rewindable datasets, or disables startpoints.
+    call this at the same time. If the application disables startpoints, requests stay as they are,
+    and are returned as `disabled`. If it has neither inputs nor rewindable datasets, they also
+    stay, and the result is empty.
     """
     if not app.startpoints:
         stored = startpoints.read()
@@ -308,7 +315,11 @@ class _Resolving:
     def _list_waiting(
         self, tasks: Iterable[str], fan_out: FanOut
     ) -> list[tuple[str, StartpointRequest]]:
-        """Return the requests that need an offset, each with the task that was handed it."""
+        """Return the requests that need an offset, each with the task that was handed it.
+
+        Those that a commit has applied are marked as done. One for a single task of a broadcast
+        input can't be applied: it continues from the checkpoint, or its error is raised.
+        """
         waiting = []
         for task in tasks:
             for request in fan_out.tasks.get(task, {}).values():
@@ -456,7 +467,7 @@ def start_run(
         if stream.was_recreated(known):
             times = times.without_stream(name)
     begun = known.begun
-    if app.startpoints:
+    if app.startpoints:  # of other replays no request is fanned out any more
         begun &= resolved.list_done()
     offsets = known.model_copy(
         update={
@@ -493,7 +504,9 @@ def start_run(
 def _carry_over(
     app: Application, streams: Mapping[str, StreamSnapshot], state: ApplicationState
 ) -> CarriedOver:
-    """Return the state with its positions carried over to streams that were repartitioned."""
+    """Return the state with its positions carried over to streams that were repartitioned; with one
+    note more if that are inputs whose results are restated.
+    """
     carried = carry_over_positions(state, streams)
     before = state.offsets.streams
     after = carried.state.offsets.streams
@@ -505,7 +518,7 @@ def _carry_over(
 
 
 def _keep_joined(app: Application, known: OffsetState) -> dict[str, tuple[ReadVersions, ...]]:
-    """Return what was read of the datasets that results still follow."""
+    """Return the joined versions of those datasets whose changes results still follow."""
     followed = {dataset.name for dataset in app.restated.values()}
     return {name: read for name, read in known.joined.items() if name in followed}
 
@@ -516,8 +529,11 @@ def _skip(
     streams: Mapping[str, StreamSnapshot],
     moved: Offsets,
 ) -> OffsetState:
-    """Return the positions with what the main position skips where it is moved to these offsets;
-    the offsets of a recreated stream are others than those before.
+    """Return the `offsets` with the spans that the main position skips where it is `moved` to these
+    offsets. `state` is the one before.
+
+    In a recreated stream, it skips all before its new offset, and what it skipped in the former
+    stream is forgotten.
     """
     recreated = {name for name, stream in streams.items() if stream.was_recreated(state.offsets)}
     skipped = dict(offsets.skipped)
@@ -549,8 +565,10 @@ _SHOWN = 5
 
 
 def describe_other_writers(lake: Lake, app: Application) -> list[str]:
-    """Return notes for the plan on why a run would be rejected: the application was renamed, or has
-    never run while another one has written its outputs, and no startpoints say where it begins.
+    """Return notes for the plan on why a run would be rejected; empty if it would not be.
+
+    A run is rejected if the application was renamed. It is, too, if the application has never run,
+    another one has written its outputs, and no startpoints say where it begins.
     """
     if not lake.exists():
         return []
@@ -645,7 +663,8 @@ def _find_writers(
 ) -> Iterator[_Writer]:
     """Yield each application that has written outputs of `app` and read inputs of `app`.
 
-    Where startpoints of `app` say where all partitions of those inputs begin, it is left out.
+    One is left out if startpoints of `app` say where all partitions begin that it has read.
+    Requests with an end (`until`) only replay: they move no beginning.
     """
     found = list(_list_writers(app, others))
     if not found:
@@ -677,8 +696,8 @@ def _list_writers(app: Application, others: Mapping[str, ApplicationState]) -> I
 
 
 def _find_written(state: ApplicationState, inputs_of: Mapping[str, frozenset[str]]) -> list[str]:
-    """Return which of these outputs, given with the streams that they are made of, an application
-    has written that reads one of these streams.
+    """Return which outputs an application has written, although it reads one of the streams that
+    the output is made of. `inputs_of` has these streams by output.
     """
     written = []
     for output, streams in sorted(inputs_of.items()):

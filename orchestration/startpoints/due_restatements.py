@@ -32,8 +32,9 @@ def find_changes(
 ) -> Ranges:
     """Return the changes of datasets by which results are to be restated, now or later.
 
-    They are unread, or a startpoint says from where; or there are none, but joins by time have read
-    other versions than those that are `served`.
+    Those of a dataset are returned if some are unread, if a startpoint says from where they count,
+    or if joins by time have read other versions than those that are `served`. In the last two cases
+    their ranges may be empty.
     """
     found: Ranges = {}
     for stream, dataset in app.restated.items():
@@ -67,7 +68,9 @@ def find_due(
 def may_begin(
     app: Application, state: ApplicationState, dataset: AdjunctDataset, now: datetime
 ) -> bool:
-    """Whether the last restatement by a dataset was long enough ago, for one of its joins."""
+    """Whether results may be restated by a dataset now: for one of its joins, the last restatement
+    was long enough ago (`every`).
+    """
     last = state.offsets.restated.get(dataset.name)
     if last is None:
         return True
@@ -96,7 +99,7 @@ def _are_unread(changes: Ranges) -> bool:
 def _has_read_others(
     state: ApplicationState, dataset: AdjunctDataset, served: Mapping[str, VersionIds]
 ) -> bool:
-    """Whether batches have read other versions over time than those of now."""
+    """Whether joins by time have read other versions of a dataset than those of now."""
     over_time = served[dataset.name].over_time
     joined = state.offsets.joined.get(dataset.name, ())
     return any(set(read.over_time) != set(over_time) for read in joined)
@@ -130,7 +133,9 @@ def describe_due(
     state: ApplicationState,
     stream: str,
 ) -> str:
-    """Return why a run is needed to follow the changes of a dataset; "" if none is."""
+    """Return why a run is needed to follow the changes of a dataset, which are the `stream`; "" if
+    none is, such as before the dataset's first version.
+    """
     dataset = app.restated[stream]
     try:
         snapshot = snapshot_stream(systems, stream)

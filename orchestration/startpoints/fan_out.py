@@ -142,12 +142,14 @@ def decide_fan_out(
     unknown = []
     expired = []
     blocked = []
+    # Of these it is not known which request was settled.
     unreadable_targets = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the order of their sequences, so that the result does not depend on the storage.
     for request in sorted(requests, key=lambda request: request.sequence):
         tasks = readers.targets_of(request)
         is_held = any(request.ssp in held.get(task, ()) for task in tasks)
-        if state.settled.get(request.target) == request.sequence:
+        was_handed_out = state.settled.get(request.target) == request.sequence
+        if was_handed_out:  # by a fan-out that died before it deleted the request
             settled.append(request)
         elif request.is_expired(now_ms, expiry_ms):
             expired.append(request)
@@ -277,8 +279,8 @@ class _Distribution:
         (`owners`).
 
         A task that was handed the same request before does not get it again. Orphans for one task,
-        and those that no other task may get, stay where they are, as stranded. At a task in `keep`,
-        so do those that every owner was handed before; at other tasks these are dropped.
+        and those that no other task may get, stay where they are, as stranded. An orphan that every
+        owner was handed before stays at a task in `keep`, and is dropped at other tasks.
         """
         reassigned = []
         for task, request in self._orphans:

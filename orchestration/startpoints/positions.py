@@ -104,8 +104,11 @@ def _choose_restated(
     state: ApplicationState,
     resolved: Mapping[SystemStreamPartition, ResolvedStartpoint],
 ) -> Offsets:
-    """Return the positions in the changes of a dataset from which on results are restated: what is
-    served now; that nothing was, if the dataset has no version yet.
+    """Return the positions in the changes of a dataset from which on results are restated.
+
+    Positions that are stored stay, except in a recreated stream, which begins at its startpoints.
+    The first position is the end of the changes; for a dataset without a version, whose stream is
+    None, it is that nothing was served.
     """
     if stream is None:
         system, short = split_stream_name(name)
@@ -126,9 +129,10 @@ def find_furthest(
     streams: Mapping[str, StreamSnapshot],
     moved: Collection[SystemStreamPartition],
 ) -> Offsets:
-    """Return the end of all that the main position has read, by partition where it moves or moved.
+    """Return the end of all that the main position has read, by partition; only for partitions in
+    which it is `moved` now, or was before.
 
-    A position that moves back leaves its checkpoint behind, which alone would say less.
+    In other partitions this is the checkpoint. Nothing was read yet of a recreated stream.
     """
     furthest = dict(state.offsets.furthest)
     for ssp in (*state.offsets.furthest, *moved):
@@ -214,8 +218,11 @@ def _keep_positions(
     *,
     is_first: bool,
 ) -> Offsets:
-    """Return the checkpoint of a stream, the startpoints if it was recreated; nothing if the input
-    is reset, now or because the stream has new partitions.
+    """Return the positions that a stream keeps, by partition: its checkpoint, or the startpoints if
+    it was recreated. Partitions without a checkpoint are left out.
+
+    Nothing is kept if the input is to be reset: by the first step of a run, or because the stream
+    was recreated or has new partitions.
     """
     was_recreated = stream.was_recreated(state.offsets)
     if was_recreated and not source.reset_offset:
@@ -257,7 +264,7 @@ def input_positions(
 def _add_replays(
     positions: InputPositions, streams: Mapping[str, StreamSnapshot], state: ApplicationState
 ) -> None:
-    """Add the next replay of each partition, and those of them that can't continue."""
+    """Add the next replay of each partition, and if it can't continue, add it to the stuck ones."""
     for replay in sorted(state.offsets.replays.values(), key=replay_order):
         positions.replays.setdefault(replay.ssp, replay)
     for _, replay in sorted(positions.replays.items()):
@@ -272,7 +279,9 @@ def _add_position(
     ssp: SystemStreamPartition,
     state: ApplicationState,
 ) -> None:
-    """Add where reading of one partition continues, or why it is not read."""
+    """Add the unread offsets of one partition: from its startpoint or checkpoint up to the end of
+    the stream, or to where an abandoned batch ended. A position past the end is added as that.
+    """
     start = state.checkpoint[ssp]
     startpoint = state.offsets.resolved.get(ssp)
     if startpoint is not None:
@@ -284,7 +293,8 @@ def _add_position(
         positions.past_end[ssp] = PastEnd(start, upcoming)
         return
     if stream.system.compare(start, oldest) < 0:
-        if startpoint is None or startpoint.position != "oldest":
+        wants_what_is_left = startpoint is not None and startpoint.position == "oldest"
+        if not wants_what_is_left:
             positions.lost[ssp] = OffsetRange(start, oldest)
         start = oldest
     end = upcoming
@@ -374,9 +384,9 @@ def check_positions(
     """
     check_same_streams(app, streams, known)
     for ssp, past_end in positions.past_end.items():
-        reader = _describe_owner(positions.startpoints.get(ssp))
-        if not reader:
-            reader = f"application {app.name!r} continues at "
+        reader = f"application {app.name!r} continues at "
+        if ssp in positions.startpoints:
+            reader = f"{_describe_owner(positions.startpoints[ssp])} at "
         raise _past_end_error(app, ssp, past_end, reader, "Restore the stream, or")
     for source in app.inputs.values():
         lost = of_stream(positions.lost, source.stream)
@@ -397,14 +407,16 @@ def check_positions(
         )
     losses = []
     for ssp, span in sorted(positions.lost.items()):
-        owner = _describe_owner(positions.startpoints.get(ssp))
-        losses.append(describe_loss(ssp, span, owner))
+        whose = ""
+        if ssp in positions.startpoints:
+            whose = f"{_describe_owner(positions.startpoints[ssp])} at "
+        losses.append(describe_loss(ssp, span, whose))
     return losses
 
 
 def describe_loss(ssp: SystemStreamPartition, span: OffsetRange, whose: str = "") -> str:
-    """Return a line on the unread offsets (`span`) that retention has deleted; `whose` is put
-    before the offset.
+    """Return a line on the unread offsets (`span`) that retention has deleted. `whose` says who
+    begins there, and ends with "at "; "" for the checkpoint.
     """
     return (
         f"{ssp}: retention has deleted {whose}offset {span.start}; the input continues from"
@@ -518,8 +530,9 @@ def _retention_error(
     lost: Ranges,
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint],
 ) -> OffsetOutOfRangeError:
-    """Return the error for unread records that retention has deleted (`lost`), after the
-    checkpoint or, if all are after one, a startpoint.
+    """Return the error for unread records of one stream that retention has deleted (`lost`).
+
+    It is about those after the checkpoint, or about those after startpoints if there are no others.
     """
     owners = []
     after_checkpoint = {}
@@ -544,7 +557,7 @@ def _retention_error(
             application=app.name,
             stream=stream,
         )
-    shown_owners = "; ".join(dict.fromkeys(owners[:_SHOWN])).removesuffix(" at ")
+    shown_owners = "; ".join(dict.fromkeys(owners[:_SHOWN]))
     return OffsetOutOfRangeError(
         f"retention has passed {shown_owners} in {shown}, since its"
         " offset was found: the records in between are lost.",
@@ -567,17 +580,15 @@ def _describe_spans(lost: Ranges) -> str:
     return text
 
 
-def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:
-    """Return a text that ends with "at ", to be followed by an offset, on whose startpoint it
-    is; "" for none.
-    """
-    if startpoint is None:
-        return ""
-    return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
+def _describe_owner(startpoint: ResolvedStartpoint) -> str:
+    """Return whose startpoint it is, and why."""
+    return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason})"
 
 
 def _describe_new_start(app: Application, stream: str, info: StreamInfo, before: str) -> str:
-    """Return the next step for a recreated stream, whose identity was `before`: where to begin."""
+    """Return the next step for a recreated stream, whose identity was `before`: how to say where to
+    begin, or to run again if it was only repartitioned.
+    """
     if stream in app.restated:
         return (
             "Say from when on results are to follow its changes: adjunct startpoint set MODULE:APP"
@@ -662,8 +673,9 @@ def carry_over_stream(
 def _skip_rewritten(
     stream: str, continued: Offsets
 ) -> dict[SystemStreamPartition, tuple[tuple[int, int], ...]]:
-    """Return the offsets whose results can't be restated in a repartitioned stream: the results
-    that are there were made of records at other offsets.
+    """Return the offsets whose results can't be restated in a repartitioned stream: all before
+    those at which reading is `continued`, because results were made of records at other offsets.
+    None in changes of datasets, whose records have no results.
     """
     if followed_dataset(stream) is not None:
         return {}
@@ -747,7 +759,9 @@ def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
     )
 
     def checked(which: str, answers: Offsets) -> Offsets:
-        """Return the answers of the stream system, an offset of each partition."""
+        """Return the `which` offset of each partition from the answers of the stream system. Raises
+        ConfigurationError for an invalid or missing one.
+        """
         what = f"asked for its {which} offset"
         return {ssp: check_offset(system, ssp, answers.get(ssp), what) for ssp in ssps}
 
@@ -850,7 +864,7 @@ def resolve_request(
 
 def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans) -> RecordedPlan:
     """Return the plan that a request for recorded versions names; it has the offsets to read in
-    this partition.
+    the request's partition.
 
     Raises ConfigurationError for a request without one, OffsetOutOfRangeError if the stream was
     recreated since, and the error that `plans` has instead of a plan.

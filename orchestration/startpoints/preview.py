@@ -99,7 +99,7 @@ class Preview:
     def effect(self) -> str:
         """The effect in one line: "20 offsets to read: goes back by 20".
 
-        If the request can't be applied, only why, as in `move`.
+        If the request can't be applied, it is only the reason.
         """
         if self.error is not None:
             return self.move
@@ -154,7 +154,7 @@ def preview_request(asked: AskedApplication, request: StartpointRequest) -> Prev
         return Preview(request, (), error=str(error), versions=given)
     tasks = asked.readers.targets_of(request)
     shown = Preview(request, tasks, versions=versions if is_replay else None)
-    rejected = _reject(asked, shown)
+    rejected = _rejected_preview(asked, shown)
     if rejected is not None:
         return rejected
     is_rewind = not asked.readers.of_datasets.keys().isdisjoint(tasks)
@@ -174,7 +174,7 @@ def preview_request(asked: AskedApplication, request: StartpointRequest) -> Prev
     return _preview_move(shown, stream, start.offset, asked.state)
 
 
-def _reject(asked: AskedApplication, shown: Preview) -> Preview | None:
+def _rejected_preview(asked: AskedApplication, shown: Preview) -> Preview | None:
     """Return the preview with the error of a request that no task may apply; None if it is
     allowed.
     """
@@ -197,7 +197,9 @@ def _reject(asked: AskedApplication, shown: Preview) -> Preview | None:
 
 
 def _find_checkpoint(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
-    """Return where reading would continue: requests are applied after the open batch."""
+    """Return where reading would continue: after the open batch if that moves the checkpoint, else
+    at the checkpoint; None without one.
+    """
     batch = state.open
     if batch is not None and not batch.replays and ssp in batch.ranges:
         return batch.ranges[ssp].end
@@ -365,7 +367,8 @@ def find_replaced(
 ) -> list[Replaced]:
     """Return each `pending` startpoint that a request would replace, with that request.
 
-    A request for all tasks does not replace those of tasks in `named_only`, nor the reverse.
+    A request for all tasks replaces none of a task in `named_only`, and a request for such a task
+    replaces none for all tasks.
     """
     by_ssp: dict[SystemStreamPartition, list[PendingStartpoint]] = {}
     for held in pending:
@@ -399,8 +402,8 @@ def _describe_kind(request: StartpointRequest) -> str:
 
 
 def other_kind_error(replaced: Sequence[Replaced]) -> ConfigurationError | None:
-    """Return the error for a replay that would replace a startpoint that moves the position, or
-    the reverse, if any.
+    """Return the error for a bounded replay that would replace a startpoint that moves the
+    position, or for such a startpoint that would replace a replay. None if there is neither.
     """
     for held, request in replaced:
         before = _describe_kind(held.request)
@@ -437,7 +440,9 @@ def preview_rewinds(asked: AskedApplication, previews: Sequence[Preview]) -> lis
 def _preview_rewind(
     asked: AskedApplication, dataset: AdjunctDataset, previews: Sequence[Preview]
 ) -> list[Preview]:
-    """Return the previews of all requests for one dataset, completed."""
+    """Return the previews of all requests for one dataset, completed by their common rewind; with
+    its error if the rewind can't be planned.
+    """
     requests = [shown.request for shown in previews]
     try:
         plan = plan_rewind(

@@ -32,9 +32,9 @@ class RecordedPlan(StoredDocument):
     """The offsets to read again, in pieces, and the dataset versions that each batch read.
 
     `spans` has, by partition, all offsets, `pieces` those of each batch. `versions` has, by batch,
-    the versions that it read of datasets. Requests that no run has been handed by `expires_at` do
-    not retain versions any more. `streams` has the identities of the streams, which tell whether
-    one was recreated.
+    the versions that it read of datasets. From `expires_at` on, a request that still waits does not
+    retain versions any more. `streams` has the identities of the streams, which tell whether one
+    was recreated.
     """
 
     id: str

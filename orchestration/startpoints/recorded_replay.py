@@ -73,7 +73,7 @@ def write_plan(lake: Lake, plan: RecordedPlan) -> None:
     key = _key(lake, plan.application, plan.id)
     lake.store.put_if_absent(key, plan.model_dump_json().encode())
     try:
-        check_all_retained(lake, plan)
+        check_all_retained(lake, plan)  # afterwards: a later discard spares its versions
     except BaseException:
         lake.store.delete(key)
         raise
@@ -137,7 +137,9 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = Fals
 
 
 def _is_retained(lake: Lake, manifest: DatasetManifest, version: str, *, or_spared: bool) -> bool:
-    """Whether a version can still be read, as `check_all_retained` says."""
+    """Whether a version can still be read. A doomed one can be only with `or_spared`, and as long
+    as its files exist.
+    """
     try:
         manifest.check_kept(version)
     except VersionDiscardedError:
@@ -162,7 +164,7 @@ def load_plans(
     lake: Lake, application: str, fan_out: FanOut
 ) -> dict[str, RecordedPlan | PermanentError]:
     """Return, by id, the plans that requests at tasks name; for a plan that can't be used any
-    more, the error.
+    more, the error. Plans that are not stored are left out.
     """
     plan_ids: set[str] = set()
     for requests in fan_out.tasks.values():
@@ -333,7 +335,7 @@ def _build_plan(
         if of_partition:  # what follows the last piece are offsets without records
             of_partition[-1] = of_partition[-1].model_copy(update={"end": end})
             spans[ssp] = OffsetRange(start=start, end=end)
-        else:
+        else:  # no records
             spans[ssp] = OffsetRange(start=start, end=start)
         pieces[ssp] = tuple(of_partition)
     names = {dataset.name for dataset in app.datasets}
@@ -420,7 +422,8 @@ def collect_main_batches(
             intents.setdefault(intent.batch, _drop_former_streams(intent, state, asked))
         if all(_has_read_none(state, asked, ssp) for ssp in asked.spans):
             return MainBatches(intents, newest, oldest)
-    if oldest <= 1:
+    is_complete = oldest <= 1  # the log has its first commit, or none
+    if is_complete:
         return MainBatches(intents, newest, oldest)
     gone = {ssp: _read_up_to(state, asked, ssp) for ssp in asked.spans}
     return MainBatches(intents, newest, oldest, gone)
@@ -590,7 +593,7 @@ class _SplitSpans(NamedTuple):
 def _split_spans(
     compare: OffsetFunction, ssp: SystemStreamPartition, spans: Iterable[Span], by: Span
 ) -> _SplitSpans:
-    """Return the parts of these spans inside and outside the span `by`."""
+    """Return the parts of these spans of one partition inside and outside the span `by`."""
     by_offset = cmp_to_key(partial(compare, ssp))
     split = _SplitSpans([], [])
     for span in spans:

@@ -326,7 +326,9 @@ def expand_partitions(
 
 
 def _parse_timestamp(text: str) -> int:
-    """Return a time in milliseconds since 1970; raises ConfigurationError for what is no time."""
+    """Return a time in milliseconds since 1970. Raises ConfigurationError for what is no time, and
+    for one that is ambiguous, finer than a millisecond or out of range.
+    """
     if _DIGITS.fullmatch(text):
         if int(text) < _LEAST_MS:
             shown = f"{_EPOCH + int(text) * MS:%Y-%m-%d %H:%M} UTC"
@@ -374,8 +376,10 @@ def _timestamp_error(text: str, problem: str, next_step: str) -> errors.Configur
 
 
 def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
-    """Return the partitions that `spans` ("0-3,7") lists, of a stream with `count` of them; `text`
-    is all that the user wrote.
+    """Return the numbers of the partitions that `spans` ("0-3,7") lists, of a stream with `count`
+    partitions. `text` is all that the user wrote, for errors.
+
+    Raises ConfigurationError for an invalid span, and for a partition that does not exist.
     """
     numbers: list[int] = []
     for span in spans.split(","):
@@ -486,6 +490,7 @@ class StartpointRequest:
     id: str = ""
 
     def __post_init__(self) -> None:
+        """Check the fields. A request without an id gets that of its startpoint."""
         check_startpoint(self.startpoint, f"the startpoint of the request for {self.ssp}")
         if self.until is not None:
             check_startpoint(self.until, f"the end (until) of the request for {self.ssp}")

@@ -55,7 +55,10 @@ def find_restatement(
     served: Mapping[str, VersionIds],
 ) -> DueRestatement:
     """Return the records whose results these changes of datasets concern. Raises RestatementError
-    if there are more than declared.
+    if there are more of them, or of the changed keys, than are declared, or if a version is gone.
+
+    `streams` are the input streams, `served` what is served now by dataset. `positions` has the
+    startpoints in the changes.
     """
     found: dict[str, list[pa.Table]] = {}
     keys = 0
@@ -149,7 +152,9 @@ class _Search:
 
     @property
     def _passes_over(self) -> bool:
-        """Whether a startpoint leaves out changes that are not restated yet."""
+        """Whether a startpoint leaves out changes that are not restated yet, or says since when
+        results follow changes for the first time.
+        """
         for start in self.startpoints:
             before = self.asked.state.checkpoint.get(start.ssp)
             if before is None:
@@ -171,7 +176,9 @@ class _Search:
         return int(self.keys.num_rows)
 
     def find_places(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the places of the records in each input stream."""
+        """Yield each input stream with the places of its records. Raises RestatementError before
+        the first one if there are too many changed keys or records.
+        """
         self._check("keys", self.number, self.options.most_keys)
         records = 0
         searched = 0
@@ -185,7 +192,7 @@ class _Search:
             records += places.num_rows
             found.append((source.stream, places))
         self._check("records", records, self.options.most_records)
-        most = max(int(searched * self.options.most_share), 1)
+        most = max(int(searched * self.options.most_share), 1)  # a single record is never too many
         self._check("records", records, most, f" ({self.options.most_share:.0%} of them)")
         yield from found
 
@@ -232,8 +239,8 @@ class _Search:
         )
 
     def _select_young(self, stream: str) -> Ranges:
-        """Return the offsets of records that were written at most `age` ago, before the position of
-        the main input.
+        """Return the offsets of records of a stream that were written at most `age` ago, up to the
+        checkpoint; partitions without any are left out.
         """
         snapshot = self.streams[stream]
         since = subtract_span(self.asked.at, self.options.age)
@@ -263,7 +270,9 @@ class _Search:
         return self._within_intervals(source, records).select([PARTITION, OFFSET])
 
     def _within_intervals(self, source: RestatedInput, records: pa.Table) -> pa.Table:
-        """Return those of the records whose time is in an interval in which their key changed."""
+        """Return those of the records whose time is in an interval in which their key changed;
+        none without a time.
+        """
         changes = self.changed.rename_columns([*source.keys, SINCE, UNTIL])
         intervals_of: dict[tuple[Any, ...], list[_Interval]] = {}
         starts = changes[SINCE].to_pylist()

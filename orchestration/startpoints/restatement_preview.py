@@ -42,7 +42,9 @@ def describe_restatements(asked: AskedApplication, previews: Sequence[Preview]) 
 def _describe(
     asked: AskedApplication, stream: str, dataset: AdjunctDataset, previews: Sequence[Preview]
 ) -> Iterator[str]:
-    """Yield what `describe_restatements` does, for the changes of one dataset."""
+    """Yield the texts of `describe_restatements` about one dataset, whose changes are `stream`;
+    `previews` are those of the startpoints in these changes.
+    """
     changes = asked.snapshot(stream)
     positions = InputPositions()
     for shown in previews:

@@ -212,7 +212,7 @@ class _Selection:
     task: str | None
 
     def has_partition(self, ssp: SystemStreamPartition | None) -> bool:
-        """Whether startpoints at a partition are selected, for the selected task."""
+        """Whether a partition is selected; an unknown one (None) only if all are."""
         return self.ssps is None or ssp in self.ssps
 
     def includes(self, held: PendingStartpoint) -> bool:
@@ -228,13 +228,15 @@ class _Selection:
         return self.task == held.at
 
     def includes_unread(self, entry: Unreadable) -> bool:
-        """Whether an entry that can't be read is selected."""
+        """Whether an entry that can't be read is selected. If its partition is unknown, it is if it
+        was handed to the selected task, whatever partitions are selected.
+        """
         if self.task is not None and self.task not in (entry.task, entry.at):
             return False
         if self.has_partition(entry.ssp):
             return True
-        was_handed_out = self.task is not None and entry.at == self.task
-        return entry.ssp is None and was_handed_out
+        is_at_task = self.task is not None and entry.at == self.task
+        return entry.ssp is None and is_at_task
 
 
 def take_back_startpoints(
@@ -288,11 +290,12 @@ def take_back_startpoints(
 class _Attempt:
     """What an attempt to take startpoints back has done.
 
-    `waiting` were taken back before a task had them, `handed` were removed from tasks. A run that
-    `may_run` may have read these: it applies them all the same to datasets, and to all tasks if it
-    is the application's `first`. `unread` are the unreadable entries that were taken back.
-    `stopped` are replays, `going` those that the open batch reads. `left` are other startpoints
-    there.
+    `waiting` were taken back before a task had them, `handed` were removed from tasks. If a run
+    `may_run`, it may have read the `handed` ones before: then it applies them all the same to
+    datasets, and to all tasks if it is the application's `first`. `unread` are the unreadable
+    entries that were taken back. `stopped` are the replays that were stopped, `going` those that
+    were not, because the open batch reads them. `left` are all startpoints that are still stored;
+    they are only read for a selection with a task.
     """
 
     waiting: Sequence[PendingStartpoint]
@@ -314,9 +317,10 @@ def _describe_attempt(
     replayed = {replay.ssp for replay in (*attempt.stopped, *attempt.going)}
     for held in attempt.handed:
         applies = _why_applied(held, state, first=attempt.first, may_run=attempt.may_run)
+        is_shown_as_replay = held.request.ssp in replayed and _has_begun(held, state)
         if not applies:
             taken.append(held)
-        elif applies != _BEGUN or held.request.ssp not in replayed:
+        elif not is_shown_as_replay:
             lines.append(f"{held.summary()}: {applies}")
     for replay in attempt.going:
         lines.append(_describe_going(selection.app, replay))
@@ -331,7 +335,9 @@ def _describe_attempt(
     return TakenBack(tuple(taken), tuple(attempt.stopped), tuple(lines), tuple(attempt.unread))
 
 
-_BEGUN = "a batch has begun there"
+def _has_begun(held: PendingStartpoint, state: ApplicationState) -> bool:
+    """Whether a batch has begun to apply a startpoint; False for one that rewinds a dataset."""
+    return not held.is_of_dataset and state.has_begun(held.request.ssp, held.request.id)
 
 
 def _why_applied(
@@ -340,16 +346,16 @@ def _why_applied(
     """Return why a startpoint that was handed to a task may be applied though it was removed, "" if
     it is not.
 
-    A run that has read it meets a conflict in the batch log; not so one that rewinds a dataset, or
-    the `first` run before its first commit.
+    In general, a run that has read it meets a conflict in the batch log. There is none for a run
+    that rewinds a dataset, and for the `first` run before its first commit.
     """
     may_be_read = may_run and held.at is not None
     if held.is_of_dataset:
         if may_be_read:
             return "removed, but a run that has read it may rewind the dataset"
         return ""
-    if state.has_begun(held.request.ssp, held.request.id):
-        return _BEGUN
+    if _has_begun(held, state):
+        return "a batch has begun there"
     if first and may_be_read:
         return "removed, but the application's first run may begin there"
     return ""
@@ -358,10 +364,11 @@ def _why_applied(
 def _remove_handed(
     startpoints: StartpointManager, state: ApplicationState, selection: _Selection
 ) -> list[PendingStartpoint]:
-    """Remove the selected startpoints from the tasks that they were handed to; return them.
+    """Remove the selected startpoints from the tasks that they were handed to. Return them, with
+    those that stay because a batch has begun to apply them.
 
     This is repeated, because a fan-out that has read a request before its deletion may still hand
-    it out. Startpoints that have begun stay.
+    it out.
     """
     handed: list[PendingStartpoint] = []
     for _ in range(_MAX_REMOVALS):
@@ -371,7 +378,7 @@ def _remove_handed(
                 continue
             handed.append(held)
             request = held.request
-            if held.is_of_dataset or not state.has_begun(request.ssp, request.id):
+            if not _has_begun(held, state):
                 not_begun.setdefault(str(held.at), {})[request.ssp] = request.id
         if not not_begun:
             break
@@ -392,9 +399,11 @@ def _find_left(
     selection: _Selection,
     others: Iterable[PendingStartpoint],
     found: Collection[SystemStreamPartition | None],
-) -> Offsets:
-    """Return, by partition, why startpoints that are not of the selected task alone were left."""
-    left: Offsets = {}
+) -> dict[SystemStreamPartition, str]:
+    """Return, by partition, why a startpoint was left although its partition is selected: it is for
+    other tasks, too. `found` are the partitions of which something else is reported.
+    """
+    left: dict[SystemStreamPartition, str] = {}
     for held in others:
         ssp = held.request.ssp
         if ssp in found or not selection.has_partition(ssp):
@@ -613,8 +622,9 @@ class Startpoints:
         """Take back all startpoints that are not applied, also for streams that the application no
         longer reads, and stop all bounded replays.
 
-        With `task`, only those that name this task or were handed to it; replays continue then.
-        Raises the errors of `take_back`.
+        With `task`, only those that name this task or were handed to it; replays continue then. A
+        startpoint that a batch has begun to apply stays, and is listed in `not_removed`. Raises
+        CommitConflictError if a run commits at the same moment.
         """
         return take_back_startpoints(self.lake, self.app, None, task=task, by=by, reason=reason)
 
@@ -751,8 +761,8 @@ def _check_ends(app: Application, requests: Sequence[StartpointRequest]) -> None
 def _retain_recorded(
     lake: Lake, requests: Sequence[StartpointRequest], recorded: RecordedPlan | None
 ) -> list[StartpointRequest]:
-    """Write the plan of recorded versions, which retains them from here on, and return the
-    requests with its id.
+    """Write the plan of recorded versions, which retains them from here on. Return the requests,
+    those for recorded versions with its id; all unchanged, and nothing written, without a plan.
     """
     if recorded is None:
         return list(requests)
@@ -773,7 +783,7 @@ def _find_applied(
     applied: dict[PendingStartpoint, str] = {}
     if not old:
         return applied
-    first = state == ApplicationState()
+    first = state == ApplicationState()  # before the first commit
     may_run = may_be_running(lake, app.name)
     for held in old:
         why = _why_applied(held, state, first=first, may_run=may_run)

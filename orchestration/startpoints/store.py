@@ -69,7 +69,7 @@ class ReadRequests(NamedTuple):
 
 
 def read_requests(application: str, entries: Iterable[tuple[str, Any]]) -> ReadRequests:
-    """Return the requests in these stored entries (key, value)."""
+    """Return the requests in these stored entries (key, value), and which entries can't be read."""
     requests: list[StartpointRequest] = []
     unreadable: list[Unreadable] = []
     for key, value in entries:
@@ -226,14 +226,15 @@ def concerns_stream(stream: str, key: str, value: object) -> bool:
     """Return whether an entry has a request for the stream that is not applied: a waiting one, or
     one at a task.
 
-    Sequences of requests that were handed out or settled do not count.
+    Sequences of requests that were handed out or settled do not count. An entry that can't be read
+    counts if it has the name of a partition of the stream anywhere.
     """
     if _parts(key)[:1] == ["settled"]:
         return False
     unapplied = value
     if isinstance(value, Mapping):
         unapplied = value.get("pending", value)
-    return f"{stream}." in f"{key} {unapplied}"
+    return f"{stream}." in f"{key} {unapplied}"  # before the number of a partition
 
 
 def parse_sequence(stored: object) -> int | None:
@@ -249,7 +250,9 @@ def parse_sequence(stored: object) -> int | None:
 
 
 def is_same_request(left: object, right: Mapping[str, Any]) -> bool:
-    """Return whether two requests in stored form differ at most in their ids and sequences."""
+    """Return whether two requests in stored form differ at most in their ids and sequences; False
+    if `left` is none, or None.
+    """
     if not isinstance(left, Mapping):
         return False
     ignored = {"sequence": 0, "id": ""}
@@ -430,7 +433,7 @@ class StartpointManager:
         """
         self.check_on()
         wanted = {}
-        for request in map(_check_request, requests):
+        for request in map(_require_request, requests):
             wanted[request_key(request.ssp, request.task)] = request
         if not wanted:
             return
@@ -824,7 +827,7 @@ def _has_id(ids: Offsets, request: StartpointRequest) -> bool:
     return ids.get(request.ssp) in (request.id, request.startpoint.id)
 
 
-def _check_request(request: object) -> StartpointRequest:
+def _require_request(request: object) -> StartpointRequest:
     """Return a request to write; raises ConfigurationError for any other object."""
     if type(request) is StartpointRequest:  # a subclass can't be read back
         return request

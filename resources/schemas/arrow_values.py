@@ -34,7 +34,9 @@ def cast_values(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
 
 
 def cast_to(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
-    """Return a column cast to the Arrow type of a schema's column, as `cast_values` does."""
+    """Return a column cast to the Arrow type of a schema's column. Raises ArrowInvalid for a value
+    that would change, except in rounding.
+    """
     if not pt.is_nested(to):
         return _cast_simple(column, to)
     return pa.chunked_array([_cast(chunk, to) for chunk in column.chunks], to)
@@ -82,7 +84,9 @@ def _cast_simple(values: Any, to: pa.DataType) -> Any:
 
 
 def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
-    """Return an array cast to a type, at every depth. Raises ArrowInvalid as `cast_values` does."""
+    """Return an array cast to a type, at every depth. Raises ArrowInvalid for a value that would
+    change, except in rounding.
+    """
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     if not pt.is_nested(to):

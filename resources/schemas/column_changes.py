@@ -48,8 +48,8 @@ class ColumnChanges:
         return bool(self.renamed or self.drop)
 
     def follow(self, name: str, names: Container[str] = ()) -> str:
-        """Return how the column, or the path through structs, of this name is written after the
-        renames; a name among `names` is that of a column.
+        """Return how a column, or a path through structs, is written after the renames; unchanged
+        without any. A name among `names` is that of a column.
         """
         steps = steps_among(name, names)
         now = []
@@ -72,7 +72,9 @@ class ColumnChanges:
                 unknown.append(path)
         retired = {steps[-1] for steps in names.retired}
         for path in self.drop:
-            if path not in paths and path.rpartition(".")[2].strip("`") not in retired:
+            _, _, last = path.rpartition(".")
+            was_dropped = last.strip("`") in retired
+            if path not in paths and not was_dropped:
                 unknown.append(path)
         return unknown
 
@@ -206,6 +208,7 @@ def find_known_part(schema: Schema, path: str) -> tuple[str, list[str]]:
     part = path
     while part and part not in paths:
         part = part.rpartition(".")[0]
+        # "lines" has no path "lines[]" of its own.
         container = part.removesuffix("[]").removesuffix("[*]")
         if container in paths:
             part = container
@@ -292,7 +295,8 @@ class _Request:
         """
         yield from self._contradictions()
         yield from self._collisions()
-        if self.drops >= {(name,) for name in stored.names}:
+        is_everything_dropped = self.drops >= {(name,) for name in stored.names}
+        if is_everything_dropped:
             yield "all columns are dropped: expected at least one to stay"
 
     def _contradictions(self) -> Iterator[str]:
@@ -339,6 +343,7 @@ class _Request:
                     yield f"{self.text(steps)} can't be {done}: it is a part of {fixed.what}"
         for name in fixed.names:
             steps = self.paths.get(name, (name,))
+            # A column whose name looks like the path would take its place.
             if self._declared.get(name, steps) != steps:
                 yield f"{name} can't be added: {fixed.what} has the path {name}"
 
@@ -394,8 +399,8 @@ class _Walk:
         stored_steps: Steps,
         taken: list[str],
     ) -> Struct:
-        """Return the struct of the kept members and the added ones; `taken` are the stored names of
-        all members that it had.
+        """Return the struct of the kept members and the added ones, in the order of the declaration
+        if that counts. `taken` are the stored names of all members that it had.
         """
         if declared is None:
             return Struct(tuple(kept.values()))
@@ -413,7 +418,8 @@ class _Walk:
         if not self._ordered:
             return Struct(tuple(members.values()))
         order = [member.name for member in declared.members]
-        if [name for name in order if name in kept] != list(kept):
+        is_reordered = [name for name in order if name in kept] != list(kept)
+        if is_reordered:
             place = self._request.text(steps) if steps else "the columns"
             self.changes.append(f"{place}: the order is now {', '.join(order)}")
         return Struct(tuple(members[name] for name in order))
@@ -421,14 +427,15 @@ class _Walk:
     def _find_declared(
         self, steps: Steps, name: str, member: Member, declared: Struct
     ) -> Type | None:
-        """Return the declared type of a stored member; without one, None, and a problem is
-        added.
+        """Return the declared type of a stored member, which is called `name` after the renames. If
+        it is not declared, add a problem, which says what was probably meant, and return None.
         """
         found = declared.member(name)
         if found is not None:
             return found.type
         path = self._request.text(steps)
-        if name != member.name:
+        was_renamed = name != member.name
+        if was_renamed:
             beside = {other[-1] for other in self._request.texts if other[:-1] == steps[:-1]}
             new = [each.name for each in declared.members if each.name not in beside]
             hint = f": new there is {', '.join(new)}" if new else ""
@@ -448,7 +455,9 @@ class _Walk:
         return None
 
     def _evolve_type(self, was: Type, now: Type | None, steps: Steps, stored_steps: Steps) -> Type:
-        """Return the changed type of a column or member, or of a part of it."""
+        """Return the changed type of a column or member, or of a part of it; `now` is the declared
+        one, None if nothing is declared but renames and removals.
+        """
         if isinstance(was, Struct) and (now is None or isinstance(now, Struct)):
             return self.evolve_struct(was, now, steps, stored_steps)
         if isinstance(was, Array) and (now is None or isinstance(now, Array)):

@@ -72,8 +72,8 @@ def is_missing(value: object) -> bool:
 
 
 def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
-    """Return the values as an array, without loss. Raises as `to_exact_array`, also for
-    NaT and NA.
+    """Return the values as an array, without loss. Raises what Arrow raises, and ValueError for
+    values that it would convert with loss. Unlike `to_exact_array`, it takes no NaT and NA.
     """
     if pt.is_nested(kind):
         return _exact_nested(values, kind)
@@ -106,7 +106,7 @@ def _text_array(values: Sequence[object]) -> pa.Array:
 
 def _check_whole(values: Sequence[object], array: pa.Array) -> None:
     """Raise ValueError if an integer was made from a value that is not equal to it."""
-    if any(value is not None and type(value) is not int for value in values):
+    if any(value is not None and type(value) is not int for value in values):  # seldom
         for value, kept in zip(values, array.to_pylist(), strict=True):
             if value is not None and value != kept:
                 raise ValueError(f"{value} is not a whole number")
@@ -167,7 +167,7 @@ def _exact_within(step: str, values: Sequence[object], kind: pa.DataType) -> pa.
 
 
 def _first_misfit(values: Sequence[object], kind: pa.DataType) -> object:
-    """Return the first of the values, of which one does not fit, that is not of this type."""
+    """Return the first of the values that does not fit this type; one of them does not."""
     for value in values[:-1]:
         try:
             _exact([value], kind)

@@ -99,7 +99,9 @@ class _Numbers:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was found at one path."""
+    """What was found at one path: how many values, nulls among them, and the number and an example
+    of each kind of the others (`_kind_of`).
+    """
 
     values: int = 0
     nulls: int = 0
@@ -107,8 +109,8 @@ class _Seen:
     examples: dict[str, str] = field(default_factory=dict)
     looks: Counter[str] = field(default_factory=Counter)  # as what texts could be read
     numbers: _Numbers = field(default_factory=_Numbers)
-    empty: int = 0
-    members: dict[str, _Seen] = field(default_factory=dict)
+    empty: int = 0  # arrays and objects without parts
+    members: dict[str, _Seen] = field(default_factory=dict)  # of objects, by name
     inner: _Seen | None = None  # the elements of arrays
     entries: _Seen | None = None  # the values of maps, once objects have too many names
 
@@ -230,7 +232,9 @@ class Inference:
             raise SchemaMismatchError(problem, step, argument="records")
 
     def _follow_distinct(self, steps: tuple[str, ...], value: Any) -> None:
-        """Keep the values at these steps while no value has occurred twice."""
+        """Keep the values at these steps as long as they might be a key: none is null or empty, and
+        none has occurred twice.
+        """
         if isinstance(value, Mapping):
             for name, inner in value.items():
                 self._follow_distinct((*steps, name), inner)
@@ -354,7 +358,7 @@ class Inference:
             doubts.append(Doubt(path, found, "string"))
             return Simple("string")
         families = Counter[str]()
-        for kind, count in seen.kinds.items():
+        for kind, count in seen.kinds.items():  # whole numbers and fractions count as one kind
             families["whole number" if kind in _NUMBERS else kind] += count
         kind, _ = families.most_common(1)[0]
         if kind == "whole number" and seen.kinds["fraction"]:
@@ -506,7 +510,9 @@ def _observe_decimal(seen: _Seen, value: Decimal) -> None:
 
 
 def _number_type(seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
-    """Return the type of the numbers seen at a path that holds them all, if one does."""
+    """Return the type of the numbers seen at a path that holds them all; `double`, with a doubt, if
+    none does.
+    """
     if seen.kinds["decimal"]:
         before_point = max(seen.numbers.digits, 0)
         if seen.kinds["whole number"]:
@@ -568,12 +574,15 @@ class _Names:
         """Whether the objects are maps."""
         if self._have_one_type and all(_classify_text(name) for name in self._names):
             return True  # numbers or dates
+        # On average, an object has at most a quarter of the names.
         has_few_each = sum(self._counts) * 4 <= self._objects * len(self._names)
         return self.might_be_keys and len(self._names) >= SEVERAL_NAMES and has_few_each
 
     @property
     def might_be_keys(self) -> bool:
-        """Whether the objects could be maps: no name is in more than half of them."""
+        """Whether the objects could be maps: they have several names, none of which is in more than
+        half of them, and values of one type.
+        """
         vary = len(self._names) > 2 and max(self._counts) * 2 <= self._objects
         return vary and self._have_one_type
 
@@ -589,7 +598,9 @@ class _Names:
 
 
 def _is_sparse(seen: _Seen) -> bool:
-    """Whether objects have less than half of their names each, or far too many."""
+    """Whether objects have on average less than half of all names that were seen in them, or have
+    more names than a struct may have.
+    """
     if len(seen.members) > _MOST_NAMES:
         return True
     present = sum(member.values for member in seen.members.values())
@@ -605,7 +616,9 @@ def _merge_members(seen: _Seen) -> _Seen:
 
 
 def _merge(into: _Seen, other: _Seen) -> None:
-    """Add what was found at another path to a first one."""
+    """Add what was found at another path to a first one. If one of them has become a map, both are
+    maps.
+    """
     for count in ("values", "nulls", "empty"):
         setattr(into, count, getattr(into, count) + getattr(other, count))
     into.kinds += other.kinds

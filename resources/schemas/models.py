@@ -179,8 +179,8 @@ def _decimal_type(metadata: Sequence[Any], path: str) -> Type:
 
 
 def _limit(metadata: Sequence[Any], name: str) -> int | None:
-    """Return a limit from annotations, which may be a field of Pydantic with annotations of its
-    own.
+    """Return the limit of this name from annotations, which may be a field of Pydantic with
+    annotations of its own; None if none has it.
     """
     for item in metadata:
         found = getattr(item, name, None)

@@ -121,7 +121,9 @@ class _Place:
 
 
 def _build(values: list[Any], type_: Type, place: _Place, problems: RowProblems) -> pa.Array:
-    """Return values as an array of a type, as `build_column` does."""
+    """Return values as an array of a type, at every depth. A value that does not fit becomes null,
+    and `problems` gets the reason.
+    """
     if isinstance(type_, Simple):
         return _build_simple(values, type_, place, problems)
     if isinstance(type_, Struct):
@@ -164,7 +166,9 @@ def _build_parts(
     place: _Place,
     problems: RowProblems,
 ) -> pa.Array:
-    """Return the parts of arrays or maps, one after the other, as an array."""
+    """Return the parts of arrays or maps (`wholes`), one after the other, as an array. Problems of
+    parts become those of the rows that they belong to.
+    """
     found: RowProblems = {}
     parts = _build(items, type_, place, found)
     if found:
@@ -175,8 +179,8 @@ def _build_parts(
 
 
 def _map_keys(maps: list[dict[str, Any] | None], place: _Place, problems: RowProblems) -> pa.Array:
-    """Return the keys of maps, one after the other. A map with a key that is no text becomes None,
-    and `problems` gets the reason.
+    """Return the keys of maps, one after the other. A map with a key that is no text becomes None
+    in the list `maps`, and `problems` gets the reason.
     """
     with suppress(*CONVERSION_ERRORS):
         return pa.array(list(chain.from_iterable(filter(None, maps))), pa.string())
@@ -249,6 +253,7 @@ def _build_at_once(values: list[Any], type_name: str, convert: Converter | None)
     if exact and not isinstance(convert, Rewrite):
         with suppress(*CONVERSION_ERRORS):
             made = pa.array(values, kind)
+            # Whether an infinity fits is left to the converter.
             if type_name != "double" or not pc.any(pc.is_inf(made)).as_py():
                 return made
     return pa.array([None if value is None else convert(value) for value in values], kind)

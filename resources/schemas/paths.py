@@ -67,8 +67,8 @@ class Path:
 
 
 def steps_among(name: str, names: Container[str]) -> tuple[str, ...]:
-    """Return the steps to the value that a name means in records with the columns `names`: a single
-    one for a column.
+    """Return the steps to the value that a name means in records with the columns `names`: the name
+    itself if it is that of a column, or no path.
     """
     steps = split_path(name)
     if len(steps) < 2 or name in names:
@@ -84,8 +84,8 @@ def value_name(name: str, names: Collection[str]) -> str:
 
 
 def flat_name(name: str) -> str:
-    """Return a name for a column with the value that a path names: "customer_id"; that of a column
-    unchanged.
+    """Return a name for a column with the value that a path names: "customer_id" for
+    "customer.id"; the name of a column unchanged.
     """
     return "_".join(split_path(name)) or name
 
@@ -108,8 +108,10 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
 
 
 def missing_part(record: Mapping[str, Any], name: str, names: Container[str]) -> str | None:
-    """Return the first part of a path that a record, which may have the columns `names`, does not
-    have: "customer" or "customer.id"; None if it has all, or a null struct on the way.
+    """Return the first part of a path that a record lacks: "customer" or "customer.id"; None if it
+    has all parts, or a null struct on the way.
+
+    `names` are the columns that such records may have.
     """
     steps = steps_among(name, names)
     value: Any = record
@@ -132,8 +134,8 @@ def nest_value(name: str, names: Container[str], value: object) -> dict[str, Any
 
 
 def column_of(name: str, names: Collection[str]) -> str:
-    """Return the column that a name means, or has the path of a value in; `names` are those of
-    the columns.
+    """Return the column that a name means, or that its path begins with; `names` are those of the
+    columns.
     """
     return steps_among(name, names)[0]
 
@@ -191,8 +193,8 @@ def read_path(records: pa.Table, steps: Sequence[str]) -> pa.ChunkedArray:
 def set_value(
     values: pa.Array, steps: Sequence[str], new: pa.Array, where: pa.BooleanArray
 ) -> pa.Array:
-    """Return the values, in which those at these steps are replaced by the `new` ones in the rows
-    where `where` is true. A null on the way there becomes a struct, unless the new value is null.
+    """Return the values with those at these steps replaced by the `new` ones, in the rows where
+    `where` is true. A null struct on the way becomes a struct, unless the new value is null.
     """
     if not steps:
         return pc.if_else(where, new, values)
@@ -273,9 +275,10 @@ def find_path(name: str, types: Mapping[str, str | None]) -> Path | None:
 
 
 def require_value(name: str, types: Mapping[str, str], what: str) -> Path:
-    """Return the simple value that a name, or a path, means among columns of these types.
+    """Return the path to the simple value that a name means among columns of these types.
 
-    Raises SchemaMismatchError as `require_path` does, and for a value that is not simple.
+    Raises SchemaMismatchError for a missing column or field, for a path through anything but
+    structs, and for a value that is nested.
     """
     path = require_path(name, types, what)
     if is_nested(path.type):
@@ -285,7 +288,8 @@ def require_value(name: str, types: Mapping[str, str], what: str) -> Path:
 
 
 def require_path(name: str, types: Mapping[str, str], what: str) -> Path:
-    """Return the value that a name, or a path, means among columns of these types.
+    """Return the path to the value, simple or nested, that a name means among columns of these
+    types: a single step for the name of a column.
 
     Raises SchemaMismatchError for a missing column or field, and for a path through anything but
     structs; `what` names whose columns these are.
@@ -296,8 +300,9 @@ def require_path(name: str, types: Mapping[str, str], what: str) -> Path:
     if not steps or steps[0] not in types:
         column = steps[0] if steps else name
         container = container_of(column)
-        if container in types:
-            _refuse_elements(steps, (container,), parse_type(types[container]), what)
+        container_type = parse_type(types[container]) if container in types else None
+        if isinstance(container_type, Array | Map):
+            raise _elements_error(steps, (container,), container_type, what)
         problem = f"{what} has no column {column!r}: it has {', '.join(types) or 'none'}."
         raise SchemaMismatchError(problem, "Check the name.", column=name)
     type_ = parse_type(types[steps[0]])
@@ -312,42 +317,55 @@ def require_path(name: str, types: Mapping[str, str], what: str) -> Path:
 def _no_member_error(
     name: str, steps: Sequence[str], at: int, type_: Type, what: str
 ) -> SchemaMismatchError:
-    """Return the error for a path whose step `at` is not in a value of this type."""
+    """Return the error for a path whose step `at` is not in the value at the steps before it, which
+    is of this type.
+    """
+    if not isinstance(type_, Struct):
+        return _no_struct_error(name, steps[:at], type_, what)
     container = container_of(steps[at])
-    inner = type_.member(container) if isinstance(type_, Struct) else None
-    if inner is not None:
-        _refuse_elements(steps, (*steps[:at], container), inner.type, what)
-    return _no_field_error(name, steps[: at + 1], type_, what)
+    member = type_.member(container)
+    if member is not None and isinstance(member.type, Array | Map):
+        return _elements_error(steps, (*steps[:at], container), member.type, what)
+    before = write_path(steps[:at])
+    fields = ", ".join(write_name(member.name) for member in type_.members)
+    problem = (
+        f"{what}: the path {name!r} does not exist: {before!r} is {type_}, without a field"
+        f" {steps[at]!r}."
+    )
+    return SchemaMismatchError(problem, f"Name one of its fields: {fields}.", column=name)
 
 
 def container_of(step: str) -> str:
-    """Return the array or map of a step to one of its elements: "lines" of "lines[]"."""
+    """Return the name of the array or map that a step takes an element of: "lines" for "lines[]";
+    any other step unchanged.
+    """
     return step.partition("[")[0]
 
 
-def _refuse_elements(
+def _elements_error(
     steps: Sequence[str], container: Sequence[str], type_: Type, what: str
-) -> None:
-    """Raise SchemaMismatchError for a path to elements of an array or a map at the steps
-    `container`.
+) -> SchemaMismatchError:
+    """Return the error for a path to elements of an array or a map, which is of this type and at
+    the steps `container`.
     """
-    if isinstance(type_, Array | Map):
-        text = ".".join(steps)  # without the backticks that brackets would need in a name
-        raise _no_field_error(text, (*container, ""), type_, what)
+    text = ".".join(steps)  # without the backticks that brackets would need in a name
+    return _no_struct_error(text, container, type_, what)
 
 
-def _no_field_error(name: str, steps: Sequence[str], type_: Type, what: str) -> SchemaMismatchError:
-    """Return the error for a path whose last one of these steps is not in a value of this type."""
-    before = write_path(steps[:-1])
-    problem = f"{what}: the path {name!r} does not exist: {before!r} is {type_}"
-    if isinstance(type_, Struct):
-        fields = ", ".join(write_name(member.name) for member in type_.members)
-        problem = f"{problem}, without a field {steps[-1]!r}."
-        return SchemaMismatchError(problem, f"Name one of its fields: {fields}.", column=name)
-    step = f"Name {before!r} itself."
+def _no_struct_error(
+    name: str, before: Sequence[str], type_: Type, what: str
+) -> SchemaMismatchError:
+    """Return the error for a path that goes on behind the steps `before`, although the value there
+    is of this type, which is no struct.
+    """
+    value = write_path(before)
+    step = f"Name {value!r} itself."
     if isinstance(type_, Array | Map):
         step = f"Make the value a column of its own: {WHERE_COLUMNS_ARE_MADE}."
-    problem = f"{problem}, and paths go through structs only."
+    problem = (
+        f"{what}: the path {name!r} does not exist: {value!r} is {type_}, and paths go through"
+        " structs only."
+    )
     return SchemaMismatchError(problem, step, column=name)
 
 

@@ -111,7 +111,9 @@ def cast_column(
 def _misfit_error(
     column: pa.ChunkedArray, name: str, kind: str, what: str, place: FindRow, *, sensitive: bool
 ) -> SchemaMismatchError:
-    """Return the error for a column with a value that does not fit its declared type."""
+    """Return the error for a column with a value that does not fit its declared type: about the
+    first such value, or about a time that Python can't hold, if there is one.
+    """
     if pt.is_timestamp(column.type):
         found = first_unreadable(pa.table([column], [name]))
         if found is not None:
@@ -253,9 +255,11 @@ def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | N
     """Return the result of a user's function as a Spark frame, None if it is not a frame of any
     kind.
     """
-    if isinstance(answer, ArrowFrame) and not hasattr(answer, "mapInArrow"):
+    if hasattr(answer, "mapInArrow"):  # a frame of Spark, or of Spark Connect
+        return answer  # type: ignore[no-any-return]
+    if isinstance(answer, ArrowFrame):
         return frame_from_arrow(spark, to_arrow_table(answer, what))
-    return answer if hasattr(answer, "mapInArrow") else None
+    return None
 
 
 def _table_from_rows(
@@ -293,6 +297,7 @@ def _nested_column(values: Sequence[Any], field: Field, what: str) -> pa.Array:
         return to_exact_array(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         row, cause = _first_misfit(values, kind, error)
+        # A NestedValueError has a path, a reason, and perhaps what was expected there.
         path = f"{field.name}{getattr(cause, 'path', '')}"
         reason = "a value does not fit the declared type"
         if not field.sensitive:
@@ -314,7 +319,9 @@ def _nested_column(values: Sequence[Any], field: Field, what: str) -> pa.Array:
 def _first_misfit(
     values: Sequence[Any], kind: pa.DataType, error: Exception
 ) -> tuple[int, Exception]:
-    """Return the row of the first value that does not fit the type, with the error for it."""
+    """Return the row of the first value that does not fit the type, with the error for it; the
+    first row and the given error if each value alone fits.
+    """
     for row, value in enumerate(values):
         try:
             to_exact_array([value], kind)

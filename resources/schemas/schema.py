@@ -78,6 +78,7 @@ class Field:
     sensitive: bool = declared(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        """Check the name and the type, which is then written in its normal form."""
         if not isinstance(self.name, str) or not self.name or self.name.startswith("__"):
             problem = (
                 f"column name {self.name!r} can't be used: names that begin with '__' are reserved."
@@ -153,8 +154,9 @@ class Schema:
         column = path_column(path)
         if column not in self:
             return None
-        parts = (part for part, _ in nested_types(parse_type(self.field(column).type)))
-        known = {f"{start}{part}" for part in parts for start in (column, write_name(column))}
+        known = set()
+        for part, _ in nested_types(parse_type(self.field(column).type)):
+            known |= {f"{column}{part}", f"{write_name(column)}{part}"}
         return column if path in known else None
 
     def with_sensitive(self, *names: str) -> Schema:
@@ -204,6 +206,10 @@ class Schema:
 
     @classmethod
     def from_json(cls, items: Any) -> Schema:
+        """Return the schema of stored items {"name": …, "type": …, "sensitive": true or missing}.
+
+        Raises MalformedDocumentError for anything else.
+        """
         try:
             return cls(
                 tuple(
@@ -274,14 +280,16 @@ an array."""
 
 
 def _type_text(kind: DeclaredType, path: str) -> str:
-    """Return the text of a type that a user declared; `path` names its place in errors."""
-    return str(kind) if isinstance(kind, str) else str(_declared_type(kind, path))
+    """Return the text of a type that a user declared; `path` names its place in errors. A text is
+    returned as it is, for `Field` to check.
+    """
+    return kind if isinstance(kind, str) else str(_declared_type(kind, path))
 
 
 def _declared_type(kind: object, path: str) -> Type:
     """Return the type that a user declared; `path` names its place in errors."""
     if isinstance(kind, str):
-        return parse_type(Field(path, kind).type)
+        return parse_type(Field(path, kind).type)  # whose error names the path
     if isinstance(kind, Schema):
         kind = kind.types
     if isinstance(kind, Mapping):
@@ -367,8 +375,8 @@ def is_key_type(kind: str) -> bool:
 
 
 def check_key_types(schema: Schema, key: Sequence[str], what: str) -> None:
-    """Raise SchemaMismatchError for a column of a key, or a value that a path names, that does not
-    exist, or whose type can't be compared exactly.
+    """Raise SchemaMismatchError for a part of a key that does not exist, or whose type can't be
+    compared exactly. The `key` has names of columns, and paths of values in columns.
     """
     for name in key:
         value = require_path(name, schema.types, what)
@@ -505,11 +513,12 @@ class StoredNames:
             is_exact = set(item) == {"names", "retired"}
         except (KeyError, TypeError, ValueError) as error:
             raise _malformed_error(item, repr(error)) from error
-        known = {steps for steps, _ in names}
-        stored = {(*steps[:-1], name) for steps, name in names}
         if not is_exact or not all(isinstance(name, str) and name for _, name in names):
             raise _malformed_error(item, "expected the members 'names' and 'retired'")
-        if len(known) < len(names) or len(stored) < len(names) or stored & retired:
+        stored = {(*steps[:-1], name) for steps, name in names}
+        is_named_twice = len({steps for steps, _ in names}) < len(names)
+        is_stored_twice = len(stored) < len(names)
+        if is_named_twice or is_stored_twice or stored & retired:
             raise _malformed_error(item, "a name occurs twice")
         return cls(tuple(sorted(names)), retired)
 

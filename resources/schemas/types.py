@@ -192,7 +192,9 @@ def find_difference(
 def _find_member_difference(
     given: Struct, declared: Struct, path: str, fits: Callable[[str, str], bool]
 ) -> TypeDifference | None:
-    """Return the first member of a struct that is not as declared, or a part of it."""
+    """Return the first member of a struct that is not as declared, or a part of it; None if there
+    is none.
+    """
     seen = set()
     for member in given.members:
         inner = f"{path}.{write_name(member.name)}"
@@ -302,7 +304,7 @@ class TypeReader:
             return self._read_decimal()
         name = _ALIASES.get(word, word)
         if name not in SIMPLE_TYPES:
-            self._at -= len(word)
+            self._at -= len(word)  # the error shows this word, too
             raise self.error(
                 f"{', '.join(SIMPLE_TYPES)}, decimal(p,s), array<type>, struct<name: type, …>, or"
                 " map<string, type>"

@@ -159,8 +159,8 @@ def first_unreadable(
 def _describe_unreadable(
     name: str, row: int, values: pa.Array | pa.ChunkedArray
 ) -> UnreadableValue:
-    """Return the unreadable value that is, or is inside, the only one of these values, which is
-    that of the row.
+    """Return what is unreadable in the value of a row, the only one of `values`: the value itself,
+    or a part of it.
     """
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     path, values = _unreadable_part(array, name)
@@ -170,16 +170,19 @@ def _describe_unreadable(
 
 
 def _unreadable_part(values: pa.Array, path: str) -> tuple[str, pa.Array]:
-    """Return the path and the values of the first simple part that has an unreadable value."""
+    """Return the path and the values of the first simple part that has an unreadable value.
+
+    There must be one in `values`; keys of maps come before their values.
+    """
     kind = values.type
     if pt.is_dictionary(kind):
         return _unreadable_part(values.dictionary_decode(), path)
     if not pt.is_nested(kind):
         return path, values
     if pt.is_struct(kind):
-        for field, part in zip(kind, values.flatten(), strict=True):
-            if _has_unreadable(part):
-                return _unreadable_part(part, f"{path}.{write_name(field.name)}")
+        members = zip(kind, values.flatten(), strict=True)
+        field, part = next(pair for pair in members if _has_unreadable(pair[1]))
+        return _unreadable_part(part, f"{path}.{write_name(field.name)}")
     if not pt.is_map(kind):
         return _unreadable_part(values.flatten(), f"{path}[]")
     keys, items = as_lists(values).flatten().flatten()
@@ -220,7 +223,7 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
 
 
 def _readable_nested(scalar: pa.Scalar, errors: Errors) -> Any:
-    """Return a nested value as `readable_value` does."""
+    """Return a struct or map as a dictionary, and an array as a list, of readable values."""
     kind = scalar.type
     if pt.is_struct(kind):
         return {
@@ -321,8 +324,8 @@ def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
 
 
 def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int) -> Iterable[int]:
-    """Yield the indexes of the rows with such a value; finds them by bisection, so that few are
-    checked one by one.
+    """Yield the indexes of the rows whose values Python can't hold, of `count` rows from `start`
+    on; finds them by bisection, so that few are checked one by one.
     """
     if not _has_unreadable(column.slice(start, count)):
         return

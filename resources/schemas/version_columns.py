@@ -43,6 +43,7 @@ def adopt_columns(
     Columns and members that the declaration lacks stay known, under their names: only a declared
     removal gives up a stored name. Types may change in any way, except of `fixed` columns.
     """
+    # The declared columns are those after the changes, so the changes must not apply to them.
     contradicting = evolve(declared, AS_NAMED, None, changes)
     if contradicting.changes or contradicting.problems:
         both = tuple(f"{change}, but declared too" for change in contradicting.changes)
@@ -55,6 +56,7 @@ def adopt_columns(
         return Evolution(known, names, problems=problems)
     before = schema_struct(moved.schema)
     wanted = schema_struct(declared)
+    # `evolve` only widens types, so the known columns get their declared types first.
     retyped = struct_schema(_merge_structs(before, wanted, adds=False), moved.schema)
     after = _merge_structs(before, wanted, adds=True)
     added = Schema(tuple(Field(each.name, str(each.type)) for each in after.members))
@@ -91,7 +93,9 @@ def _merge_structs(known: Struct, declared: Struct, *, adds: bool) -> Struct:
 
 
 def _merge_types(known: Type, declared: Type, *, adds: bool) -> Type:
-    """Return the known type with the declared simple types and, if `adds`, the new members."""
+    """Return the known type with the declared simple types and, if `adds`, the new members; the
+    declared type if the two are of different kinds.
+    """
     if isinstance(known, Struct) and isinstance(declared, Struct):
         return _merge_structs(known, declared, adds=adds)
     if isinstance(known, Array) and isinstance(declared, Array):
@@ -195,9 +199,10 @@ class _View:
         self.left_out: set[Steps] = set()
 
     def name_members(self, struct: Struct, now: Struct | None, parent: Steps) -> Struct:
-        """Return the members under their names of now; `parent` are the stored steps of both.
+        """Return the members of a struct under the names that they have in the struct `now`, by
+        their stored names; `parent` are the stored steps of both structs.
 
-        Without `now`, they keep their names.
+        Without `now`, all keep their names. Members that are left out are added to `left_out`.
         """
         current = {}
         taken = set()

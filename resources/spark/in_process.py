@@ -130,7 +130,7 @@ def session_factory(spark: SparkSession | Callable[[], SparkSession]) -> Callabl
     An existing session is checked at once (`require_settings`), a new one when it is started.
     """
     if isinstance(spark, InProcess):
-        return spark
+        return spark  # raises when it is called
     if not callable(spark):
         require_settings(spark)
         return lambda: spark

@@ -53,7 +53,7 @@ def start_jvm() -> Iterator[Any]:
     """Yield a JVM with Spark's classes, without a session."""
     from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-    found = find_spec("pyspark")
+    found = find_spec("pyspark")  # does not load PySpark
     jars = Path(str(found and found.origin)).parent / "jars"
     port = launch_gateway(
         jarpath=str(next(jars.glob("py4j-*.jar"))),
@@ -120,7 +120,7 @@ def executed_plan(frame: DataFrame) -> Any:
 def cached_plan(frame: DataFrame) -> Any:
     """Return the physical plan that computes the rows of a frame that was just persisted.
 
-    The frame's own plan may be from before.
+    `executed_plan` may return the plan from before it was persisted.
     """
     manager = _java(frame).sparkSession().sharedState().cacheManager()
     cached = manager.lookupCachedData(_java(frame)).get()
@@ -148,8 +148,8 @@ def spark_type_of(schema: pa.Schema) -> StructType:
 
 
 def limit_retries(session: SparkSession, retries: int) -> None:
-    """Limit how often a session of Spark Connect repeats a request; its own policy waits for ten
-    minutes.
+    """Limit how often a session of Spark Connect repeats a request (0: never); its own policy
+    waits for ten minutes.
     """
     from pyspark.sql.connect.client.retries import DefaultPolicy
 

@@ -130,9 +130,10 @@ _MASTER_STEP = (
 
 
 def check_java() -> str:
-    """Return the path of a `java` that Spark can use.
+    """Return the path of a `java` that Spark can use: that of JAVA_HOME, or if it is not set, the
+    one on the PATH.
 
-    Raises ConfigurationError, which says what to install or unset.
+    Raises ConfigurationError if that one is missing or too old, and says what to install or unset.
     """
     home = os.environ.get("JAVA_HOME")
     on_path = shutil.which("java")
@@ -142,6 +143,7 @@ def check_java() -> str:
     version = _java_version(java)
     if java is not None and version is not None and version >= MINIMUM_JAVA:
         return java
+    # only the text of the error remains
     if home:
         problem = "has no bin/java that runs"
         if version is not None:
@@ -155,11 +157,12 @@ def check_java() -> str:
         f"Install a Java {MINIMUM_JAVA} or 21 runtime (Debian, Ubuntu: apt install"
         " openjdk-17-jre-headless)."
     )
-    other = None
-    if home:
+    if home:  # the PATH was not tried
         other = _java_version(on_path)
-    if on_path is not None and other is not None and other >= MINIMUM_JAVA:
-        advice = f"Unset JAVA_HOME: {on_path} on the PATH is Java {other}, which is recent enough."
+        if other is not None and other >= MINIMUM_JAVA:
+            advice = (
+                f"Unset JAVA_HOME: {on_path} on the PATH is Java {other}, which is recent enough."
+            )
     raise ConfigurationError(
         f"Spark needs Java {MINIMUM_JAVA} or newer: {found}.", advice, setting="JAVA_HOME"
     )
@@ -181,6 +184,7 @@ def _java_version(java: str | None) -> int | None:
 
 # Checking the syntax of expressions and queries by Spark's own parser, without a session.
 
+# What is left out of a message: the name of Spark's error before it, and the state after it.
 _STATE = re.compile(r"^\[[\w.]+\] |\.?\s*SQLSTATE: \w+")
 
 
@@ -195,24 +199,23 @@ def syntax_errors(texts: Sequence[tuple[str, bool]]) -> list[str]:
             getattr(jvm.org.apache.spark.sql.catalyst.parser, "CatalystSqlParser$"), "MODULE$"
         )
         return [
-            _error(parser.parsePlan if is_query else parser.parseExpression, text)
+            _syntax_error(parser.parsePlan if is_query else parser.parseExpression, text)
             for text, is_query in texts
         ]
 
 
-def _error(parse: Any, text: str) -> str:
-    """Return the message of Spark's parser for a text, "" if it parses it."""
+def _syntax_error(parse: Any, text: str) -> str:
+    """Return the first line of the message of Spark's parser for a text, "" if it parses it."""
     try:
         parse(text)
     except Exception as error:  # noqa: BLE001 - PySpark raises various types
-        return _STATE.sub(
-            "", first_message_line(Exception(_java_exception(error).getMessage()))
-        ).rstrip(".")
+        line = first_message_line(Exception(_java_exception(error).getMessage()))
+        return _STATE.sub("", line).rstrip(".")
     return ""
 
 
 def _java_exception(error: BaseException) -> Any:
-    """Return the exception of the JVM in an error of py4j or PySpark.
+    """Return the exception of the JVM in an error of py4j or PySpark; raise an error without one.
 
     Once a process has had a session, PySpark wraps the exceptions of all its JVMs.
     """
@@ -276,15 +279,20 @@ def session_config(
 
 
 def _find_master(master: str | None, config: Mapping[str, str]) -> str:
-    """Return the master that is chosen by an argument, the settings or the environment, or ""."""
-    variable = os.environ.get("ADJUNCT_SPARK_MASTER", "")
-    return next(filter(None, [master, config.get("spark.master")]), variable)
+    """Return the master that is chosen by an argument, else by the settings, else by the
+    environment; "" if by none.
+    """
+    return master or config.get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER", "")
 
 
 def _local_settings(
     settings: Mapping[str, str], quick: bool | None, keep_classes: bool
 ) -> dict[str, str]:
-    """Return the settings that a driver on this machine needs in addition to these."""
+    """Return the settings that a driver on this machine needs in addition to `settings`.
+
+    Its "spark.driver.extraJavaOptions" include those of `settings`. `quick` and `keep_classes` are
+    explained at `session_config`.
+    """
     # Otherwise Spark would create this folder, which stays empty, in the working directory.
     ours = {"spark.sql.warehouse.dir": str(Path(gettempdir()) / "adjunct-spark-warehouse")}
     options = [
@@ -295,7 +303,8 @@ def _local_settings(
         options.append(tuning.quick_jvm_options(check_java(), keep_classes=keep_classes))
     ours["spark.driver.extraJavaOptions"] = " ".join(options)
     master = settings["spark.master"]
-    if master.startswith("local") or "127.0.0.1" in master:
+    all_on_this_machine = master.startswith("local") or "127.0.0.1" in master
+    if all_on_this_machine:
         ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         # Without the UI nobody reads the formatted plan that Spark makes of each query, which takes
         # 5% of the time of a small batch.
@@ -335,7 +344,11 @@ def new_session(
     quick: bool | None = None,
     keep_classes: bool = False,
 ) -> SparkSession:
-    """Return the running session, or start one, which takes 6-10 s in a fresh process."""
+    """Return the running session, or start one, which takes 6-10 s in a fresh process.
+
+    A master such as sc://HOST:PORT gives a session of that Spark Connect server. The parameters are
+    those of `session_config`. Raises ConfigurationError if Spark can't be started with them.
+    """
     url = _find_master(master, config or {})
     if is_connect(url):
         return _connect(url, config or {}, lake_url)
@@ -356,6 +369,7 @@ def new_session(
     try:
         session = builder.getOrCreate()
     except (Py4JError, PySparkException) as error:
+        # py4j's errors have the JVM's exception, whose message is shorter, and may be null
         java = getattr(error, "java_exception", None)
         message = None if java is None else java.getMessage()
         reason = first_message_line(Exception(message) if message else error)
@@ -363,7 +377,7 @@ def new_session(
             f"Spark could not be started with the master {settings['spark.master']!r}:"
             f" {reason.rstrip('.')}."
         )
-        step = f"{_MASTER_STEP[:-1]}, and check your own Spark settings."
+        step = f"{_MASTER_STEP.removesuffix('.')}, and check your own Spark settings."
         raise ConfigurationError(problem, step, setting="spark.master") from error
     prepare_session(session)
     return session
@@ -417,7 +431,11 @@ def is_connect(master: str | None) -> bool:
 
 
 def _connection_error(error: Exception, where: str) -> AdjunctError:
-    """Return the error for a Spark Connect server that can't be used."""
+    """Return the error for a Spark Connect server that can't be used.
+
+    It is transient if the server does not answer. A missing package of the client has its own
+    next step.
+    """
     details = _RPC_DETAILS.search(str(error))
     reason = details[1] if details else first_message_line(error)
     problem = f"Spark Connect can't be used at {where}: {reason.rstrip('.')}."
@@ -434,11 +452,11 @@ def _connection_error(error: Exception, where: str) -> AdjunctError:
 
 def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> SparkSession:
     """Return a session of a Spark Connect server, with a database of its own for the tables that
-    Adjunct's scans need.
+    Adjunct's scans need, because all sessions of a server share its catalog.
 
-    All sessions of a server share its catalog. Raises TransientError for a server that does not
-    answer, and ConfigurationError for one that rejects this client or keeps its tables in a
-    metastore, and for settings that a session can't change.
+    Raises TransientError for a server that does not answer, and ConfigurationError for one that
+    rejects this client or keeps its tables in a metastore, and for settings that a session can't
+    change.
     """
     _check_master(url)
     _check_reach(url, lake_url or os.environ.get("ADJUNCT_LAKE"))
@@ -492,7 +510,10 @@ def _database(session: SparkSession) -> str:
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop a session. If its JVM was started to archive its classes, also end that."""
+    """Stop a session. If its JVM was started to archive its classes, also end that.
+
+    Of a session of Spark Connect, the database is dropped. The server goes on.
+    """
     if is_remote(session):
         # each request to a dead server would be repeated for 20 seconds
         limit_retries(session, 0)
@@ -534,7 +555,10 @@ def session_scope(
 
     @cache
     def spark() -> SparkSession:
-        """Return the running session, or start one, which this scope then owns and stops."""
+        """Return the running session, or start one, which this scope then owns and stops.
+
+        Later calls return the same session (`cache`).
+        """
         is_owned = not has_running_session()
         if is_owned:
             on_start("starting Spark")
@@ -568,20 +592,22 @@ def _check_master(master: str, *, is_elsewhere: bool = False) -> None:
     """Raise ConfigurationError for an unknown master or a missing YARN configuration, which crash
     Spark's launcher.
 
-    What spark-submit has accepted is not checked again: services have masters of their own.
+    What spark-submit has accepted is not checked again: services have masters of their own. For a
+    driver that `is_elsewhere`, the YARN configuration of this machine does not matter.
     """
     if _GATEWAY in os.environ:
         return
+    is_known = _MASTER.fullmatch(master) is not None
+    needs_yarn = master == "yarn" and not is_elsewhere
+    has_yarn = not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"}.isdisjoint(os.environ)
+    if is_known and (has_yarn or not needs_yarn):
+        return
     problem = "Spark has no such master"
     step = _MASTER_STEP
-    if _MASTER.fullmatch(master):
-        if master != "yarn" or is_elsewhere:
-            return
-        if {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
-            return
+    if is_known:
         problem = "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
         step = "Set one of them to the folder with the configuration of your YARN cluster."
-    # no token
+    # a token would follow the semicolon
     problem = f"Spark could not be started with the master {master.partition(';')[0]!r}: {problem}."
     raise ConfigurationError(problem, step, setting="spark.master")
 
@@ -589,6 +615,9 @@ def _check_master(master: str, *, is_elsewhere: bool = False) -> None:
 def _check_reach(master: str, lake_url: str | None) -> None:
     """Raise ConfigurationError if executors may run on machines that can't access the folder in
     which the lake is.
+
+    With a local master they run on this machine. None for `lake_url` means the default lake, which
+    is a folder.
     """
     url = lake_url or DEFAULT_LAKE
     if master.startswith("local") or url.startswith(("s3://", "s3a://")):

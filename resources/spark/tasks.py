@@ -134,7 +134,10 @@ def error_to_json(error: AdjunctError) -> dict[str, Any]:
 
 
 def error_from_json(document: Mapping[str, Any]) -> AdjunctError:
-    """Return the error that `error_to_json` has described, with the fields that its class has."""
+    """Return the error that `error_to_json` has described, with the fields that its class has.
+
+    It is an AdjunctError where this process has no such class.
+    """
     kind = _error_class(document["error"]) or AdjunctError
     known = {field.name for field in fields(kind)}
     facts = {}
@@ -166,7 +169,7 @@ def error_class_name(error: AdjunctError) -> str:
 
 
 def _error_class(name: str) -> type[AdjunctError] | None:
-    """Return the class of this name in resources/errors.py."""
+    """Return the class of this name in resources/errors.py, None if no error there has it."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, AdjunctError):
         return kind
@@ -178,11 +181,13 @@ def raise_error_column(
 ) -> Column:
     """Return a column that raises this error when it is evaluated: use it for rows that must not
     exist.
+
+    `problem` is a column, so that the error may state values of the row.
     """
     text = _ENCODED.format(
         error=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts)
     )
-    before, after = text.split("\0")
+    before, after = text.split("\0")  # no other part has this character
     return F.raise_error(F.concat(F.lit(before), problem, F.lit(after)))
 
 
@@ -205,6 +210,9 @@ def translate_spark_errors() -> Iterator[None]:
 def find_adjunct_error(error: BaseException) -> AdjunctError | None:
     """Return the error of Adjunct that this error is, contains, or corresponds to; None for
     other errors.
+
+    Only errors of PySpark and py4j may contain one, in their text. Others correspond to one if they
+    are about the files and limits of this process.
     """
     if isinstance(error, AdjunctError):
         return error
@@ -229,7 +237,11 @@ def lost_process_error(problem: str) -> TransientError:
 
 
 def _read_error(text: str) -> AdjunctError | None:
-    """Return the error for a message about a read from the store that failed, or None."""
+    """Return the error for a message about a read from the store that failed.
+
+    That is a StoreUnavailableError for an interrupted request, and a ManifestMismatchError for a
+    damaged file. None for other messages.
+    """
     unread = _UNREAD.search(text)
     file = None
     if unread:
@@ -255,6 +267,9 @@ def _read_error(text: str) -> AdjunctError | None:
 def _corresponding_error(text: str) -> AdjunctError | None:
     """Return the error for a known message of Spark, of the JVM or of a Python worker, found in
     this text, or None.
+
+    Of several messages, the first in this order counts: a lost process, a refused request, a failed
+    read, a plan that is too deep, an error of Adjunct that was not encoded, a full disk.
     """
     if _WORKER_LOST in text:
         return lost_process_error(
@@ -268,7 +283,8 @@ def _corresponding_error(text: str) -> AdjunctError | None:
             "See that it runs, and run it again: the batch is repeated as planned.",
         )
     refused = _REFUSED.search(text)
-    if refused and refused["code"] in (*STALE_CODES, "null"):
+    may_be_stale = refused is not None and refused["code"] in (*STALE_CODES, "null")
+    if refused and may_be_stale:
         return _stale_error(refused["status"], refused["code"], _UNREAD.search(text))
     unread = _read_error(text)
     if unread is not None:
@@ -282,13 +298,13 @@ def _corresponding_error(text: str) -> AdjunctError | None:
             " -Xss128m in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions.",
         )
     raised = _RAISED.search(text)
-    full = _NO_ROOM.search(text)
     if raised and (kind := _error_class(raised["name"])):
         # The JVM's stack trace follows the message.
         message = re.split(
             r"\n\s*(?:\n|at |JVM stacktrace|SQLSTATE)", raised["message"], maxsplit=1
         )[0]
         return kind(message.strip())
+    full = _NO_ROOM.search(text)
     if full:  # the disk for temporary files of shuffles and sorts
         cause = full["cause"].rstrip(".")
         return StoreUnavailableError(
@@ -304,7 +320,7 @@ def _stale_error(status: str, code: str, unread: re.Match[str] | None) -> Adjunc
     """Return the error for a request of S3A's that S3 refused for now, with this code ("null" for
     an unknown one).
 
-    `unread` has the file that Spark was reading, if it was.
+    `unread` has the file that Spark was reading, or is None if it read none.
     """
     answer = f"{status} {code}"
     reason = "the credentials have expired, or a clock is wrong"
@@ -321,7 +337,7 @@ def _stale_error(status: str, code: str, unread: re.Match[str] | None) -> Adjunc
 
 def first_message_line(error: Exception) -> str:
     """Return the first line of a Spark error that is a message, and not py4j's description of
-    the call.
+    the call; the name of the error's class if there is none.
     """
     for line in str(error).splitlines():
         useful = line.strip().removeprefix(": ")
@@ -373,6 +389,8 @@ def apply_in_arrow(
 ) -> DataFrame:
     """Return the frame of what `task` returns for the rows of each key, as a table; like Spark's
     `applyInArrow`.
+
+    The task gets the rows of a key as one table, so small batches need not be gathered.
     """
     _limit_batches(frame)
     names = frame.columns
@@ -397,12 +415,14 @@ _MOST_PARTS = 256
 
 def share_among_tasks(parts: Sequence[T], size_of: Callable[[T], int]) -> list[list[T]]:
     """Return which parts of files each task reads, in order: some 32 tasks, so that the cores of a
-    machine end together, but of 16 to 64 MiB, and at most 256 parts.
+    machine end together.
+
+    A task gets at most 16 to 64 MiB, and at most 256 parts. A larger part is alone in its task.
     """
     total = sum(map(size_of, parts))
     most = min(max(total // _TASKS, _LEAST_BYTES), TASK_BYTES)
     tasks: list[list[T]] = []
-    room = 0
+    room = 0  # bytes that the last task may still get
     for part in parts:
         size = size_of(part)
         if not tasks or size > room or len(tasks[-1]) >= _MOST_PARTS:
@@ -427,6 +447,7 @@ def read_in_tasks(
     names = _by_position(columns)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read the parts whose numbers are in these batches."""
         numbers: list[int] = []
         for batch in batches:
             numbers += batch.column(0).to_pylist()
@@ -434,7 +455,8 @@ def read_in_tasks(
             for batch in read(parts[number]):
                 yield batch.rename_columns(names)
 
-    return convert_in_tasks(spark.range(0, len(parts), 1, max(1, len(parts))), run, columns)
+    tasks = max(1, len(parts))  # Spark accepts no frame of 0 partitions
+    return convert_in_tasks(spark.range(0, len(parts), 1, tasks), run, columns)
 
 
 def convert_in_tasks(
@@ -463,12 +485,12 @@ _LIST_ROWS = 512
 
 def _limit_batches(frame: DataFrame) -> bool:
     """Let the session limit batches for Python by 512 records, and no longer by their bytes, if
-    the frame has arrays or maps. Return whether batches are as small as that for this reason.
+    the frame has arrays or maps. Return whether this limit holds for the frame.
 
-    For a limit in bytes, Spark asks for the size of the batch after each record. Arrow then goes
-    through all vectors within nested ones, and a list writes the offsets of all nulls at its end
-    again: the time grows with the square of the batch. Smaller batches that the session asks for
-    stay as they are.
+    The limit stays in force for the session; one that already asks for smaller batches keeps its
+    settings. For a limit in bytes, Spark asks for the size of the batch after each record. Arrow
+    then goes through all vectors within nested ones, and a list writes the offsets of all nulls at
+    its end again: the time grows with the square of the batch.
     """
     if not _has_lists(frame.schema):
         return False
@@ -477,7 +499,8 @@ def _limit_batches(frame: DataFrame) -> bool:
         conf.set(_BATCH_ROWS, _LIST_ROWS)
         conf.set(_BATCH_BYTES, _UNLIMITED)
         return True
-    return conf.get(_BATCH_BYTES) == str(_UNLIMITED)
+    was_set_before = conf.get(_BATCH_BYTES) == str(_UNLIMITED)
+    return was_set_before
 
 
 def _has_lists(kind: DataType) -> bool:
@@ -495,8 +518,10 @@ _GATHERED_BYTES = 64 * 1024 * 1024
 
 
 def _with_limited_batches(frame: DataFrame, task: _Task) -> _Task:
-    """Return the task for the frame's batches, and limit these; it gets small ones together, since
-    much of its work costs as much for a small batch as for a large one.
+    """Limit the frame's batches, and return the task for them.
+
+    The task gets the rows of several limited batches together, since much of its work costs as much
+    for a small batch as for a large one. Where no limit is needed, it is the task itself.
     """
     if not _limit_batches(frame):
         return task
@@ -519,7 +544,7 @@ def _gather(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _join_batches(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-    """Return the rows of these batches as one batch, where Arrow can join them."""
+    """Return the rows of these batches as one batch, or as several where Arrow can't join them."""
     if not batches:
         return ()
     joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
@@ -547,16 +572,17 @@ def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
     return session.createDataFrame([], spark_type_of(rows.schema)).coalesce(1)
 
 
+# Not within a comment of a column: its quotes are escaped in JSON.
 _NOT_NULL = re.compile(r'(?<!\\)"(nullable|containsNull|valueContainsNull)":false')
 _TEXTS = "__texts"
 
 
 @translate_spark_errors()
 def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
-    """Return the rows of a frame that has few of them, as an Arrow table.
+    """Return the rows of a frame that has few of them, as an Arrow table with its columns.
 
-    None if the values of any row have more than `largest` bytes in total, nested and binary ones
-    counted as text.
+    None if the values of any row have more than `largest` bytes in total. Only values that may be
+    long count, nested and binary ones as text.
     """
     from pyspark.sql.types import StructType
 
@@ -564,8 +590,8 @@ def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
     # declared nullable.
     loose = StructType.fromJson(json.loads(_NOT_NULL.sub(r'"\1":true', frame.schema.json())))
     changed = {}
-    texts: dict[str, str] = {}
-    members = []
+    texts: dict[str, str] = {}  # by column that may have long values: `_text_of` it
+    members = []  # of the struct that has the values of these columns
     for field, as_nullable in zip(frame.schema.fields, loose.fields, strict=True):
         if field.dataType != as_nullable.dataType:
             changed[field.name] = named_column(field.name).cast(as_nullable.dataType)
@@ -597,7 +623,7 @@ def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
 def _text_of(field: StructField) -> str | None:
     """Return an SQL expression for text that is about as long as a column's values.
 
-    None where all values have few bytes, and for hidden columns.
+    None where all values have few bytes, and for hidden columns of text or bytes.
     """
     kind = type_from_spark(field.dataType)
     name = quote_name(field.name)

@@ -57,6 +57,7 @@ def _run_one_task(session: SparkSession) -> None:
 
 
 def _pass_through(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches unchanged: the worker is to start, not to compute."""
     yield from batches
 
 
@@ -167,7 +168,8 @@ def quick_jvm_options(java: str, *, keep_classes: bool = False) -> str:
 
     It uses the fast compiler and the serial garbage collector, and loads classes from an archive
     that an earlier JVM has written. With `keep_classes`, a JVM that finds no archive writes one
-    when it ends. JVMs ignore archives of another Java or other jars.
+    when it ends, which `stop_jvm` then puts in its place. JVMs ignore archives of another Java or
+    other jars.
     """
     archive = _archive(java)
     if archive.exists():
@@ -179,10 +181,12 @@ def quick_jvm_options(java: str, *, keep_classes: bool = False) -> str:
 
 
 def stop_jvm(gateway: Any, options: str) -> None:
-    """End the JVM if by these options it archives its classes at its end, which takes some
-    seconds, once.
+    """End the JVM if this process started it with options that archive its classes at its end.
+
+    That takes some seconds, once: later JVMs find the archive. Otherwise it does nothing.
     """
     option = re.search(r"-XX:ArchiveClassesAtExit=(\S+)", options)
+    # `quick_jvm_options` names the file after the process
     if option is None or not option[1].endswith(f".{os.getpid()}"):
         return
     written = Path(option[1])

@@ -53,6 +53,7 @@ from dagster_adjunct.resources.sql.expression import (
     parse_expression,
     unknown_functions,
 )
+from dagster_adjunct.resources.sql.parsed import SUBQUERY
 from dagster_adjunct.resources.sql.result_types import (
     INTEGERS,
     NUMBERS,
@@ -105,14 +106,14 @@ def compile_expression(text: str, types: Mapping[str, str]) -> ArrowExpression |
 
 @lru_cache(maxsize=1024)  # a run compiles the same expressions for each batch
 def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression | str:
-    """Return what `compile_expression` returns; `types` are (name, type) of the columns."""
+    """Return the compiled expression, or why it needs Spark; `types` are (name, type) of the
+    columns, as a key of the cache.
+    """
     expression = parse_expression(text)
     if expression.star:
         return "all columns (*)"
     if expression.unread:
-        if "subquery" in expression.unread:
-            return "a subquery"
-        return UNSURE
+        return SUBQUERY if SUBQUERY in expression.unread else UNSURE
     if unknown := unknown_functions(text):  # the parser also knows functions of other engines
         return f"function {unknown[0]}"
     compiler = _Compiler(dict(types))
@@ -160,8 +161,10 @@ def is_valid_for_spark(text: str) -> bool:
     too.
     """
     expression = parse_expression(text)
-    if expression.star or expression.unread or expression.tree is None:
-        return expression.star or not expression.unread
+    if expression.unread:
+        return False
+    if expression.star or expression.tree is None:  # "*", or a name
+        return True
     if unknown_functions(text) or _LEFT_TO_PARSER.search(text):
         return False
     decimals = re.findall(r"decimal\s*\([^()]*\)", text, re.IGNORECASE)
@@ -181,6 +184,7 @@ def _has_rule(node: exp.Expr) -> bool:
         return not is_keyword or bool(node.args.get("quoted"))
     if name not in _RULES or not _reads_all_arguments(node):
         return False
+    # What the rules of these nodes reject themselves.
     if name == "Bracket":
         return len(node.expressions) == 1
     if isinstance(node, exp.Column):
@@ -188,7 +192,8 @@ def _has_rule(node: exp.Expr) -> bool:
     given = _given_arguments(node)
     if name == "Is":
         return "this" in given and type(node.expression).__name__ in ("Null", "Boolean")
-    return name != "In" or "expressions" in given
+    has_no_list = name == "In" and "expressions" not in given
+    return not has_no_list
 
 
 def _given_arguments(node: exp.Expr) -> set[str]:
@@ -212,7 +217,9 @@ def _has_number_as_name(column: exp.Column) -> bool:
 
 
 def _has_words_of(text: str, nodes: Sequence[exp.Expr], alias: str | None) -> bool:
-    """Whether each keyword in a text is one of a node, and none a name."""
+    """Whether a text has each keyword as often as its nodes need it, so that no keyword is read as
+    a name.
+    """
     words = [word.lower() for word in re.findall(r"[A-Za-z_]\w*", QUOTED.sub("''", text))]
     names = [type(node).__name__ for node in nodes]
     expected = {word: sum(map(names.count, kinds)) for word, kinds in _WORDS.items()}
@@ -409,7 +416,7 @@ def _moment(text: str, kind: str) -> date | datetime:
             if kind == "date":
                 return date.fromisoformat(text)
             return datetime.fromisoformat(text).replace(tzinfo=UTC)
-    except ValueError:
+    except ValueError:  # no such day or time
         pass
     raise _NotCompiled(f"the {kind} {text!r}")
 
@@ -418,13 +425,14 @@ def _moment(text: str, kind: str) -> date | datetime:
 
 
 def _is_number(value: _Value) -> bool:
-    """Whether a value is a number, except a decimal that is not a literal, or null."""
+    """Whether a value is an integer, a float or double, a decimal literal, or null."""
     return value.type in (*NUMBERS, "void") or isinstance(value.literal, Decimal)
 
 
 def _common_type(values: Sequence[_Value], what: str) -> str:
     """Return the type to which Spark casts values that are compared, computed with, or alternative
-    results.
+    results: their own if they have one, else the only type of time among texts, the widest
+    integer, double, or the widest decimal. Nulls have any type.
 
     `what` names the operation in the reason of a _NotCompiled.
     """
@@ -648,6 +656,9 @@ def _arithmetic(function: Function, kind: str | None = None) -> Rule:
     """
 
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
+        """Compile it. Decimals have rules of their own. Several large integer constants, and `%`
+        and `div` of floating-point numbers, are left to Spark.
+        """
         values = compiler.sides(node)
         common = _common_type(values, "arithmetic")
         if common not in NUMBERS:
@@ -676,7 +687,7 @@ def _product_of_constants(node: exp.Expr) -> int:
         if part.find_ancestor(exp.DataType):
             continue
         size = int(part.name) if part.name.isdecimal() else len(part.name)
-        sizes.append(max(size, 2))
+        sizes.append(max(size, 2))  # so that the product is a bound of the sum, too
     if len(sizes) > 1:
         return math.prod(sizes)
     return 1
@@ -703,8 +714,8 @@ def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Va
 
 
 def _digits(value: _Value) -> Digits | None:
-    """Return the digits of an operand of decimal arithmetic; an integer literal has as many as its
-    value.
+    """Return the digits of an operand of decimal arithmetic, None for one without digits. An
+    integer literal has as many as its value.
     """
     if value.type in INTEGERS and value.literal is not None:
         return Digits(len(str(abs(value.literal))), 0)
@@ -755,12 +766,12 @@ def _substring(*names: str) -> Rule:
         numbers = {"start": 1}
         for name in names:
             if name == "length" and node.args.get(name) is None:
-                continue
+                continue  # up to the end
             number = compiler.values(node, name)[0].literal
             if type(number) is not int or not 0 <= number < 2**31:
                 raise _NotCompiled("a substring without literal positions")
             numbers[name] = number
-        begin = max(numbers.pop("start"), 1) - 1
+        begin = max(numbers.pop("start"), 1) - 1  # Spark counts from 1, and reads 0 as 1
         bounds = [begin, *[begin + length for length in numbers.values()]]
         return _text_call(
             kernel("utf8_slice_codeunits", *bounds), "string", compiler.value(node.this)
@@ -782,21 +793,21 @@ def _search(name: str) -> Rule:
 
 
 def _like(compiler: _Compiler, node: exp.Expr) -> _Value:
-    """Compile `text LIKE pattern`, if the pattern is a prefix, a suffix or a part, without "_"."""
+    """Compile `text LIKE pattern`, if the pattern is a literal that has "%" only at its ends, and
+    no "_".
+    """
     text, value = compiler.sides(node)
-    pattern = "_"
-    if isinstance(value.literal, str):
-        pattern = value.literal
-    part = pattern.strip("%")
-    first = pattern.startswith("%")
-    last = pattern.endswith("%")
-    if "_" in part or "%" in part:
+    pattern = value.literal
+    part = pattern.strip("%") if isinstance(pattern, str) else "_"
+    if not isinstance(pattern, str) or "_" in part or "%" in part:
         raise _NotCompiled("LIKE with a pattern that is no prefix, suffix or part")
-    if first and last:
+    begins_anyhow = pattern.startswith("%")
+    ends_anyhow = pattern.endswith("%")
+    if begins_anyhow and ends_anyhow:
         name = "match_substring"
-    elif first:
+    elif begins_anyhow:
         name = "ends_with"
-    elif last:
+    elif ends_anyhow:
         name = "starts_with"
     else:
         name = "equal"
@@ -862,20 +873,23 @@ def _dot(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _bracket(compiler: _Compiler, node: exp.Expr) -> _Value:
-    """Compile `values[index]` or `element_at(values, index)`, whose node has the offset 1."""
+    """Compile `values[index]`, which counts from 0, or `element_at(values, index)`, whose node has
+    the offset 1 and which counts from 1, or from the end for negative indexes.
+    """
     if len(node.expressions) != 1:
         raise _NotCompiled(_describe(node))
+    is_element_at = bool(node.args.get("offset"))
     value = compiler.value(node.this)
     index = compiler.value(node.expressions[0])
     is_map = isinstance(known_type(value.type), Map)
-    if index.is_text_literal and (is_map or not node.args.get("offset")):
+    if index.is_text_literal and (is_map or not is_element_at):
         return _field(value, index.literal)
     place = _literal_index(index)
-    if not node.args.get("offset"):
+    if not is_element_at:
         return _element(value, place, or_null=False)
     if place == 0:
         raise _NotCompiled("the index 0, which element_at does not have")
-    or_null = bool(node.args.get("safe"))
+    or_null = bool(node.args.get("safe"))  # try_element_at
     if place > 0:
         return _element(value, place - 1, or_null=or_null)
     return _element(value, place, or_null=or_null, from_end=True)
@@ -889,8 +903,8 @@ def _literal_index(index: _Value) -> int:
 
 
 def _element(value: _Value, place: int, *, or_null: bool, from_end: bool = False) -> _Value:
-    """Return the element of an array at a place from 0 or, with `from_end`, from -1 for the last
-    one.
+    """Return the element of an array at a place: from 0 on, or with `from_end` from -1 for the last
+    one. Where there is none, it is null with `or_null`, else an error.
     """
     type_ = known_type(value.type)
     if not isinstance(type_, Array):

@@ -175,7 +175,11 @@ class _Scope:
         )
 
     def check(self, expression: Expression) -> str | None:
-        """Return the type of an expression. Raises PlanningError as `check_expression` does."""
+        """Return the type of an expression, None if it is unknown.
+
+        Raises PlanningError for a missing column or field, a reserved name, and a part whose type
+        Spark certainly rejects.
+        """
         for name in expression.columns:
             self.check_reference(expression, name)
         for excepted in expression.excepted:
@@ -395,7 +399,7 @@ def check_select(
     with that of this table (`v.city`) are checked.
     """
     select = parse_select(text, table)
-    if select is None or _names_hidden(select.expressions):
+    if select is None or _names_hidden(select.expressions):  # needs_spark_analysis says so
         return
     if select.mistake:
         raise PlanningError(
@@ -553,8 +557,8 @@ def _find_missing_field(operands: Operands, node: exp.Expr) -> Mistake | None:
 
 
 def _find_missing_field_of_variable(operands: Operands, node: exp.Expr) -> Mistake | None:
-    """Do what `_find_missing_field` does for `X.price` if the variable is `x`: that is read as a
-    column.
+    """Return the mistake of `x.price` for a variable `x` of a lambda without such a field. The
+    parser reads it as a column if it is written `X.price`. None for a real column.
     """
     first, *fields = [part.name for part in node.parts]  # type: ignore[attr-defined]
     variable = operands.variable(first)
@@ -654,8 +658,10 @@ class Operands(KnownTypes):
         return f"{node.sql('spark')!r}, which is {self.kind(node)}"
 
 
-def _check_comparison(operands: Operands, node: exp.Expr) -> str | None:
-    """Check that the operands of a comparison, of IN or of BETWEEN can be compared."""
+def _comparison_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about operands of a comparison, of IN or of BETWEEN that can't be compared;
+    None without one.
+    """
     first = operands.group(node.this)
     if first is None:
         return None
@@ -681,8 +687,10 @@ def _is_comparable(first: str, second: str, operator: str) -> bool:
     return "text" in both and not both & _NESTED
 
 
-def _check_arithmetic(operands: Operands, node: exp.Expr) -> str | None:
-    """Check that the operands of arithmetic are numbers, or that a time is added to."""
+def _arithmetic_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about an operand of arithmetic that Spark does not calculate with, or about a
+    number that is added to a timestamp; None without one. Only `+` and `-` take times.
+    """
     never = {*_NESTED, "boolean", "binary"}
     if type(node).__name__ not in ("Add", "Sub"):
         never.add("time")
@@ -699,8 +707,10 @@ def _check_arithmetic(operands: Operands, node: exp.Expr) -> str | None:
     return None
 
 
-def _check_concatenation(operands: Operands, node: exp.Expr) -> str | None:
-    """Check that only texts, or only arrays, are concatenated."""
+def _concatenation_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about a part that is concatenated with another type; None if all may be
+    texts, or all are arrays.
+    """
     parts = node.expressions or [node.this, node.args.get("expression")]
     groups = {group for group in map(operands.group, parts) if group is not None}
     for part in parts:
@@ -713,7 +723,7 @@ def _check_concatenation(operands: Operands, node: exp.Expr) -> str | None:
 def _expects(*groups: str) -> Rule:
     """Return the rule of a function whose first argument has to be of one of these groups."""
 
-    def check(operands: Operands, node: exp.Expr) -> str | None:
+    def problem(operands: Operands, node: exp.Expr) -> str | None:
         operand = node.this
         is_added = type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe")
         if is_added:  # by the parser
@@ -722,11 +732,11 @@ def _expects(*groups: str) -> Rule:
         if group is None or group in groups:
             return None
         expected = "a single value"
-        if len(groups) < 4:
+        if groups != _SCALARS:
             expected = " or ".join(_GROUP_WORDS.get(name, name) for name in groups)
         return f"takes {operands.describe(operand)}: expected {expected}"
 
-    return check
+    return problem
 
 
 _is_indexed = _expects("array", "map", "struct")
@@ -739,14 +749,19 @@ _GROUP_WORDS = {
 }
 
 
-def _check_index(operands: Operands, node: exp.Expr) -> str | None:
-    """Check `value[index]`: the value has elements, and the index fits them."""
+def _index_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about `value[index]` if the value has no elements, or the index does not fit
+    them; None without one.
+
+    `value['field']` of a struct, or of an array of structs, is left to `_find_missing_field`.
+    """
     type_ = known_type(operands.kind(node.this))
     if type_ is None or len(node.expressions) != 1:
         return _is_indexed(operands, node)
     index = node.expressions[0]
     is_name = bool(getattr(index, "is_string", False))
-    if isinstance(type_, Array | Struct) and is_name and not node.args.get("offset"):
+    is_element_at = bool(node.args.get("offset"))
+    if isinstance(type_, Array | Struct) and is_name and not is_element_at:
         return None
     if isinstance(type_, Struct):
         names = ", ".join(field_names(type_))
@@ -756,8 +771,12 @@ def _check_index(operands: Operands, node: exp.Expr) -> str | None:
     return _is_indexed(operands, node)
 
 
-def _check_lambda(operands: Operands, node: exp.Expr) -> str | None:
-    """Check what a lambda returns; `operands` is outside of it."""
+def _lambda_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about a lambda that returns no boolean for a condition, no int for a
+    comparison, or another type than the initial value for a merge; None without one.
+
+    `operands` knows the types outside of the lambda.
+    """
     caller = function_of_lambda(node)
     result = operands.within(node).kind(node.this)
     if result is None:
@@ -768,12 +787,14 @@ def _check_lambda(operands: Operands, node: exp.Expr) -> str | None:
     if caller == "ArraySort" and result != "int":
         return f"compares by {text!r}, which is {result}: expected int"
     if caller == "Reduce" and node.parent is not None and node is node.parent.args.get("merge"):
-        return _check_merge(result, operands.kind(node.parent.args.get("initial")), text)
+        return _merge_problem(result, operands.kind(node.parent.args.get("initial")), text)
     return None
 
 
-def _check_merge(result: str, initial: str | None, text: str) -> str | None:
-    """Check that what aggregate() merges has the type of its initial value."""
+def _merge_problem(result: str, initial: str | None, text: str) -> str | None:
+    """Return a phrase about aggregate() if what it merges has another type than its initial value;
+    None if it has not, or if a type is unknown.
+    """
     first = known_type(initial)
     merged = known_type(result)
     if first is None or merged is None or _has_equal_parts(first, merged):
@@ -794,9 +815,9 @@ def _has_equal_parts(one: Type, other: Type) -> bool:
     return one == other
 
 
-def _check_named_function(operands: Operands, node: exp.Expr) -> str | None:
-    """Check the arrays or maps that a function, which the parser has no class for, passes to its
-    lambda.
+def _named_function_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about an argument that is not the array or map which a function passes to its
+    lambda; None without one. For functions that the parser has no class for.
     """
     name = node.name.lower()
     wanted = {"forall": "array", "zip_with": "array"}.get(name, "map")
@@ -814,8 +835,10 @@ _TAKING_LAMBDAS = frozenset(
 )
 
 
-def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
-    """Check that `extract(field from time)` names a part of a time."""
+def _extraction_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about `extract(field from time)` if the field is no part of a time, else
+    None.
+    """
     field = node.name
     if type(node.this).__name__ != "Var" or field.lower() in _FIELDS.split():
         return None
@@ -824,8 +847,8 @@ def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
     )
 
 
-def _check_from_json(operands: Operands, node: exp.Expr) -> str | None:
-    """Check that from_json gets a schema."""
+def _from_json_problem(operands: Operands, node: exp.Expr) -> str | None:
+    """Return a phrase about a literal of from_json that is certainly no schema, else None."""
     schema = node.args.get("expression")
     if schema is None or not getattr(schema, "is_string", False):
         return None
@@ -841,9 +864,9 @@ _SCALARS = tuple(group for group in _GROUPS if group not in _NESTED)
 _RULES = {
     name: rule
     for names, rule in (
-        ("EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In", _check_comparison),
-        ("Add Sub Mul Div Mod", _check_arithmetic),
-        ("DPipe Concat", _check_concatenation),
+        ("EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In", _comparison_problem),
+        ("Add Sub Mul Div Mod", _arithmetic_problem),
+        ("DPipe Concat", _concatenation_problem),
         (
             """Upper Lower Trim Length Initcap Ascii Substring Left Right Pad Repeat Unhex
             RegexpReplace RegexpExtract Replace Translate RegexpSplit Levenshtein StrPosition Like
@@ -864,12 +887,12 @@ _RULES = {
             _expects("array"),
         ),
         ("ArraySize Explode", _expects("array", "map")),
-        ("Bracket", _check_index),
-        ("Lambda", _check_lambda),
-        ("Anonymous", _check_named_function),
+        ("Bracket", _index_problem),
+        ("Lambda", _lambda_problem),
+        ("Anonymous", _named_function_problem),
         ("MapKeys", _expects("map")),
-        ("Extract", _check_extraction),
-        ("FromJson", _check_from_json),
+        ("Extract", _extraction_problem),
+        ("FromJson", _from_json_problem),
     )
     for name in names.split()
 }
@@ -910,7 +933,9 @@ def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tu
 
 
 def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
-    """Whether Spark casts a literal to a date or timestamp because of what is around it."""
+    """Whether Spark casts a literal to a date or timestamp because of what is around it: a function
+    of times, or a comparison with a time, or with what may be one.
+    """
     node = literal
     parent = literal.parent
     while parent is not None and type(parent).__name__ == "Paren":
@@ -924,7 +949,7 @@ def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
     above = parent.parent
     owner = parent
     if kind == "If" and above is not None and type(above).__name__ == "Case":
-        owner = above
+        owner = above  # a branch of CASE is compared with its first value
     others = [owner.args.get(name) for name in ("expression", "low", "high")]
     for part in filter(None, [owner.this, *others, *owner.expressions]):
         if part is not node and operands.group(part) in (None, "time"):

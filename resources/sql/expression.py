@@ -89,7 +89,7 @@ def _find_lone_symbol(text: str) -> str:
     lone = _LONE.search(_TOKEN.sub(lambda match: "''" if match["text"] else match[0], text))
     if lone is None:
         return ""
-    symbol = lone[lone.lastindex or 0]
+    symbol = lone[lone.lastindex or 0]  # the group that has matched
     if ">" in symbol and "<" in text:  # x::array<int>
         return ""
     return f"an operand is missing next to {symbol!r}"
@@ -239,7 +239,7 @@ def parse_expression(text: str) -> Expression:
     `Expression.mistake`.
     """
     plain = _PLAIN.fullmatch(text)
-    if plain is not None and plain["column"].lower() not in _VALUES:
+    if plain is not None and plain["column"].lower() not in _VALUES:  # needs no parser
         name = _unquote(plain["column"])
         alias = _unquote(plain["alias"])
         columns = (ColumnName((name or "",), plain.start("column")),)
@@ -270,7 +270,9 @@ def _unquote(name: str | None) -> str | None:
 
 
 def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
-    """Return the fields of a struct that the expression builds (`named_struct('a', x)`), or ()."""
+    """Return the fields of a struct that the expression builds (`named_struct('a', x)`), without
+    fields that have no names; () for any other expression.
+    """
     if expression.tree is None or not isinstance(expression.tree, exp.Struct):
         return ()
     items = (item for item in expression.tree.expressions if isinstance(item, exp.PropertyEQ))
@@ -336,7 +338,7 @@ def other_records_construct(text: str) -> str:
     several = [call.name for call in calls(text) if call.is_multi_record]
     if several:
         return f"{several[0]}()"
-    if "(" in text:
+    if "(" in text:  # both clauses have parentheses
         return grammar.find_clause_of_other_records(text)
     return ""
 

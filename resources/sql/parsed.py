@@ -10,8 +10,7 @@ from typing import NamedTuple
 from dagster_adjunct.resources.lazy_modules import exp
 
 # The functions of Spark 4.3 with their numbers of arguments, which a test compares with Spark's own
-# list.
-# Also from a zip file.
+# list. `get_data` also reads them from a zip file.
 _FUNCTION_LINES = (get_data(__package__, "spark_functions.txt") or b"").decode().splitlines()
 
 
@@ -19,6 +18,10 @@ _FUNCTION_LINES = (get_data(__package__, "spark_functions.txt") or b"").decode()
 _FUNCTIONS = {
     line.split()[0]: line.split()[1:] for line in _FUNCTION_LINES if not line.startswith("#")
 }
+
+
+SUBQUERY = "a subquery"
+"""How the reason that only Spark can analyze an expression (`Expression.unread`) names one."""
 
 
 SPARK_FUNCTIONS = frozenset(_FUNCTIONS)

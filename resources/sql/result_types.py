@@ -52,15 +52,19 @@ def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
 
 
 def widest_decimal(types: Iterable[str | None]) -> str | None:
-    """Return the decimal type to which Spark casts decimals and integers of these types; None
-    for other types.
+    """Return the decimal type to which Spark casts decimals and integers of these types; None if
+    one of them is another type, if there are none, or if it needs more than 38 digits.
     """
-    digits = [digits_as_decimal(type_) for type_ in types]
-    known = [item for item in digits if item is not None]
-    if not known or len(known) < len(digits):
+    digits = []
+    for type_ in types:
+        of_type = digits_as_decimal(type_)
+        if of_type is None:
+            return None
+        digits.append(of_type)
+    if not digits:
         return None
-    scale = max(item.scale for item in known)
-    return _decimal(max(item.before_point for item in known) + scale, scale)
+    scale = max(item.scale for item in digits)
+    return _decimal(max(item.before_point for item in digits) + scale, scale)
 
 
 def sum_type(kind: str) -> str:
@@ -91,7 +95,7 @@ def _decimal(precision: int, scale: int) -> str | None:
 
 
 def element_type(text: str | None) -> str | None:
-    """Return the type of an array's elements, or of a map's values."""
+    """Return the type of an array's elements, or of a map's values; None for other types."""
     type_ = known_type(text)
     if isinstance(type_, Array):
         return str(type_.element)
@@ -101,21 +105,24 @@ def element_type(text: str | None) -> str | None:
 
 
 def type_of_elements(text: str | None) -> str | None:
-    """Return the type of the elements of an array, or of the entries of a map."""
+    """Return the type of the elements of an array, or of the entries of a map, which are structs;
+    None for other types.
+    """
     if key_type(text) is not None:
         return struct_type([("key", key_type(text)), ("value", element_type(text))])
     return element_type(text)
 
 
 def key_type(text: str | None) -> str | None:
-    """Return the type of a map's keys."""
+    """Return the type of a map's keys, which are always strings; None for other types."""
     if isinstance(known_type(text), Map):
         return "string"
     return None
 
 
 def field_type(text: str | None, field: str) -> str | None:
-    """Return the type of a struct's field, whatever its case, or of a map's value.
+    """Return the type of a struct's field, whatever its case, or of a map's value; None if there is
+    none.
 
     For an array of structs, return the type of the array of these fields.
     """

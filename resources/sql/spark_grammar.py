@@ -17,6 +17,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from dagster_adjunct.resources.sql.parsed import (
+    SUBQUERY,
     Call,
     ColumnName,
     Expression,
@@ -137,7 +138,7 @@ def find_clause_of_other_records(text: str) -> str:
         if token.text.lower() == "over" and before.token_type is TokenType.R_PAREN:
             return "over"
         if token.token_type is TokenType.SELECT and before.token_type is not TokenType.DOT:
-            return "a subquery"
+            return SUBQUERY
     return ""
 
 
@@ -180,8 +181,8 @@ def find_calls(text: str) -> tuple[Call, ...]:
 
 
 def _count_arguments(tokens: list[Token], start: int) -> int | None:
-    """Return the number of arguments of a call, whose first token after "(" is at `start`; None if
-    it is not closed, or if `*` may stand for several.
+    """Return the number of arguments of a call; None if it is not closed, or if `*` may stand for
+    several arguments. The first token after "(" is at `start`.
     """
     depth = 0
     commas = 0
@@ -254,7 +255,7 @@ def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
 def _find_strange_part(tree: exp.Expr) -> str:
     """Return a noun phrase for a part that only Spark can analyze, or ""."""
     if tree.find(exp.Query) is not None:
-        return "a subquery"
+        return SUBQUERY
     for node in tree.walk(bfs=False):
         if not isinstance(node, _UNDERSTOOD) and _IS_CALL not in node.meta:
             return node.key
@@ -343,6 +344,7 @@ def read_select(text: str, table: str) -> SelectParts | None:
         alias = _alias(source.this, table)
     if alias is not None and _nonempty_args(tree) <= _CLAUSES:
         return _read_single_table(text, tree, alias)
+    # Other tables are joined: only names that are qualified with that of this table are known.
     aliases = []
     for item in filter(None, [source, *(tree.args.get("joins") or ())]):
         alias = _alias(item.this, table)
@@ -401,7 +403,7 @@ def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts |
         expressions.append(replace(expression_from_tree(text, one), number=number))
     condition = None
     if where is not None:
-        condition = expressions.pop()
+        condition = expressions.pop()  # it was added last
     groups = group is not None or having is not None
     return SelectParts(
         items=tuple(expressions[: len(tree.expressions)]),
@@ -414,7 +416,7 @@ def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts |
 
 def _remove_qualifier(tree: exp.Select, alias: str) -> None:
     """Remove the table's name from columns: "v.address.city" becomes `address.city`, "v.*" `*`."""
-    names = ("this", "table", "db", "catalog")
+    names = ("this", "table", "db", "catalog")  # of a column's parts, the last one first
     for column in list(_columns_of(tree, alias)):
         _, *path = column.parts
         if isinstance(path[0], exp.Star):

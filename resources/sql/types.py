@@ -121,7 +121,9 @@ def _column(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _literal(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of a literal string or number."""
+    """Return the type of a literal string or number; None for a number that is too large, or has a
+    suffix.
+    """
     if node.is_string:
         return "string"
     whole, point, part = node.name.partition(".")
@@ -255,7 +257,7 @@ def _is_whole(node: exp.Expr) -> bool:
 
 
 def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of `floor(number)` and `ceil(number)`."""
+    """Return the type of `floor(number)` and `ceil(number)`; None with a number of places."""
     if any(item for name, item in node.args.items() if name != "this"):
         return None
     kind = known.type(node.this)
@@ -378,7 +380,9 @@ def _summed(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _same_array(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of the first argument, which is an array, as is the result."""
+    """Return the type of the first argument, which is that of the result: of an array, also if
+    nothing more is known.
+    """
     return known.type(node.this) or "array<…>"
 
 
@@ -483,7 +487,9 @@ def _item(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _first_map(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of the first argument, which is a map, as is the result."""
+    """Return the type of the first argument, which is that of the result: of a map, also if nothing
+    more is known.
+    """
     return _first_type(known, node) or "map<…>"
 
 
@@ -563,7 +569,7 @@ def _field(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _struct(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of `struct(…)` and `named_struct(…)`."""
+    """Return the type of `struct(…)` and `named_struct(…)`; "struct<…>" if a field has no name."""
     fields: list[tuple[str, str | None]] = []
     for item in node.expressions:
         value = item.args.get("expression")
@@ -575,7 +581,7 @@ def _struct(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _from_json(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of `from_json(text, schema)`."""
+    """Return the type of `from_json(text, schema)`; None for an invalid or no literal schema."""
     schema = node.args.get("expression")
     if schema is None or not getattr(schema, "is_string", False):
         return None
@@ -591,7 +597,9 @@ def _from_json(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _extracted(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of `extract(unit from time)`."""
+    """Return the type of `extract(unit from time)`. That of seconds is only certain for a time that
+    is no interval.
+    """
     unit = node.name.lower()
     if unit in ("second", "seconds", "s", "sec", "secs"):
         if known.type(node.args.get("expression")) in (None, "interval…"):
@@ -803,7 +811,7 @@ def function_of_lambda(function: exp.Expr) -> str:
 
 
 def lambda_arguments(known: KnownTypes, function: exp.Expr) -> list[Variable] | None:
-    """Return what a lambda gets, None if that is not known; it may take fewer."""
+    """Return the variables that a lambda may take, or fewer; None if they are not known."""
     name = function_of_lambda(function)
     if not name or function.parent is None:
         return None
@@ -836,8 +844,8 @@ def expression_type(expression: Expression, types: Mapping[str, str | None]) -> 
 def referenced_types(
     expression: Expression, types: Mapping[str, str | None]
 ) -> tuple[tuple[str, str | None], ...]:
-    """Return (name, type) of each column and field that an expression references: its own type
-    depends on these.
+    """Return (name, type) of each column and field that an expression references, on which its own
+    type depends. Fields of unknown type are left out, columns are not.
     """
     known = KnownTypes(types)
     named: dict[str, str | None] = {}
@@ -861,9 +869,12 @@ def types_differ(one: str, other: str) -> bool:
     """Whether two types certainly differ, as far as both are known."""
     if "…" not in one and "…" not in other:
         return one != other
-    known = one.partition("…")[0]
-    others_known = other.partition("…")[0]
-    return not (known.startswith(others_known) or others_known.startswith(known))
+    begin_of_one = one.partition("…")[0]
+    begin_of_other = other.partition("…")[0]
+    may_be_equal = begin_of_one.startswith(begin_of_other) or begin_of_other.startswith(
+        begin_of_one
+    )
+    return not may_be_equal
 
 
 class TypedOperand(NamedTuple):
@@ -918,7 +929,7 @@ class KnownTypes:
         it.
         """
         names = [variable.name.lower() for variable in function.expressions]
-        given = lambda_arguments(self, function) or [Variable(None)] * len(names)
+        given = lambda_arguments(self, function) or ()
         variables = dict.fromkeys(names, Variable(None)) | dict(zip(names, given, strict=False))
         return type(self)(self._types, {**self._variables, **variables})
 

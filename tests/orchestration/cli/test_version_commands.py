@@ -251,6 +251,9 @@ def test_changes_lists_each_entry_that_differs(world: World) -> None:
     assert "delete" in text
     assert "insert" not in text
     assert "2000-01-01" in refused(world, "changes", "planes", "--since", "2000-01-01 00:00")
+    until = refused(world, "changes", "planes", "--since", "v1", "--until", "2000-01-01 00:00")
+    assert "--until" in until
+    assert "--since" not in until
 
 
 @pytest.mark.lengthy

@@ -141,6 +141,7 @@ M = Mistake
 APPLICATIONS = RIGHT[RIGHT.index("  applications:") :]
 STEPS = RIGHT[RIGHT.index("      steps:") :]
 TABLE = RIGHT[RIGHT.index("      key: customer\n      rate") : RIGHT.index("  applications")]
+CUSTOMERS = RIGHT[RIGHT.index("      input: lake.customers") : RIGHT.index("  tables:")]
 OUTPUT = "        lake.priced:\n          partitions: 2\n"
 MISTAKES = {
     # what the planner finds
@@ -403,6 +404,12 @@ MISTAKES = {
         '      python: "dagster_adjunct:Lake"\n',
         "the class Lake: expected what RemoteTable",
         "Name a RemoteTable",
+    ),
+    "a bounded dataset for an unbounded one": M(
+        CUSTOMERS,
+        '      python: "tests.orchestration.dagster.functions_of_components:airports"\n',
+        "expected what unbounded_dataset returns",
+        "in the section of its kind",
     ),
     # templates
     "a variable that is not set": M(
