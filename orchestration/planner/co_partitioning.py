@@ -193,9 +193,9 @@ class Conflict:
     """An operator, here called the join, whose streams have different partition counts.
 
     `at` are the ids of the operators where counts differ: the join itself, sends to its dataset, or
-    operators that merge streams before it. `nodes` are the ids of all streams that must have its
-    count, also of those whose records are sent to its dataset or joined with it elsewhere. `joins`
-    is the number of joins with it.
+    operators that merge streams before it. `nodes` are the ids of all streams that must have the
+    same count, also of those whose records are sent to the dataset or joined with it elsewhere.
+    `joins` is how many joins need it: more than 1 only where sends to their dataset differ.
     """
 
     join: str
@@ -207,83 +207,93 @@ class Conflict:
 def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
     """Return a conflict for each join whose streams have different counts, in order of definition.
 
-    Several joins with one dataset have one conflict.
+    Where sends to a dataset differ, its first join has the conflict for all joins with it.
     """
     uses = _collect_dataset_uses(draft)
     at: dict[str, list[str]] = defaultdict(list)
     joins: dict[str, int] = {}
     for operator in draft.counts.conflicts:
-        readers = uses.joins_behind(operator)
-        first = readers[0]
+        affected = uses.joins_behind(operator)
+        first = affected[0]
         at[first].append(operator)
-        joins[first] = max(joins.get(first, 1), len(readers))
+        joins[first] = max(joins.get(first, 1), len(affected))
     place = {node: number for number, node in enumerate(draft.streams)}
-    by_table: dict[tuple[str, ...], tuple[str, ...]] = {}
+    by_datasets: dict[tuple[str, ...], tuple[str, ...]] = {}
     conflicts = []
     for join in draft.groups:
         if join not in at:
             continue
-        tables = tuple(member for member in draft.groups[join] if member in uses.meeting)
-        nodes = by_table.get(tables)
-        if not tables or nodes is None:
-            involved = _find_involved(draft, [join, *at[join]], uses, tables)
+        datasets = tuple(member for member in draft.groups[join] if member in uses.users)
+        nodes = by_datasets.get(datasets)
+        if not datasets or nodes is None:
+            involved = _find_involved(draft, [join, *at[join]], uses, datasets)
             nodes = tuple(sorted(involved, key=lambda node: place[node]))
-            by_table[tables] = nodes  # joins of one dataset involve the same streams
+            by_datasets[datasets] = nodes  # joins of the same datasets involve the same streams
         conflicts.append(Conflict(join, tuple(at[join]), nodes, joins[join]))
     return tuple(conflicts)
 
 
 @dataclass(frozen=True, slots=True)
 class _DatasetUses:
-    """Which operators use a dataset, and which rely on the count of merged streams.
+    """Which operators use the datasets of an application, by operator ids.
 
-    `feeds` is the dataset that an operator sends to, `joining` the operators that join a dataset,
-    by its name, and `meeting` those that join it or send to it, by its node id. `relying` is the
-    first operator that relies on the count of another one, by the id of that.
+    `sent_to` has the dataset that an operator sends to, `joins` the operators that join a dataset,
+    by its name. `users` are the operators that join a dataset or send to it, by its node id.
+    `first_relying` has the first operator in whose group a stream is, by the stream's node id: it
+    relies on the stream's count.
     """
 
     needs: Requirements
-    feeds: dict[str, str]
-    joining: dict[str, list[str]]
-    meeting: dict[str, list[str]]
-    relying: dict[str, str]
+    sent_to: dict[str, str] = field(default_factory=dict)
+    joins: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    users: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    first_relying: dict[str, str] = field(default_factory=dict)
 
     def joins_behind(self, operator: str) -> list[str]:
-        """Return the joins for which the streams at an operator must have equal counts."""
+        """Return the joins for which the streams at an operator must have equal counts: itself, or
+        the joins of the dataset that it sends to. For an operator that merges streams, they are
+        those of the first operator that relies on the merged count.
+        """
         while operator not in self.needs:  # it merges streams
-            operator = self.relying[operator]
-        if operator in self.feeds:
-            return self.joining[self.feeds[operator]]
+            operator = self.first_relying[operator]
+        if operator in self.sent_to:
+            return self.joins[self.sent_to[operator]]
         return [operator]
 
 
 def _collect_dataset_uses(draft: Draft) -> _DatasetUses:
-    """Return which operators use the datasets of a draft, and which rely on counts of others."""
-    uses = _DatasetUses(draft.needs, {}, defaultdict(list), defaultdict(list), {})
+    """Return which operators of a draft join each dataset, send to it, or rely on the count of a
+    stream.
+    """
+    uses = _DatasetUses(draft.needs)
     for operator, requirements in draft.needs.items():
         for needed in requirements.values():
             if needed.dataset is None:
                 continue
-            uses.meeting[dataset_node(needed.dataset)].append(operator)
+            uses.users[dataset_node(needed.dataset)].append(operator)
             if needed.feeds:
-                uses.feeds[operator] = needed.dataset
+                uses.sent_to[operator] = needed.dataset
             else:
-                uses.joining[needed.dataset].append(operator)
+                uses.joins[needed.dataset].append(operator)
     for operator, members in draft.groups.items():
-        for member in {*members} - {operator}:
-            uses.relying.setdefault(member, operator)
+        for member in members:
+            if member != operator:  # the group of an operator that merges streams has itself
+                uses.first_relying.setdefault(member, operator)
     return uses
 
 
 def _find_involved(
-    draft: Draft, places: Sequence[str], uses: _DatasetUses, tables: Sequence[str]
+    draft: Draft, at: Sequence[str], uses: _DatasetUses, datasets: Sequence[str]
 ) -> set[str]:
-    """Return the node ids of the streams in the groups at `places` and at all uses of `tables`,
-    those merged there, and origins of counts.
+    """Return the node ids of the streams and datasets in the groups of the operators `at` and of
+    all users of `datasets` (node ids).
+
+    For a stream that is merged of others, these are returned; of an inferred count, also the stream
+    from which the count comes.
     """
-    operators = dict.fromkeys(places)
-    for table in tables:
-        operators |= dict.fromkeys(uses.meeting[table])
+    operators = dict.fromkeys(at)
+    for dataset in datasets:
+        operators |= dict.fromkeys(uses.users[dataset])
     waiting: list[str] = []
     for operator in operators:
         waiting += draft.groups.get(operator, ())
@@ -297,7 +307,8 @@ def _find_involved(
         inference = draft.counts.inferred.get(node)
         if inference is not None:
             waiting.append(inference.source)
-    return reached - draft.groups.keys()
+    merging = draft.groups.keys()
+    return reached - merging
 
 
 @dataclass(frozen=True, slots=True)

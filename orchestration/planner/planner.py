@@ -109,8 +109,8 @@ R = TypeVar("R")
 def _in_words_of_source(
     function: Callable[Concatenate[Application, P], R],
 ) -> Callable[Concatenate[Application, P], R]:
-    """Let the errors of a function be those of the text that declares its application, if it is
-    not declared in Python.
+    """Return the function with errors in the words of the file that declares its application, for
+    an application that is not declared in Python.
     """
 
     @wraps(function)
@@ -146,8 +146,8 @@ def plan_application(
     systems: Mapping[str, StreamSystem] | None = None,
     writes_as: str | None = None,
 ) -> ExecutionPlan:
-    """Return the application's plan over the current streams; raises PlanningError if it can't be
-    planned.
+    """Return the application's plan over the current streams, with costs and with notes on stored
+    datasets; raises PlanningError if it can't be planned.
 
     `systems` defaults to those of the application in `lake`, and `lake` to `open_lake()`.
     `writes_as` is the former name of a renamed application, by which tables know its marks.
@@ -162,7 +162,7 @@ def plan_application(
 
 @_in_words_of_source
 def compare_output_tables(app: Application, plan: ExecutionPlan) -> ExecutionPlan:
-    """Return the plan with what the next commits would make of the application's output tables.
+    """Return the plan with what the next commits would change in the application's output tables.
 
     Opens their catalogues and stores. Raises PlanningError for a table that can't take the records.
     """
@@ -320,7 +320,11 @@ def build_plan(
 def _draft_plan(
     app: Application, catalog: Catalog, columns: Mapping[str, Columns]
 ) -> partition_counts.Draft:
-    """Return the streams of an application with their partition counts, proven to agree."""
+    """Return the streams of an application with their partition counts, proven to agree.
+
+    Raises PlanningError also for rate budgets, datasets, state names, replaced rows and
+    expectations that can't work.
+    """
     needs = partition_counts.collect_requirements(app)
     inserted = plan_repartitioning(app, catalog, columns, needs)
     flows = trace_flows(app, catalog, columns, apply_insertions(inserted))
@@ -439,7 +443,9 @@ def _iter_operators(
 
 
 def _iter_join_groups(draft: partition_counts.Draft) -> Iterator[JoinGroup]:
-    """Yield the streams and datasets that are co-partitioned, by the operator that needs it."""
+    """Yield a group for each operator that needs its streams and datasets to be co-partitioned,
+    except sends to datasets (`_plan_fed_datasets`).
+    """
     for join, requirements in draft.needs.items():
         joined = {number: needed for number, needed in requirements.items() if not needed.feeds}
         if not joined:
@@ -590,7 +596,7 @@ def _iter_sql(app: Application) -> Iterator[_Sql]:
 
 
 def _iter_queries(dataset: AdjunctDataset) -> Iterator[DatasetSql]:
-    """Yield the queries that a dataset is made of."""
+    """Yield the queries that a dataset is made of, with a text for each parameter."""
     if isinstance(dataset.input, QuerySource) and isinstance(dataset.input.query, str):
         query = dataset.input.query.replace("{version}", "''").replace("{partition}", "''")
         yield DatasetSql("the query", query, is_query=True)
@@ -601,8 +607,8 @@ def _iter_queries(dataset: AdjunctDataset) -> Iterator[DatasetSql]:
 
 
 def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, ...]:
-    """Return, for each dataset that is made from a source, what needs Spark to advance it,
-    however few records.
+    """Return, for each dataset except local tables, what needs Spark to advance it, however few
+    records there are.
     """
     advances = []
     for dataset in app.datasets:
@@ -622,7 +628,8 @@ def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str
         if isinstance(dataset.input, QuerySource):
             yield from list_query_spark_needs(dataset, dataset.input)
             return
-        if not isinstance(dataset.input, str):
+        is_stream = isinstance(dataset.input, str)
+        if not is_stream:
             yield from list_extractor_spark_needs(dataset)
             return
     facts = catalog.get(str(dataset.input))
@@ -668,6 +675,8 @@ def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
 def note_stored_datasets(app: Application, systems: Mapping[str, StreamSystem]) -> tuple[str, ...]:
     """Return a note for each dataset that was built under another declaration or from other
     columns, and for each without a version whose stream has no end-of-dataset marker.
+
+    () without the lake, in which datasets are stored.
     """
     streams = systems.get(LAKE)
     if not isinstance(streams, LakeStreams):
@@ -700,7 +709,7 @@ def _note_stored(
     try:
         if systems[LAKE].markers(stream):
             return None
-    except StreamNotFoundError:
+    except StreamNotFoundError:  # the plan itself says so
         return None
     return (
         f"Dataset {dataset.name} has no version yet, and {dataset.stream} has no end-of-dataset"
@@ -711,7 +720,9 @@ def _note_stored(
 def _check_stored_columns(
     dataset: UnboundedDataset, manifest: UnboundedManifest, systems: Mapping[str, StreamSystem]
 ) -> None:
-    """Raise DatasetError for a table that can't get the columns that its stream has now."""
+    """Raise DatasetError for a table that can't get the columns that its stream has now; do nothing
+    for a stream that can't be read, which the plan reports.
+    """
     try:
         source = open_changes(systems, dataset)
     except (
@@ -721,7 +732,7 @@ def _check_stored_columns(
         ConfigurationError,
         DatasetError,
     ):
-        return  # the plan itself says so
+        return
     must_evolve(dataset, manifest, source)
 
 

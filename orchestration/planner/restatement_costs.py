@@ -29,7 +29,7 @@ def describe_costs(
 ) -> dict[str, tuple[str, ...]]:
     """Return, by join, what a restatement of its results reads at most, a line for each input.
 
-    A stream that can't be asked now is left out.
+    An input stream that can't be asked now has no line.
     """
     lines = {}
     for restated in restatements:
@@ -58,7 +58,9 @@ def _describe_inputs(
 
 
 def _describe_searched(system: StreamSystem, one: RestatedInput, since: int) -> str:
-    """Return which records of an input are searched, of those since this time in milliseconds."""
+    """Return which records of an input are searched, and how: those written since this time, which
+    is in milliseconds.
+    """
     stream = split_stream_name(one.stream)[1]
     ssps = system.partitions(stream)
     upcoming = system.upcoming(ssps)
