@@ -107,13 +107,12 @@ class PhysicalProof:
 def _check_write_placement(
     operator: str, source: PlannedOperator, on: Mapping[str, str], spark_plan: SparkPlan
 ) -> str | None:
-    """Return a note if records are written without an exchange and Spark can't confirm their
+    """Return a note on records that are written without an exchange, if Spark can't confirm their
     partitioning; None if it does.
 
     `source` is the planned operator that the records come from, and `on` gives the columns of a
-    table's key that their values are written to. Raises PlanningError if they are
-    certainly partitioned differently: writing them would fail, or lose the order of a key's
-    records.
+    table's key that their values are written to. Raises PlanningError if the records are certainly
+    partitioned differently: writing them would fail, or lose the order of a key's records.
     """
     by = ", ".join(source.partitioned_by)
     expected = f"hashpartitioning({by}, {source.partitions})"
@@ -161,7 +160,7 @@ class SparkJoin:
     broadcast: bool = False
 
     def describe_scan(self) -> str:
-        """Return in words how the dataset's side is read."""
+        """Return in words how the dataset's side is read: broadcast, by buckets, or neither."""
         if self.broadcast:
             return "all of it in every task"
         if self.buckets is None:
@@ -330,7 +329,9 @@ class PlanInspector:
         )
 
     def inspect_kept(self, operator: str, frame: DataFrame) -> None:
-        """Inspect records that were just cached; Spark's plans of others no longer contain it."""
+        """Inspect records that were just cached. Spark's plans of records made of them do not
+        contain the plan of the cached ones any more.
+        """
         self._inspect(operator, frame, persisted=True)
 
     def inspect(self, operator: str, frame: DataFrame, *, placed: bool) -> None:
@@ -361,7 +362,8 @@ class PlanInspector:
                 self._notes.append(_UNSEEN)
             return None
         spark_plan = inspect_spark_plan(operator, frame, self._datasets, persisted=persisted)
-        for name in sorted(spark_plan.exchanges.keys() - self._inspected):
+        new = spark_plan.exchanges.keys() - self._inspected
+        for name in sorted(new):
             self._inspected.add(name)
             self._compare(name, spark_plan.exchanges[name], spark_plan.joins.get(name))
         return spark_plan

@@ -78,7 +78,9 @@ def measure_stream_progress(
     system: StreamSystem, source: InputSpec, state: ApplicationState
 ) -> StreamProgress:
     """Return how far the application has come in one input stream; `system` is a snapshot for
-    that stream.
+    that stream. Of a stream that does not exist, there is nothing to read.
+
+    Partitions without a stored position count if a run would read them from their beginning.
     """
     name, stream = split_stream_name(source.stream)
     try:
@@ -172,10 +174,10 @@ def describe_unfinished(state: ApplicationState) -> tuple[str, ...]:
 def find_version_delivered_to_all(
     lake: Lake, systems: Mapping[str, StreamSystem], datasets: Sequence[BoundedDataset]
 ) -> NextVersion:
-    """Return the next version that a dataset, or all members of a version set, can build; else what
-    they wait for.
+    """Return the next version that a dataset, or all members of a version set, can build; without
+    one, what they wait for.
 
-    A member that published the version before it joined the set is not waited for.
+    A member that has published the version already, before it joined the set, is not waited for.
     """
     delivered = {}
     for dataset in datasets:
@@ -219,8 +221,7 @@ def describe_waiting_datasets(
 ) -> tuple[str, ...]:
     """Return a text for each dataset with `bootstrap` that can't be built yet: what it waits for.
 
-    A dataset that has a version, or whose first version is delivered, does not delay the input: a
-    run builds it.
+    A dataset has no text if it has a version, or if a run can build its first one.
     """
     waiting = []
     for dataset in app.datasets:
@@ -450,11 +451,11 @@ def declared_event_times(app: Application) -> dict[str, EventTime]:
 
 
 def times_at_batch_start(app: Application, state: ApplicationState, intent: Intent) -> TimeState:
-    """Return the event times with which a batch begins: the stored ones, plus all source partitions
-    known by now.
+    """Return the event times with which a batch begins: the stored ones, with an entry for each
+    source partition that is known by now.
 
-    Partitions with records that wait for a later batch count as active, so that a backlog never
-    makes them idle.
+    Partitions with records for a later batch (`Intent.waiting`) count as active, so that a backlog
+    never makes them idle.
     """
     declared = declared_event_times(app)
     partitions = dict(state.times.partitions)
@@ -486,7 +487,7 @@ def times_after_batch(
     for ssp, prior in times.partitions.items():
         read = measured.get(ssp.qualified_stream, Measured())
         read_to = read.read_to.get(ssp.partition)
-        if read_to is None:
+        if read_to is None:  # the batch has no record of it
             continue
         skipped = prior.skipped
         if ssp in spans:
@@ -543,7 +544,9 @@ class _LowestMark:
 def _find_lowest_mark(
     app: Application, times: TimeState, name: str, clock: datetime
 ) -> _LowestMark:
-    """Return the lowest watermark of the source partitions of an operator that are not idle."""
+    """Return the lowest watermark of the source partitions of an operator that are not idle; a
+    partition without a watermark is lower than all others.
+    """
     declared = declared_event_times(app)
     lowest = _LowestMark(None, None)
     for stream, span in watermark_inputs(app.operators)[name].items():
@@ -581,8 +584,8 @@ def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) 
 
 @dataclass(frozen=True, slots=True)
 class InputTimes(Report):
-    """The event times of one input: the watermark of the partition that holds it back; None if that
-    had no record.
+    """The event times of one input. Its `watermark` is that of the partition `held_by`, which holds
+    it back; None if that had no record.
 
     `lag` is how far the watermark is behind the clock, `behind_newest` behind the newest event
     time. `idle` partitions are not waited for; if all are idle, the newest watermark of any counts.

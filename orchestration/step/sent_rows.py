@@ -50,7 +50,7 @@ class SentRows:
         return OutputColumns(schema, self.output.hidden, self.output.changes)
 
     def replaces(self) -> tuple[ReplacedRange, ...]:
-        """Return the ranges of records that the batch reads again."""
+        """Return the ranges of records that the batch reads again: their epoch is not 0."""
         found = []
         if self.sources is not None:
             for span in self.sources.ranges:
@@ -60,8 +60,8 @@ class SentRows:
         return tuple(found)
 
     def shape(self, records: pa.Table) -> pa.Table:
-        """Return the rows made of records that have their hidden columns. Raises
-        SchemaMismatchError for a tombstone that the table takes not.
+        """Return the rows made of records that have their hidden columns, of which rows keep those
+        that the table has. Raises SchemaMismatchError for a tombstone if the table accepts none.
         """
         deleted = pc.fill_null(records.column(TOMBSTONE), False)
         tombstones = pc.sum(deleted).as_py() or 0

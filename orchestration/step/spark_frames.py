@@ -318,7 +318,9 @@ class SparkFrames:
         return kept.drop(MATCHED, *TIME_COUNTS)
 
     def observed(self) -> Counters:
-        """Return what `count_records` has counted, by operator, once the records are computed."""
+        """Return what `count_records` and `count_failed` have counted, by operator, once the
+        records are computed.
+        """
         counters: Counters = {}
         for operator, observation in self._observed:
             of_operator = counters.setdefault(operator, {})

@@ -329,7 +329,9 @@ class PreparedRows:
 def prepare_table_rows(
     frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
 ) -> PreparedRows:
-    """Return the records with `__tombstone`, also where the SQL condition `deleted` is true."""
+    """Return the records as a local table with this `key` gets them: `__tombstone` is true also
+    where the SQL condition `deleted` is. With on_null_key="skip", those without a key are left out.
+    """
     from pyspark.sql import Observation
 
     if deleted is not None:

@@ -142,7 +142,7 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
             except errors.CommitConflictError as conflict:
                 if not step.may_restart:
                     raise
-                step.context.check()
+                step.context.check()  # raises if the lease is lost
                 if step.state.report.batches:
                     given = replace(given, earlier=step.state.report)
                 engine = step.engine
@@ -197,11 +197,12 @@ class _RunningStep:
 
     @property
     def may_restart(self) -> bool:
-        """Whether the run may start again after a conflict: it has a lease, and has begun no batch
-        since it started.
+        """Whether the run may start again after a conflict: it has a lease, and no batch is open
+        that it has begun itself.
         """
-        has_begun = self.logged.open is not None and self.state.logged is not self.begun
-        return self.context.still_ours is not None and not has_begun
+        has_lease = self.context.still_ours is not None
+        has_begun_one = self.logged.open is not None and self.state.logged is not self.begun
+        return has_lease and not has_begun_one
 
     def run(self) -> StepReport:
         """Run batch after batch; return the report of the run."""
@@ -215,9 +216,12 @@ class _RunningStep:
                     self._commit_positions(batch)
                     report = replace(self.state.report, held=batch.held)
                     self.state = replace(self.state, report=report)
-                    if not hooks.wait(bool(batch.held) or batch.restates_later):
+                    has_later_work = bool(batch.held) or batch.restates_later
+                    if not hooks.wait(has_later_work):
                         return self.state.finish(self.context, caught_up=True)
-                elif self._run_batch(batch, began) and not hooks.go_on():
+                    continue
+                is_closed = self._run_batch(batch, began)
+                if is_closed and not hooks.go_on():
                     break
         except errors.ManifestMismatchError as missing:
             self._check_inputs_are_there(missing)
@@ -225,10 +229,8 @@ class _RunningStep:
         return self.state.finish(self.context, caught_up=False)
 
     def _check_inputs_are_there(self, missing: errors.ManifestMismatchError) -> None:
-        """Raise StreamNotFoundError or OffsetOutOfRangeError if files are missing with their
-        stream.
-
-        Somebody has deleted it since the batch was planned.
+        """Raise StreamNotFoundError or OffsetOutOfRangeError if files are missing because somebody
+        has deleted their stream since the batch was planned; else do nothing.
         """
         opened = self.context.log.read().state.open
         try:
@@ -270,8 +272,9 @@ class _RunningStep:
         return lease_versions(self.context, self.logged, planned, seen)
 
     def _run_batch(self, batch: NextBatch, began: float) -> bool:
-        """Run a batch whose planning `began` at this time; return False if retention was faster,
-        so that it is to be resumed as a batch that was left open.
+        """Run a batch whose planning `began` at this monotonic time; return whether it is closed.
+
+        It is left open, to be resumed, if retention deletes records of it before they are read.
         """
         inputs = self._commit_intent(batch)
         committed = time.monotonic()
@@ -346,10 +349,10 @@ class _RunningStep:
         return views
 
     def _name_views(self, intent: Intent, views: Mapping[str, View]) -> Intent:
-        """Return the intent with the versions that were opened.
+        """Return the intent with the versions that were opened; unchanged if they are the same.
 
-        They are others where a resumed batch reads a per-run table of which retention has left a
-        later version.
+        They differ where a resumed batch reads a table of one run, and retention has deleted
+        changes of the version that the intent names. Then a later version was opened.
         """
         versions = dict(intent.versions)
         for name, view in views.items():
@@ -369,7 +372,7 @@ class _RunningStep:
         self, intent: Intent, views: Mapping[str, View], streams: Mapping[str, StreamSnapshot]
     ) -> None:
         """Find out in a dry run whether outputs accept the batch, once a run, and when columns or
-        buckets change.
+        buckets change; create the state tables that the batch needs.
 
         The stores of its remote tables are asked whether they can be used, too.
         """
@@ -413,7 +416,7 @@ class _RunningStep:
         context = self.context
         intent = inputs.intent
         try:
-            if not inputs.streams:
+            if not inputs.streams:  # the batch is retried
                 now = snapshot_open_inputs(context, intent, inputs.identities)
                 systems = {name: stream.system for name, stream in now.items()}
                 inputs = replace(inputs, streams=systems)
@@ -468,7 +471,7 @@ class _RunningStep:
         logged = context.log.close(self.state.logged, done, outputs.times, checks=[context.check])
         context.startpoints.remove_applied(context.tasks, intent.startpoints)
         records_answers = any(call.recorded for call in context.plan.calls)
-        if records_answers or intent.restating is not None:
+        if records_answers or intent.restating is not None:  # whose places are stored with answers
             purge_answers(context.lake, context.app.name, intent.batch)
         if intent.batch % _FORGETTING == 0:
             _forget_old_batches(context)
@@ -490,8 +493,8 @@ class _RunningStep:
         """Commit the positions that the inputs have been read up to, with the startpoints applied
         there, and the records that wait.
 
-        Does nothing if no startpoint or loss has moved a position, and the same records wait as
-        before.
+        If no startpoint or loss has moved a position, commits only the records that wait, and
+        nothing if these are the same as before.
         """
         context = self.context
         positions = nothing.positions
@@ -510,6 +513,7 @@ class _RunningStep:
         lost = _count_lost(context, positions.lost)
         before = self.logged
         offsets = before.offsets.with_applied(applied, None, context.lake.now())
+        # Nothing is read there, but the offsets before are skipped.
         here = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
         update = {
             "checkpoint": before.checkpoint | starts,
@@ -572,8 +576,8 @@ def _describe_shapes(
 
 
 def _announce_run(context: StepContext) -> None:
-    """Let tables refuse writes of earlier runs, if one of them may have been paused and wake up
-    (`Fence`).
+    """Let tables refuse writes of earlier runs, once a run, if one of them may have been paused and
+    wake up (`Fence`). Without a lease there is no fence, and nothing is done.
     """
     lease = context.lease
     fence = context.fence
@@ -594,8 +598,8 @@ def _announce_run(context: StepContext) -> None:
 
 
 def _add_next_steps(error: errors.AdjunctError, app: str, batch: int) -> errors.AdjunctError:
-    """Return the error with how to finish or abandon the batch that it leaves open, in its next
-    step or as a note.
+    """Return the error with how to finish or abandon the batch that it leaves open: in the next
+    step of a new error, or as a note of the given one.
     """
     give_up = f"adjunct checkpoint abandon {app} --reason …"
     if isinstance(error, errors.ProducerConflictError):
