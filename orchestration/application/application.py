@@ -586,7 +586,9 @@ def import_user_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+        missing = f"{error.name}."
+        is_module_or_its_package = error.name is not None and f"{name}.".startswith(missing)
+        if not is_module_or_its_package:  # but one that it imports
             raise _import_error(name, error) from error
         problem = f"module {name!r} is not found (from {here})."
         step = (
@@ -605,11 +607,11 @@ def import_user_module(name: str) -> ModuleType:
 
 
 def _own_cause(error: BaseException) -> BaseException:
-    """Return the error itself, or what Dagster's component tree, which adds the state of its
-    tree, wraps.
+    """Return the error itself, or the error that Dagster's component tree has wrapped in one of its
+    own, with the state of the tree.
     """
     module = sys.modules.get("dagster.components.core.component_tree")
-    wrapper = getattr(module, "ComponentTreeException", ())
+    wrapper = getattr(module, "ComponentTreeException", ())  # () is no class of any error
     while isinstance(error, wrapper) and error.__cause__ is not None:
         error = error.__cause__
     return error

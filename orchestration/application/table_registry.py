@@ -200,10 +200,11 @@ class RegisteredTables:
             table.stored_at = time.monotonic()
 
     async def _inspect_and_count(self, table: _Table, fence: Fence | None) -> Presence | None:
-        """Return what the store of a table says, after it has counted the batch if it has to; None
-        if it does not say.
+        """Return what the store of a table says, after it has counted the batch if that is due;
+        None if the store can't say.
 
-        Raises the error for a table that is not what it was before.
+        The first batch also begins the run in the store. Raises the error for a table that is not
+        what it was before.
         """
         is_first = not table.has_begun
         before = table.seen
@@ -525,7 +526,7 @@ def check_stores(app: Application) -> None:
     for operator in app.operators:
         check = operator.spec.check_target
         if check is not None:
-            asked.append(partial(_check_sink, f"{operator.id}: {operator.spec.writes}", check))
+            asked.append(partial(_check_sink, operator.id, str(operator.spec.writes), check))
     if asked:
         call_in_threads(*asked)
 
@@ -541,7 +542,9 @@ class UsedFunction:
 
 
 def list_uses(app: Application) -> list[UsedFunction]:
-    """The functions of remote tables that can be asked; each function of a table once."""
+    """Return the functions of remote tables that can be asked, each function of a table once, for
+    all its uses.
+    """
     uses: dict[tuple[str, int], UsedFunction] = {}
     for operator, name, use in _uses_of_operators(app):
         table = app.tables[name]
@@ -557,7 +560,9 @@ def list_uses(app: Application) -> list[UsedFunction]:
 
 
 def _uses_of_operators(app: Application) -> Iterator[tuple[str, str, TableUse]]:
-    """Yield what each operator does with a remote table."""
+    """Yield the id of each operator that uses a remote table, the name of the table, and the
+    use.
+    """
     for operator in app.operators:
         send = operator.spec.send
         match = operator.spec.match
@@ -638,13 +643,15 @@ def _table_error(used: UsedFunction, error: Exception, *, passing: bool) -> erro
     return error.reworded(problem, next_step, table=table, operator=used.operator)
 
 
-def _check_sink(sink: str, check: Callable[[], object]) -> None:
-    """Ask a sink whether it can be used. Raises OperatorFailedError for its own errors."""
+def _check_sink(operator: str, sink: str, check: Callable[[], object]) -> None:
+    """Ask the sink of an operator whether it can be used. Raises OperatorFailedError for an error
+    of the user's `check`; ours pass unchanged.
+    """
     try:
         check()
     except errors.AdjunctError:
         raise
     except Exception as error:
-        problem = f"{sink} can't be used: {type(error).__name__}: {error}."
+        problem = f"{operator}: {sink} can't be used: {type(error).__name__}: {error}."
         step = "Correct what its check() reports. No batch was begun."
-        raise errors.OperatorFailedError(problem, step, operator=sink.partition(":")[0]) from error
+        raise errors.OperatorFailedError(problem, step, operator=operator) from error

@@ -240,7 +240,8 @@ class OffsetState(StoredDocument):
         taken = []
         for replay in replays:
             begun.add(replay.id)
-            taken.append((replay.ssp, replay.id.removesuffix(f"@{replay.ssp}")))
+            request_id = replay.id.removesuffix(f"@{replay.ssp}")  # see replay_id
+            taken.append((replay.ssp, request_id))
             if replay.start != replay.until:
                 under_way[replay.id] = replay
                 opened[replay.ssp] = replay.epoch
@@ -271,7 +272,7 @@ class OffsetState(StoredDocument):
 
     def abandoned_ends(self, ssp: SystemStreamPartition, startpoint: str | None) -> tuple[str, ...]:
         """Return the offsets at which batches that begin at a startpoint, or with None at the
-        checkpoint, have to end; () for any.
+        checkpoint, have to end; () if they may end anywhere.
         """
         abandoned = self.abandoned.get(ssp)
         if abandoned is None or abandoned.startpoint != startpoint:
@@ -279,7 +280,9 @@ class OffsetState(StoredDocument):
         return abandoned.ends
 
     def with_abandoned_ends(self, ranges: Ranges, startpoints: Offsets) -> OffsetState:
-        """Return the state after a batch of these ranges of changes of datasets was abandoned."""
+        """Return the state after a batch of these ranges of changes of datasets was abandoned,
+        which began at these startpoints (ids), or else at the checkpoint.
+        """
         abandoned = dict(self.abandoned)
         for ssp, span in ranges.items():
             startpoint = startpoints.get(ssp)
@@ -289,8 +292,11 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={"abandoned": abandoned})
 
     def with_reached(self, before: OffsetState, reached: Offsets, at: Offsets) -> OffsetState:
-        """Return the state after a batch that reached these offsets; `at` are the ids of the
-        startpoints that it applied, and `before` was the state before it.
+        """Return the state after a batch that reached these offsets: of the ends at which batches
+        have to stop (`abandoned`), those that are left.
+
+        `at` are the ids of the startpoints that the batch applied, and `before` was the state
+        before it.
         """
         abandoned = dict(self.abandoned)
         for ssp, end in reached.items():
@@ -301,8 +307,10 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={"abandoned": abandoned})
 
     def with_joined(self, intent: Intent, *, done: bool = True) -> OffsetState:
-        """Return the state after a batch that read these versions of datasets; if it is `done` and
-        has restated results, none are left that were made of other versions.
+        """Return the state after a batch that read the versions of datasets in its intent.
+
+        If it has restated results and is `done`, no results are left that were made of versions
+        before.
         """
         joined = dict(self.joined)
         if intent.restating is not None and done:
@@ -314,12 +322,12 @@ class OffsetState(StoredDocument):
                 continue
             last_bases = [versions.base for versions in before[-2:]]
             if read.base is not None and last_bases == [read.base, read.base]:
-                before.pop()  # the deltas of the next one have what has changed since the first
+                before.pop()  # of versions with one base, the first and the last have all changes
             joined[name] = (*before, read)
         return self.model_copy(update={"joined": joined})
 
     def with_restated(self, intent: Intent, at: datetime) -> OffsetState:
-        """Return the state after a batch that restated results, if this one did."""
+        """Return the state after a batch that restated results; unchanged if it did not."""
         if intent.restating is None:
             return self
         restated = {**self.restated, **dict.fromkeys(intent.restating.datasets, at)}
@@ -331,9 +339,9 @@ class OffsetState(StoredDocument):
         """
         skipped = dict(self.skipped)
         for ssp, span in ranges.items():
-            if not (span.start.isdecimal() and span.end.isdecimal()):
-                continue
-            if followed_dataset(ssp.qualified_stream) is not None:
+            has_numbers = span.start.isdecimal() and span.end.isdecimal()
+            is_of_changes = followed_dataset(ssp.qualified_stream) is not None
+            if not has_numbers or is_of_changes:  # results of these are not restated
                 continue
             start = int(span.start)
             end = int(span.end)
@@ -716,7 +724,9 @@ class BatchLog:
 
 
 def _give_up(offsets: OffsetState, intent: Intent) -> OffsetState:
-    """Return the positions after a batch that was abandoned, whose records are read again."""
+    """Return the positions after a batch was abandoned that is no restatement: its records are read
+    again, in higher epochs.
+    """
     again = {}
     for ssp, span in intent.ranges.items():
         if span.start != span.end:
@@ -737,7 +747,9 @@ class _Reached(NamedTuple):
 
 
 def _apply_batch(state: ApplicationState, intent: Intent, at: datetime) -> _Reached:
-    """Return the positions after this batch."""
+    """Return the positions after this batch: a restatement moves those in changes of datasets, a
+    replay its own, and any other batch the checkpoint.
+    """
     offsets = state.offsets.with_joined(intent)
     ends = {ssp: span.end for ssp, span in intent.ranges.items()}
     if intent.restating is not None:

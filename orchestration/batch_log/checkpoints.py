@@ -61,7 +61,7 @@ class Checkpoint(Report):
     restated: Mapping[str, datetime] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the checkpoint as JSON values."""
+        """Return the checkpoint as JSON values, without `versions` and `held`."""
         facts = Report.to_json(self) | {"at": self.at}
         del facts["versions"], facts["held"]
         return facts
@@ -200,8 +200,9 @@ class CheckpointManager:
 
     def _iter_changes(self, partition: SystemStreamPartition | None) -> Iterator[CheckpointChange]:
         """Yield the changes, of the oldest commit only if no earlier ones were deleted."""
+        nothing_before = None
         commits: Iterable[tuple[Commit, ApplicationState] | None] = chain(
-            self._log.history(None), [None]
+            self._log.history(None), [nothing_before]
         )
         for newer, older in pairwise(commits):
             assert newer is not None
@@ -209,7 +210,7 @@ class CheckpointManager:
             before = ApplicationState()
             if older is not None:
                 _, before = older
-            elif commit.number > 1:
+            elif commit.number > 1:  # the commits before it were deleted
                 return
             change = _describe_change(commit, before, after)
             if change is None:

@@ -21,6 +21,7 @@ from dagster_adjunct.resources.times import describe_span
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+# An expression and the name after it, with or without "as"; the name may be in backticks.
 _ALIAS = re.compile(
     r"(?P<expression>.*?[^\s])\s*(?:(?<=[\s)\]'\"`])as\s+)?(?:`(?:[^`]|``)+`|\w+)\s*",
     re.IGNORECASE | re.DOTALL,
@@ -36,7 +37,9 @@ def plain_column(expression: str) -> str | None:
 
 
 def plain_path(expression: str) -> tuple[str, ...]:
-    """Return the steps if the expression is only the path of a value in a column, else ()."""
+    """Return the steps if the expression is only a column or the path of a value in one, else
+    ().
+    """
     steps = split_path(expression)
     columns = parse_expression(expression).columns
     if [column.parts for column in columns] != [steps]:
@@ -52,7 +55,9 @@ class AliasedExpression(NamedTuple):
 
 
 def split_alias(text: str) -> AliasedExpression:
-    """Split "upper(model) as model" into the expression and the name."""
+    """Split "upper(model) as model" into the expression and the name; the text without a name is
+    the expression.
+    """
     alias = parse_expression(text).alias
     match = _ALIAS.fullmatch(text.strip())
     if alias is None or match is None:
@@ -154,7 +159,7 @@ STATE_COLUMNS = {RECORD: "string", **dict.fromkeys((AT, STORED_BEHIND, EXPIRES),
 
 def check_state_names(operator: str, names: Iterable[str], more: Iterable[str] = ()) -> None:
     """Raise PlanningError for a column that has the name of one of STATE_COLUMNS, or of `more`
-    that state adds.
+    columns that an operator's state adds.
     """
     clash = find_taken(names, (*STATE_COLUMNS, *more))
     if clash is not None:
@@ -169,8 +174,8 @@ def check_state_names(operator: str, names: Iterable[str], more: Iterable[str] =
 def check_state_columns(
     operator: str, type_of: Callable[[str], str | None], names: Iterable[str], key: Sequence[str]
 ) -> None:
-    """Raise PlanningError for columns that a state table can't store, and for a key that can't
-    be compared exactly. Columns of unknown type are not checked.
+    """Raise PlanningError for columns `names` that a state table can't store, and for a column of
+    the `key` whose values can't be compared exactly. Columns of unknown type are not checked.
     """
     columns = dict.fromkeys((*key, *names))
     check_state_names(operator, columns)
@@ -233,7 +238,7 @@ def _fold_as_java(name: str) -> str:
 
 DataFrameFunction: TypeAlias = Callable[["DataFrame"], "DataFrame"]
 OnNullKey = Literal["fail", "skip"]
-MAX_DURATION = timedelta(days=36_525)
+MAX_DURATION = timedelta(days=36_525)  # 100 years
 """A longer duration is taken for a mistake: with it, times would leave the range that Spark
 supports.
 """
@@ -290,22 +295,24 @@ def check_duration(
     *,
     argument: str,
     zero: bool = False,
-    most: timedelta = timedelta.max,
+    limited: bool = False,
     **about: Any,
 ) -> None:
-    """Raise ConfigurationError unless `value` is above 0 (with `zero`, at least 0) and at most
-    `most`.
+    """Raise ConfigurationError unless `value` is above 0 (with `zero`, at least 0) and, if
+    `limited`, at most MAX_DURATION.
 
     `found` says in the error where the user gave it: "input stream 'lake.flights' has delay".
+    `about` are further fields of the error.
     """
     least = timedelta(microseconds=1)
     expected = "a timedelta above 0"
     if zero:
         least = timedelta(0)
         expected = "a timedelta from 0 on"
-    if least <= value <= most:
+    is_too_long = limited and value > MAX_DURATION
+    if least <= value and not is_too_long:
         return
-    if most < timedelta.max:
+    if limited:
         expected += ", and at most 100 years"
     expected += ", such as timedelta(minutes=5)"
     raise argument_error(f"{found}={describe_span(value)}", expected, argument=argument, **about)

@@ -131,7 +131,9 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
 
 
 def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: AdjunctDataset) -> Join:
-    """Return the join with a dataset; raises ConfigurationError for options of other joins."""
+    """Return the join with a dataset; raises ConfigurationError for options of other joins, and
+    PlanningError for a dataset that the options do not fit.
+    """
     join = _build_join_of_entries(given, options, dataset)
     argument = options.following_later_changes
     if argument is not None:

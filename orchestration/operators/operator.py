@@ -568,25 +568,21 @@ def _rename_value(name: str, renamed: Callable[[str], str | None], columns: Colu
     as_column = renamed(name)
     if len(steps) < 2 or name in columns.known:
         return as_column
-    as_path = _rename_path(name, steps, renamed)
-    is_surely_path = columns.complete
+    as_path = _rename_path(name, renamed)
+    is_surely_path = columns.complete  # since it is not among the columns
     if is_surely_path or as_path == as_column:
         return as_path
     return None
 
 
-def _rename_path(
-    path: str, steps: tuple[str, ...], renamed: Callable[[str], str | None]
-) -> str | None:
-    """Return a path, which has these steps, with the new name of its column; None if the column is
-    lost.
-    """
-    column, *rest = steps
+def _rename_path(path: str, renamed: Callable[[str], str | None]) -> str | None:
+    """Return a path with the new name of its column; None if the column is lost."""
+    column, *rest = split_path(path)
     new_column = renamed(column)
     if new_column is None:
         return None
     if new_column == column:
-        return path
+        return path  # in its own spelling: partitionings are compared as texts
     return write_path((new_column, *rest))
 
 

@@ -19,7 +19,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
     EVENT_TIME,
     EXPIRES,
-    MAX_DURATION,
     RECORD,
     STATE_COLUMNS,
     check_duration,
@@ -617,7 +616,7 @@ def build_stream_join(
     for distance in (before, after):
         found = f"{operator} has within"
         check_duration(
-            distance, found, argument="within", zero=True, most=MAX_DURATION, operator=operator
+            distance, found, argument="within", zero=True, limited=True, operator=operator
         )
     pairs = joins.parse_on(operator, on)
     if not pairs:

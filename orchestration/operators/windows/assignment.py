@@ -315,8 +315,8 @@ def update_fixed_windows(
 ) -> DataFrame:
     """Return the rows of the tumbling or sliding windows that a batch changes or closes.
 
-    `stored` has the stored rows, `records` the records that count. If both are partitioned by the
-    same columns of the key, Spark adds no exchange.
+    `stored` has the stored rows, `records` the batch's records without excluded ones. If both are
+    partitioned by the same columns of the key, Spark adds no exchange.
     """
     assert not isinstance(windows.kind, Session)
     key = (*windows.by, START)
@@ -388,6 +388,7 @@ def union_sessions(
     # Keys are never null, so the left join below leaves a null only where the batch lacks the key.
     is_in_batch = column_of("new", windows.by[0]).isNotNull()
     is_needed = is_in_batch
+    # A key with a session to close is needed as a whole.
     watermark = epoch_micros(watermarks.after)
     if watermark is not None:
         of_key = Window.partitionBy(*windows.keys)
@@ -460,10 +461,10 @@ def stored_record_schema(windows: Windows) -> Schema:
 
 
 def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
-    """Return the records that count, in the form in which they are stored.
+    """Return the records, without excluded ones, in the form in which they are stored.
 
-    EXPIRES is that of the last window that the record is in. Of a session, it is that of a session
-    with this record only, and becomes later as the session grows (`assign_sessions`).
+    EXPIRES is that of the last window that the record is in. For sessions, it is that of a session
+    with only this record, and becomes later as the session grows (`assign_sessions`).
     """
     if isinstance(windows.kind, Session):
         expires = F.col(TIME) + to_micros(windows.kind.gap + windows.lateness)

@@ -211,10 +211,13 @@ def _check_near_spans(
 
 
 def _next_step(java: Database, python: Database) -> str:
-    """Return how to get the newer rules for both, and how to get Java's for Python."""
+    """Return how to get the newer rules for both and, if the release with Java's is known, how to
+    get Java's for Python.
+    """
+    is_folder_of_system = "/" in python.place
     if java.version < python.version:
         newest = f"Update Java to a release with the rules of {python.version}."
-    elif "/" in python.place:
+    elif is_folder_of_system:
         newest = "Update the system's package tzdata."
     else:
         newest = "Update the package: pip install --upgrade tzdata."
@@ -258,7 +261,7 @@ def _find_differences(zone: str, java: _JavaOffsets) -> tuple[tuple[int, int], .
     wrong = np.unique(java.moments[java.offsets != ours])
     if not len(wrong):
         return ()
-    ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)
+    ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)  # the last moments of spans but the last
     firsts = wrong[[0, *(ends + 1)]]
     lasts = wrong[[*ends, -1]]
     spans = []
