@@ -152,8 +152,8 @@ class OperatorGraph:
         self.name = name
         self.operators: dict[str, Operator] = {}
         self._read: set[str] = set()
-        # The ids of the operators that first write what is called so, first look up under this
-        # name, and keep state under this name.
+        # Ids of operators: by what they write (the first one), by the name of a join, and by the
+        # name of state.
         self.writers: dict[str, str] = {}
         self._joins: dict[str, str] = {}
         self._states: dict[str, str] = {}

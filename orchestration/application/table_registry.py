@@ -61,12 +61,13 @@ T = TypeVar("T")
 def register_tables(
     lake: Lake, app: Application, *, by: str, warn: Callable[[str], None] = lambda text: None
 ) -> Iterator[RegisteredTables]:
-    """Register the application's remote tables before the block, a run, and record after it what
-    their backends say.
+    """Register the application's remote tables before the block, which is a run, and record after
+    it what their stores say.
 
-    Of tables of unregistered backends nothing is remembered. Raises TableNotFoundError for a table
-    that is gone, and TableReplacedError for one that is not what applications have written: the run
-    would go on with an empty or an older one. `warn` gets what may have been done on purpose.
+    Tables of backends that are not registered are not remembered. Raises TableNotFoundError for a
+    table that is gone, and TableReplacedError for a table that is not the one that applications
+    have written: the run would go on with an empty or an older table. `warn` gets texts about
+    changes that somebody may have made on purpose.
     """
     tables = RegisteredTables(lake, app, by=by, warn=warn)
     try:
@@ -128,10 +129,10 @@ class RegisteredTables:
     def begin_batch(self, fence: Fence | None = None) -> None:
         """Ask the stores of the tables that the run writes whether they still hold them.
 
-        Each call counts a batch in the stores. The first one creates tables that no application has
-        written yet: from then on, a missing one is an error. Fenced tables then refuse writes of
-        runs before that of this `fence`. Raises as `register_tables`, TableUnavailableError, and
-        RunLeaseLostError if a later run has begun.
+        Each call counts a batch in the stores. The first call creates tables that no application
+        has written yet; from then on a missing table is an error. Tables that are fenced then
+        refuse writes of runs before the run of this `fence`. Raises TableUnavailableError,
+        RunLeaseLostError if a later run has begun, and the errors of `register_tables`.
         """
 
         async def begin(table: _Table) -> None:
@@ -552,7 +553,7 @@ def list_uses(app: Application) -> list[UsedFunction]:
         if use.reads:
             function = table.read_function
         is_ours = isinstance(function, TableFunction)
-        if is_ours and type(function).check is not TableFunction.check:
+        if is_ours and type(function).check is not TableFunction.check:  # it has a check of its own
             used = UsedFunction(operator, table, function, replace(use, key=table.key))
             earlier = uses.setdefault((name, id(function)), used)
             uses[name, id(function)] = replace(earlier, use=earlier.use | use)
@@ -624,7 +625,10 @@ async def _ask(function: TableFunction, use: TableUse, timeout: float | None) ->
 
 
 def _table_error(used: UsedFunction, error: Exception, *, passing: bool) -> errors.AdjunctError:
-    """Return the error for a table that can't be used, of the same class as its store's."""
+    """Return the error for a table that can't be used: of the class of the store's error, if that
+    is ours. Else it is a TableUnavailableError if the error may be `passing`, or a
+    TableAccessError.
+    """
     table = used.table.name
     step = "No batch was begun or continued: the next run goes on from here."
     if not isinstance(error, errors.AdjunctError):

@@ -249,11 +249,11 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={**update, "taken": self._add_taken(taken)})
 
     def with_abandoned(self, epochs: Epochs, replays: Offsets) -> OffsetState:
-        """Return the state after a batch of these epochs was abandoned: what it read is read again
+        """Return the state after a batch of these epochs was abandoned: its records are read again,
         in higher epochs.
 
-        Outputs may have its results already, which the epochs distinguish from the repeated ones.
-        `replays` are the ids of the replays that it read, by partition.
+        Outputs may have results of the batch already; the epochs tell these from the repeated ones.
+        `replays` are the ids of the replays that the batch read, by partition.
         """
         now = dict(self.epochs)
         opened = dict(self.opened)
@@ -261,7 +261,8 @@ class OffsetState(StoredDocument):
         for ssp, epoch in epochs.items():
             opened[ssp] = max(self.opened.get(ssp, 0), epoch)
             replay = replays.get(ssp)
-            if replay is None and ssp in self.resolved:
+            is_of_main_position = replay is None
+            if is_of_main_position and ssp in self.resolved:
                 continue  # its startpoint opens the next epoch
             opened[ssp] += 1
             if replay is None:
@@ -334,8 +335,11 @@ class OffsetState(StoredDocument):
         return self.with_opened(intent.epochs).model_copy(update={"restated": restated})
 
     def with_reading(self, before: Offsets, ranges: Ranges) -> OffsetState:
-        """Return the state after records in these ranges were read; the main position, which was at
-        the offsets `before`, has skipped what is between.
+        """Return the state after records in these ranges were read.
+
+        The main position was at the offsets `before`; it has skipped the offsets from there to the
+        ranges. Without `before`, as for replays, nothing is skipped. Spans that were skipped
+        earlier and are read now are no longer among them.
         """
         skipped = dict(self.skipped)
         for ssp, span in ranges.items():
@@ -353,8 +357,8 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={"skipped": kept})
 
     def with_opened(self, epochs: Epochs) -> OffsetState:
-        """Return the state in which these epochs have been opened; the main position keeps its
-        own.
+        """Return the state after these epochs were opened by other reads than those of the main
+        position, whose epochs do not change.
         """
         opened = dict(self.opened)
         for ssp, epoch in epochs.items():
@@ -379,15 +383,17 @@ class OffsetState(StoredDocument):
     def _add_taken(
         self, ids: Iterable[tuple[SystemStreamPartition, str]]
     ) -> dict[SystemStreamPartition, tuple[str, ...]]:
-        """Return `taken` with these ids, only the latest ones of each partition."""
+        """Return `taken` with these ids, by partition; the oldest ids of a partition with more than
+        _MAX_TAKEN are dropped.
+        """
         taken = dict(self.taken)
         for ssp, newest in ids:
             taken[ssp] = (*taken.get(ssp, ()), newest)[-_MAX_TAKEN:]
         return taken
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
-        """Return the state after a batch that advanced these replays (by id) to these offsets;
-        finished ones are removed.
+        """Return the state after a batch that advanced these replays (by id) to these offsets.
+        Replays that have reached their end are removed.
         """
         replays = dict(self.replays)
         for replay_id, end in ends.items():
@@ -561,10 +567,10 @@ class BatchLog:
     def abandon(self, *, reason: str, by: str, skip: bool) -> Intent:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
 
-        Its number is not used again. Outputs that have its records get them again under another
-        number, so twice, but in a higher epoch. With `skip`, its ranges count as read, and what no
-        output has yet is skipped. Raises ConfigurationError if no batch is open or no reason is
-        given, and CommitConflictError.
+        The number of the batch is not used again. Its records are read again in another batch, in a
+        higher epoch: an output that has them already gets them twice. With `skip`, the batch counts
+        as read instead, and what no output has yet is skipped. Raises ConfigurationError if no
+        batch is open or no reason is given, and CommitConflictError.
         """
         what = f"the open batch of application {self._application!r}"
         require_reason(reason, what, "abandoned", application=self._application)
@@ -586,6 +592,7 @@ class BatchLog:
         else:
             offsets = state.offsets.with_joined(intent, done=False)
             if intent.restating is not None:
+                # The next run plans a restatement anew, in later epochs.
                 update["offsets"] = offsets.with_opened(intent.epochs)
             else:
                 update["offsets"] = _give_up(offsets, intent)

@@ -183,9 +183,9 @@ class CheckpointManager:
     def abandon(self, *, reason: str, by: str, skip: bool = False) -> Intent:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
 
-        Outputs that have its records get them again under another number, so twice. With `skip`,
-        its ranges count as read, and what no output has yet is skipped. Raises ConfigurationError
-        if no batch is open, and CommitConflictError.
+        Its records are read again in another batch: an output that has them already gets them
+        twice. With `skip`, the batch counts as read instead, and what no output has yet is skipped.
+        Raises ConfigurationError if no batch is open, and CommitConflictError.
         """
         self._read()
         return self._log.abandon(reason=reason, by=by, skip=skip)

@@ -221,7 +221,7 @@ class StoredLease:
         if self.holder.ended:
             return True
         process = self.holder.by.process
-        if process == this_process():
+        if process == this_process():  # a run that failed to end its lease has left it
             return self.holder.id not in _held
         return process.is_dead()
 

@@ -89,8 +89,9 @@ REPLAYED = "__again"
 """Whether the application has read the record before, because a startpoint went back. Operators
 with state skip it.
 """
-_BATCH_ONLY = (ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
-_DIGITS = 10
+_BATCH_ONLY = (ORIGIN, EVENT_TIME, BEHIND, REPLAYED)  # streams do not store these
+_DIGITS = 10  # of a number in an ordinal
+# The hidden columns that only some records have.
 _OPTIONAL = (*POSITION, TASK, BRANCH, ORDINAL, ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
 
 
@@ -100,24 +101,28 @@ def is_own(name: str) -> bool:
 
 
 def list_hidden_columns(names: Collection[str]) -> list[str]:
-    """Return the hidden columns among these, which an operator must pass on."""
+    """Return the hidden columns among these names, which an operator must pass on: all of
+    RECORD_META, and the optional ones that are there.
+    """
     return [*RECORD_META, *keep_present(_OPTIONAL, names)]
 
 
 def list_copies(names: Collection[str]) -> list[str]:
-    """Return those of these columns that copy a value inside a column (`copy_name`)."""
+    """Return the columns among these names that copy a value inside another column
+    (`copy_name`).
+    """
     return [name for name in names if name.startswith(COPY)]
 
 
 def list_batch_columns(names: Collection[str]) -> list[str]:
-    """Return those of these columns that exist within the batch only: they are not written to
-    streams.
+    """Return the columns among these names that exist only within a batch, and so are not written
+    to streams.
     """
     return [*keep_present(_BATCH_ONLY, names), *list_copies(names)]
 
 
 def tie_breakers(names: Collection[str]) -> tuple[str, ...]:
-    """Return those of these columns that order records with the same position.
+    """Return the columns among these names that order records with the same position.
 
     Records must have one order, so that a repeated batch sends the same bytes.
     """
@@ -221,10 +226,11 @@ def check_new_names(operator: str, names: Sequence[str], next_step: str) -> None
 
 
 def is_sure_name(name: str, columns: Collection[str]) -> bool:
-    """Whether Spark finds the same columns by this name as Python, which compares the names in
-    lower case.
+    """Whether Spark finds the same `columns` by a name as Python, which compares names in lower
+    case.
 
-    Spark ignores case as Java does, which equates other letters.
+    Spark ignores case as Java does, for which also some letters with different lower cases are
+    equal.
     """
     found_by_python = [column for column in columns if column.lower() == name.lower()]
     found_by_spark = [column for column in columns if _fold_as_java(column) == _fold_as_java(name)]
@@ -343,5 +349,5 @@ def function_label(function: Callable[..., object]) -> str:
 
 
 def keep_present(wanted: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    """Return those of the wanted columns that are among these names."""
+    """Return the wanted columns that are among `names`, in the order in which they are wanted."""
     return tuple(name for name in wanted if name in names)

@@ -69,6 +69,7 @@ _EXACT = frozenset(
 )
 
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
+"""Columns that both sides have, or {stream column: column of the other side}."""
 Source: TypeAlias = Literal["dataset", "table"]
 
 

@@ -399,10 +399,10 @@ def _passed_value(expression: str) -> tuple[str, ...]:
 
 
 def _rename_back(name: str, passed: Mapping[str, tuple[str, ...]]) -> str | None:
-    """Return the column or path that had the value called `name` before an operator; None if the
-    operator computes it.
+    """Return the column or path in which the value called `name` was before an operator; None if
+    the operator computes it.
 
-    `passed` has the steps to the value of which each new column was made, () for computed ones.
+    `passed` has, by new column, the steps to the value that it passes on; () for a computed column.
     """
     column, *inner = steps_among(name, passed)
     steps = passed.get(column)
@@ -596,7 +596,9 @@ class Merge(Spec):
         return name
 
     def _check_names(self, operator: str, first: Columns, source: str, other: Columns) -> None:
-        """Raise PlanningError if the input `source` has `other` columns than the first one."""
+        """Raise PlanningError if the columns `other` of the input `source` differ from those of the
+        first input.
+        """
         missing = [name for name in first.known if name not in other.known]
         more = [name for name in other.known if name not in first.known]
         if not missing and not more:

@@ -57,8 +57,8 @@ def exchange_before_stream(
     """Return the exchange needed before records are written to a stream; None if they are
     partitioned as it needs. `flow` is their partitioning, into `current` partitions.
 
-    A stream without a key needs as many partitions, whose records are of known keys. A lake stream
-    needs Spark's hash of its key. Any other stream needs one task to write all records of a key.
+    A stream without a key needs its number of partitions, by any known key. A lake stream with a
+    key needs Spark's hash of it. Any other stream needs one task to write all records of a key.
     """
     key = stream.key
     partitions = stream.partitions
@@ -90,10 +90,11 @@ def _is_hashed_by(flow: Flow, key: tuple[str, ...]) -> bool:
 def exchange_before_table(
     operator: str, table: str, key: tuple[str, ...], flow: Flow, current: int
 ) -> Exchange | None:
-    """Return the exchange after which one task writes all records of a key to a table; None if one
-    does already.
+    """Return the exchange after which one task writes all records of a key to a table; None without
+    need of one.
 
-    `flow` is the partitioning of the records, into `current` partitions.
+    `flow` is the partitioning of the records before it, into `current` partitions; the exchange
+    keeps that number.
     """
     if _has_one_task_per_key(flow, key):
         return None

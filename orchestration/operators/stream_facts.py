@@ -197,7 +197,10 @@ class Columns:
         self, operator: str, needed: Iterable[str], next_step: str, *, side: str = "the stream"
     ) -> None:
         """Raise PlanningError if one of `needed` is not one of these columns; do nothing if there
-        may be others. Other than `require`, this refuses paths.
+        may be other columns.
+
+        Unlike `require`, this rejects the path of a value. `side` says in the error whose columns
+        they are.
         """
         self.require(operator, needed, next_step, side=side)
         if not self.complete:
@@ -285,8 +288,8 @@ def add_sources(made: ColumnSources, name: str, sources: Sources) -> None:
 
 
 def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:
-    """Return the sources of a column that is made of these columns; () if those of one of them
-    are unknown.
+    """Return the sources of a column that is made of these columns; () if one of them has unknown
+    sources.
     """
     merged: dict[tuple[LineageNode, str], None] = {}
     for column in columns:
@@ -297,8 +300,8 @@ def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:
 
 
 def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources:
-    """Return the sources of a column with this expression; () if those of one of the columns in
-    it are unknown.
+    """Return the sources of a column with this expression over `columns`; () if a column in it has
+    unknown sources.
     """
     return sources_from_expression(parse_expression(expression), columns)
 
@@ -306,8 +309,8 @@ def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources
 def sources_from_expression(
     read: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
 ) -> Sources:
-    """Return the sources of a column with this parsed expression; () if those of one of the columns
-    in it are unknown.
+    """Return the sources of a column with this parsed expression over `columns`; () if a column in
+    it has unknown sources.
 
     `aliases` has the sources of the names given before it in its select list, which it may use like
     columns.

@@ -46,7 +46,7 @@ from dagster_adjunct.resources.tables.table import AnyTable
 
 _WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
 _NUMBERS = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
-_ADDABLE = (*_NUMBERS, Kind.JSON, Kind.OTHER)
+_ADDABLE = (*_NUMBERS, Kind.JSON, Kind.OTHER)  # OTHER: of a type that is not known here
 _UNORDERED = (Kind.BOOLEAN, Kind.LIST, Kind.JSON, Kind.NESTED)
 # Types that no column of a table has, but whose values may fit one.
 _MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
@@ -389,8 +389,8 @@ def _unknown_problems(sink: TableSink, name: str, columns: dict[str, str]) -> Pr
 
 
 def _suggest_known_name(sink: TableSink, name: str, columns: dict[str, str]) -> str:
-    """Return what to write instead of a name that the table does not have: that of a value inside
-    a column if the expression for `name` is such a path.
+    """Return what to write instead of a name that the table does not have: the path of a value
+    inside a column if the expression for `name` is such a path, else a similar name.
     """
     expressions: dict[str, str] = {}
     for written in sink.send.expressions.written:
@@ -403,8 +403,8 @@ def _suggest_known_name(sink: TableSink, name: str, columns: dict[str, str]) -> 
 
 
 def _suggest_leaving_out(name: str, on: Sequence[tuple[str, str]]) -> str:
-    """Return how to leave a column out of whole records; `on` says where these have the table's
-    key, which may be in the column.
+    """Return how to leave a column out of whole records. `on` says where the records have the
+    table's key: a key inside that column gets a column of its own.
     """
     kept = []
     for source, key in on:
@@ -564,6 +564,7 @@ def _fits(sent: Column, declared: Column) -> bool:
     return ours is theirs or theirs in _WIDENS_TO.get(ours, ())
 
 
+# A type that is void, or has a part that is, or that the planner does not know.
 _UNKNOWN_PART = re.compile(r"[<:,](?:void|null|…)|^(?:void|null)$")
 
 
@@ -574,7 +575,7 @@ def _is_partly_unknown(sent: Column, declared: Column) -> bool:
     if sent.kind is not Kind.OTHER or _UNKNOWN_PART.search(sent.type) is None:
         return False
     kind, brackets, _ = sent.type.partition("<")
-    if not brackets:
+    if not brackets:  # the type of null alone
         return True
     return declared.type.startswith(f"{kind}<")
 

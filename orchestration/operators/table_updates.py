@@ -72,6 +72,7 @@ from dagster_adjunct.resources.tables.arrow import UPDATE
 from dagster_adjunct.resources.validation import validated
 
 Expressions: TypeAlias = Mapping[str, str] | Sequence[str]
+"""{table column: Spark SQL expression}, or columns that keep their names."""
 
 
 def parse_pairs(call: str, argument: str, columns: Expressions, *, empty: bool = False) -> Pairs:

@@ -60,10 +60,10 @@ from dagster_adjunct.resources.errors import PartitionCountMismatchError, Planni
 def plan_repartitioning(
     app: Application, catalog: Catalog, columns: Mapping[str, Columns], needs: Requirements
 ) -> Insertions:
-    """Return the exchanges by which all joins of an application are co-partitioned; none without
+    """Return the exchanges that make all joins of an application co-partitioned; none without
     `auto_repartition`.
 
-    `columns` are those after each operator.
+    `columns` are those after each operator, `needs` the requirements of operators.
     """
     if not app.auto_repartition:
         return {}
@@ -146,10 +146,10 @@ def describe_mismatch(needed: Requirement, flow: Flow) -> str:
 
 
 def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> dict[str, int]:
-    """Return a partition count for each intermediate stream: the one that most first joins after it
-    require.
+    """Return a partition count for each intermediate stream: the one that most of the first joins
+    after it require, on a tie the one that is required first.
 
-    On a tie, that is the one required first. Streams before no such join are left out.
+    A stream without such a join has no count here.
     """
     votes: Counter[tuple[str, int]] = Counter()
     intermediate: set[str] = set()
@@ -250,9 +250,11 @@ class _DatasetUses:
     first_relying: dict[str, str] = field(default_factory=dict)
 
     def joins_behind(self, operator: str) -> list[str]:
-        """Return the joins for which the streams at an operator must have equal counts: itself, or
-        the joins of the dataset that it sends to. For an operator that merges streams, they are
-        those of the first operator that relies on the merged count.
+        """Return the joins for which the streams at an operator must have equal counts: the
+        operator itself or, for a send to a dataset, the joins of the dataset.
+
+        For an operator that merges streams, they are those of the first operator that relies on its
+        count.
         """
         while operator not in self.needs:  # it merges streams
             operator = self.first_relying[operator]
@@ -286,10 +288,10 @@ def _find_involved(
     draft: Draft, at: Sequence[str], uses: _DatasetUses, datasets: Sequence[str]
 ) -> set[str]:
     """Return the node ids of the streams and datasets in the groups of the operators `at` and of
-    all users of `datasets` (node ids).
+    all users of `datasets`, which are node ids.
 
-    For a stream that is merged of others, these are returned; of an inferred count, also the stream
-    from which the count comes.
+    A merged stream is replaced by the streams that are merged. A stream with an inferred count
+    brings in the stream or dataset from which the count comes.
     """
     operators = dict.fromkeys(at)
     for dataset in datasets:
@@ -575,7 +577,7 @@ def check_co_partitioning(draft: Draft) -> None:
     line = format_place(app.operator(operator).declared_at)
     if len(problems) > 1:
         problem = _list_problems(app, problems, left)
-        line = None
+        line = None  # the text has one for each problem
     step = _describe_steps(draft, differing, elsewhere)
     about: dict[str, Any] = {"application": app.name, "operator": operator, "declared_at": line}
     if differing:
@@ -754,8 +756,10 @@ def _explain_mispartitioned(
 
 
 def _find_breaking_inputs(draft: Draft, needed: Requirement, flow: Flow) -> dict[str, str]:
-    """Return the inputs of an operator that merges streams which are not partitioned as required,
-    with the reasons; empty if that is none or all of them.
+    """Return why inputs of the operator that merged this flow are not partitioned as required, by
+    input.
+
+    Empty if no operator merged it, or if none or all of the inputs are partitioned wrongly.
     """
     merged = draft.flows.arriving.get(flow.stream, ())
     breaking = {}

@@ -170,11 +170,11 @@ def note_unless_strict(
 
 
 def visit_operators(app: Application, catalog: Catalog, visit: Callable[[Operator], None]) -> None:
-    """Call `visit` with each operator, except those after an operator for which it has raised a
+    """Call `visit` with each operator, except the operators after one for which it has raised a
     PlanningError.
 
-    After all calls, raises the error that was raised, or one PlanningError that lists all of
-    several. Errors for columns that streams and datasets once had say what became of them.
+    After all calls, that error is raised; several errors are raised as one PlanningError that lists
+    them. An error for a column that a stream or dataset once had says what became of the column.
     """
     errors: list[PlanningError] = []
     skipped: set[str] = set()
@@ -267,8 +267,8 @@ def derive_flow(context: PlanContext, spec: Spec, arriving: Sequence[Flow], afte
 
 
 def _check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
-    """Raise PlanningError for a SQL window (`over`) unless all records that it takes together
-    arrive in one partition.
+    """Raise PlanningError for a SQL window (`over`) unless all records that the window takes
+    together arrive in one partition.
 
     Otherwise Spark would repartition the records, into other partitions than planned.
     """
@@ -401,7 +401,8 @@ def _check_projected(
     what: str, text: str, types: Mapping[str, str | None], next_step: str
 ) -> str | None:
     """Return the type of a projection's expression; None if it is unknown. Raises an error for an
-    expression that does not fit the columns of these `types`; `what` names the dataset in it.
+    expression that does not fit the columns of these `types`, in which `what` names the dataset. An
+    expression that reads hidden columns is not checked.
     """
     if _reads_hidden_columns(text):
         return None
@@ -558,10 +559,10 @@ def _note_declared_types(
     app: Application, operator: Operator, declared: Sequence[ComparedColumn], *, columns_known: bool
 ) -> list[str]:
     """Return a note on the columns of unknown type for which a table, stream or key declares a
-    type; [] for none.
+    type; [] if there are none.
 
-    If not all columns are known, another note says so, and only a strict application is told the
-    types, too.
+    If not all columns are known, note_unproven_columns says so. Then only a strict application gets
+    this note, as an error.
     """
     unknown = [pair for pair in declared if pair.type is None]
     is_noted = app.strict or columns_known

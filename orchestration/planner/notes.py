@@ -405,8 +405,8 @@ def has_marks(table: AnyTable) -> bool:
 
 
 def note_marks(app: Application) -> list[str]:
-    """Return a warning for each idempotent table with several sends without `marks_as`: these have
-    their marks under numbers, which depend on the order of the sends.
+    """Return a warning for each idempotent table with several sends without `marks_as`: their marks
+    are stored under numbers, which change if a send is added or removed.
     """
     sends: dict[str, list[Operator]] = {}
     for operator in app.operators:
@@ -572,7 +572,9 @@ def _find_send_conflicts(
 
 
 def _compare_sends(operator: str, sends: Mapping[str, ChangedColumns]) -> _SendConflicts:
-    """Return how the other sends to a table conflict with one of them."""
+    """Return how the other sends to a table conflict with the send of `operator`. `sends` has the
+    columns that each send changes, by operator.
+    """
     changed = sends[operator]
     same = []
     hidden = []
@@ -701,8 +703,8 @@ def _all_streams(several: Sequence[_Origin]) -> frozenset[str]:
 
 
 def _enter_stream(operator: Operator, origin: _Origin) -> _Origin:
-    """Return the origin of records that begin a stream: by an exchange, which changes nothing of
-    it, or as an output stream, in which they get positions.
+    """Return the origin of records that begin a stream: unchanged after an exchange; after an
+    output stream, with the positions that they have there.
     """
     if operator.spec.role != "output":
         return origin

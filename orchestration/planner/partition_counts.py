@@ -88,8 +88,8 @@ class EqualCounts:
         return f"it has {' and '.join(map(str, other))} partitions"
 
     def join(self, nodes: Sequence[str], count: int | None) -> None:
-        """Unite the sets of these streams; the new set has the count `count` or, with None, that
-        of the first set.
+        """Unite the sets of these streams. The new set has this count; with None, it keeps that of
+        the first set. Nothing is done without streams.
         """
         if not nodes:
             return

@@ -527,8 +527,8 @@ def _iter_unused(app: Application, written: AbstractSet[str | None]) -> Iterator
 def check_syntax(app: Application) -> None:
     """Raise PlanningError for the first SQL of an application that Spark can't parse.
 
-    Spark's parser runs in a JVM without a session, which is started only for a query, or for an
-    expression that is not certain to be valid. Without Java, these are not checked.
+    Spark's parser runs in a JVM without a session. It is started only for a query, or for an
+    expression that is not certain to be valid. Without Java, that SQL is not checked.
     """
     to_parse = []
     for each in _iter_sql(app):
@@ -541,7 +541,7 @@ def check_syntax(app: Application) -> None:
     mistakes: list[str] = []
     with suppress(ConfigurationError):  # there is no Java
         mistakes = syntax_errors([(each.text, each.is_query) for each in to_parse])
-    for mistake, each in zip(mistakes, to_parse, strict=False):
+    for mistake, each in zip(mistakes, to_parse, strict=False):  # without Java there are none
         if mistake:
             kind = "query" if each.is_query else "expression"
             problem = f"{each.owner}: {each.text!r} is not a valid Spark SQL {kind}: {mistake}."
@@ -673,8 +673,9 @@ def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
 
 
 def note_stored_datasets(app: Application, systems: Mapping[str, StreamSystem]) -> tuple[str, ...]:
-    """Return a note for each dataset that was built under another declaration or from other
-    columns, and for each without a version whose stream has no end-of-dataset marker.
+    """Return a note for each dataset whose next advance fails, because it was built under another
+    declaration or from other columns, and for each dataset without a version whose stream has no
+    end-of-dataset marker.
 
     () without the lake, in which datasets are stored.
     """

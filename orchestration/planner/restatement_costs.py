@@ -58,8 +58,8 @@ def _describe_inputs(
 
 
 def _describe_searched(system: StreamSystem, one: RestatedInput, since: int) -> str:
-    """Return which records of an input are searched, and how: those written since this time, which
-    is in milliseconds.
+    """Return which records of an input are searched, and how. `since` is the time in milliseconds
+    from which records are searched.
     """
     stream = split_stream_name(one.stream)[1]
     ssps = system.partitions(stream)

@@ -229,8 +229,8 @@ class _Graph:
         return [operator.id for operator in self.app.operators if operator.id in needed]
 
     def list_unsent(self, join: Operator) -> Iterator[str]:
-        """Yield the operators that send to tables what does not depend on the join: they compute
-        their records again, but don't send them, as the tables have them.
+        """Yield the operators that send records to tables and are not below the join. They compute
+        the records again but don't send them: the table has the same records.
         """
         below = {operator.id for operator in self.list_below(join.id)}
         for name in self.list_operators(join):

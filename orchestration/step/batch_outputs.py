@@ -73,7 +73,7 @@ original.
 """
 TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times", EARLY: "early"}
 """The counters of records by the columns that joins by time mark them with."""
-_LETTER_IDENTITY = ("table", "kind", "key", "record")
+_LETTER_IDENTITY = ("table", "kind", "key", "record")  # all but the problem
 
 
 class BatchCounts:
@@ -500,8 +500,8 @@ def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
     """Return the records with the columns of POSITION; without them if `sources` is None, for an
     output that does not keep them.
 
-    Records that were read back from another output of this batch have them already: the positions
-    in the input.
+    Records that were read back from another output of this batch have the columns already: their
+    positions in the input.
     """
     if sources is None:
         return records.drop(*POSITION)
@@ -518,8 +518,9 @@ def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
 
 
 def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table:
-    """Return records in memory as an output stream gets them: in order, with the columns of
-    POSITION if it keeps these (`add_positions`)."""
+    """Return records in memory as an output stream gets them: in order, and with the columns of
+    POSITION if there are `sources`, as for `add_positions`.
+    """
     order = (PARTITION, OFFSET, *tie_breakers(records.column_names))
     unsent = {*order, *list_batch_columns(records.column_names)}
     if sources is None:
@@ -593,7 +594,8 @@ def table_of_letters(table: str, letters: Letters) -> pa.Table:
 
 def check_letters_sent(append: Append, sent: AppendResult, letters: Letters, what: str) -> None:
     """Raise TableError if a retried batch rejects records that its first run did not send as dead
-    letters.
+    letters. `sent` is the append of the first run, `letters` what the retry rejects; `what` names
+    the operator.
 
     A batch appends to a stream only once, so these records would be lost.
     """

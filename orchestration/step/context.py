@@ -241,7 +241,7 @@ class BatchVersions:
         return self._tables[name]
 
     def keep(self, readers: Mapping[str, VersionReader | None]) -> None:
-        """Take over these readers, by dataset, so that `view` need not open their versions
+        """Keep these open readers, by dataset, so that `view` need not open their versions
         again.
         """
         for name, reader in readers.items():
@@ -336,12 +336,12 @@ class BatchVersions:
         return self._plans[plan]
 
     def lease(self, joined: JoinedVersions, *, reopened: bool = False) -> list[str]:
-        """Lease the dataset versions that a batch reads.
+        """Lease the dataset versions that a batch reads; return the names of the datasets whose
+        versions could not be leased.
 
-        Leases begin before the intent is committed; an open intent retains its versions, too.
-        Raises VersionDiscardedError if a version can't be leased. For a `reopened` batch, whose
-        intent alone may retain a version, returns the names of the datasets of such versions
-        instead.
+        Leases begin before the intent is committed; an open intent retains its versions, too. So
+        for a `reopened` batch a version may be retained that can't be leased. For any other batch,
+        VersionDiscardedError is raised for such a version.
         """
         missing: dict[str, set[str]] = {}
         for name, versions in joined.list_all().items():
@@ -572,8 +572,8 @@ class StepState:
     shapes: Mapping[str, object] | None = None
 
     def with_messages(self, context: StepContext, texts: Sequence[str]) -> StepState:
-        """Send an event for each text about startpoints; return the state whose report has these
-        texts, too.
+        """Send an event for each of these texts about startpoints; return the state in whose report
+        they are, too.
         """
         for text in texts:
             context.report("startpoint", self.logged.state.batch, text=text)

@@ -307,10 +307,12 @@ class DryCompiler:
     compiler: SparkCompiler
 
     def hand_on(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
-        """Return the records that leave an operator as the next ones get them.
+        """Return the records that leave an operator as the next ones get them: marked with the
+        operator.
 
-        Where they are read back from an output, or the read has an exchange of its own, they are
-        cached: so Spark's plan for them starts there.
+        Records that a batch reads back from an output are cached, and so are those whose read has
+        an exchange of its own. Then Spark's plan for the next operators starts at the cached
+        records.
         """
         planned = self.compiler.batch.planned
         frames = self.compiler.batch.records

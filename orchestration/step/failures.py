@@ -49,10 +49,13 @@ _QUOTED = re.compile(
     r"^== SQL[^\n]*==\n(?P<text>.*?(?P<line>[^\n]*))\n(?P<before> *)(?P<part>\^+)[ ^]*$",
     re.MULTILINE | re.DOTALL,
 )
+# The name of Spark's error condition, "[DIVIDE_BY_ZERO]".
 _CONDITION = re.compile(r"\[(?P<condition>[A-Z][A-Z0-9_.]+)\]")
+# The conditions of values that Spark could not read.
 _DATA = re.compile(
     r"\[(?:MALFORMED_RECORD_IN_PARSING|MALFORMED_CSV_RECORD|MALFORMED_PROTOBUF_MESSAGE)[A-Z_.]*\]"
 )
+# The last line of a traceback: "ValueError: MESSAGE".
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): ?(?P<said>.*)$")
 
 
@@ -140,11 +143,10 @@ def _parse_python_failure(text: str) -> Failure:
 
 
 def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operator]:
-    """Return those of the operators `before` that most likely failed; [] if it may be any of
-    them.
+    """Return the operators among `before` that most likely failed; [] if any of them may have.
 
-    These are the ones that quote the failed expression, else those with the failed line, else those
-    that call functions.
+    If operators quote the failed expression, these are the suspects. For a function, they are the
+    operators with the failed line or, without any, all that call functions.
     """
     for text in (failure.quoted, failure.part):
         quoting = [candidate for candidate in before if _quotes(candidate.spec, text)]
@@ -161,8 +163,8 @@ def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operato
 
 
 def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
-    """Yield this operator and those before it, back to the inputs and outputs that its records
-    are read from.
+    """Yield this operator and the operators before it, back to the inputs, and to the outputs that
+    its records are read back from.
     """
     waiting = [operator]
     seen = set()
@@ -246,8 +248,8 @@ def _has_line(function: Callable[..., Any], place: CodeLine | None) -> bool:
     return False
 
 
-SEARCH_SECONDS = 60.0
-_MAX_POSITIONS = 2_000_000
+SEARCH_SECONDS = 60.0  # for the failed operator, and again for a sample record
+_MAX_POSITIONS = 2_000_000  # of records that are searched, in the driver's memory
 Probe = Callable[["DataFrame"], "DataFrame"]
 
 

@@ -128,10 +128,10 @@ def _compute(
 
 
 def _read_at_once(frames: ArrowFrames, datasets: ArrowDatasets) -> None:
-    """Read the input streams and the datasets of a batch, which are kept for its operators.
+    """Read the input streams and the datasets of a batch at the same time, before its operators ask
+    for them one after the other: a store may be behind a network.
 
-    A store behind a network is asked for all at the same time, and not by one operator after the
-    other.
+    What is read is kept by `frames` and `datasets`.
     """
     planned = frames.planned
     streams = set()

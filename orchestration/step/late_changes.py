@@ -24,10 +24,11 @@ def pass_watermarks(
     manifests: Mapping[str, UnboundedManifest],
     before: Mapping[str, PassedTime],
 ) -> JoinedVersions:
-    """Return what a batch joins, with the times that its joins pass, and the changes that are late
-    for the batches before it, which had passed the times `before`.
+    """Return what a batch joins, with the times that its joins pass (`passed`) and the numbers of
+    changes that came late since the batch before (`late`).
 
-    `manifests` are those of the unbounded datasets that records wait for.
+    `manifests` are those of the unbounded datasets that records wait for, and `before` has the
+    times that earlier batches had passed, by dataset.
     """
     passed = {}
     late = {}

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import LocalTable
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("adjunct.step")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Exchanges in DataFrames; those of other reasons happen when records are written.
 _IN_FRAMES = ("partition_by", "auto_repartition")
 
@@ -329,8 +327,8 @@ class PlanInspector:
         )
 
     def inspect_kept(self, operator: str, frame: DataFrame) -> None:
-        """Inspect records that were just cached. Spark's plans of records made of them do not
-        contain the plan of the cached ones any more.
+        """Inspect records that were just cached. Spark's plans of records that are made of them
+        begin at the cached ones, so this plan is seen only now.
         """
         self._inspect(operator, frame, persisted=True)
 

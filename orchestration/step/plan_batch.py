@@ -359,10 +359,11 @@ def _find_readable(
     positions: InputPositions,
     stored: Mapping[SystemStreamPartition, HeldTime],
 ) -> HeldRanges:
-    """Return what a batch of the main input may read, and what waits.
+    """Return what a batch of the main input may read, and what waits. `stored` has what the last
+    batch found waiting.
 
-    What one partition may not read yet is shared among the others, so that records that wait leave
-    them no less.
+    Where records of a partition wait, its share of the batch goes to the other partitions, so that
+    the batch is no smaller.
     """
     unread = dict(sorted(positions.unread.items()))
     now = context.lake.now()

@@ -235,8 +235,8 @@ class PlannedBatch:
         return operator in self.diverted_from
 
     def is_shared(self, operator: Operator) -> bool:
-        """Return whether several operators use this one's records, which no stream or table
-        stores.
+        """Whether several operators use this operator's records, and no stream or table stores
+        them.
         """
         if operator.spec.reads is not None or operator.spec.writes is not None:
             return False
@@ -255,7 +255,7 @@ class PlannedBatch:
         return not self.gathered and operator not in self.exchanges
 
     def operator_before(self, operator: str) -> str:
-        """Return the id of the operator before one that has one input."""
+        """Return the id of the operator before `operator`, which has one input."""
         (before,) = self.app.operator(operator).inputs
         return before
 

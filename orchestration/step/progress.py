@@ -77,10 +77,11 @@ def snapshot_system(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
 def measure_stream_progress(
     system: StreamSystem, source: InputSpec, state: ApplicationState
 ) -> StreamProgress:
-    """Return how far the application has come in one input stream; `system` is a snapshot for
-    that stream. Of a stream that does not exist, there is nothing to read.
+    """Return how far the application has come in one input stream; `system` is a snapshot for that
+    stream.
 
-    Partitions without a stored position count if a run would read them from their beginning.
+    There is nothing to read of a stream that does not exist. A partition without a stored position
+    counts if a run would read it from its beginning.
     """
     name, stream = split_stream_name(source.stream)
     try:
@@ -144,8 +145,8 @@ def _describe_lost_end(system: StreamSystem, starts: Offsets, upcoming: Offsets)
 
 
 def position_to_json(app: Application, state: ApplicationState) -> dict[str, object]:
-    """Return the application's position as JSON values; it changes with every batch and every
-    startpoint.
+    """Return the application's position, in the streams that it reads now, as JSON values; it
+    changes with every batch and every startpoint.
     """
     offsets = state.offsets
     checkpoint = {}
@@ -236,7 +237,9 @@ def describe_waiting_datasets(
 def _describe_waiting(
     lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
 ) -> str:
-    """Return what a dataset waits for; "" if it has a version, or a run builds it."""
+    """Return what a dataset waits for; "" if it has a version, or a run builds it. Raises
+    StreamNotFoundError for a dataset of a stream that does not exist.
+    """
     store = StoredVersions(lake, dataset)
     try:
         manifest = store.manifest()
@@ -248,7 +251,7 @@ def _describe_waiting(
         return ""
     if dataset.follows_changes:  # a run bootstraps it
         system, stream = dataset.system_stream
-        systems[system].info(stream)
+        systems[system].info(stream)  # raises if the stream does not exist
         return ""
     if dataset.versions is not None:
         return f"dataset {dataset.name!r} has no version yet: materialise a partition of its asset"
@@ -524,8 +527,8 @@ def _latest(*times: datetime | None) -> datetime | None:
 def compute_operator_watermark(
     app: Application, times: TimeState, name: str, clock: datetime
 ) -> datetime | None:
-    """Return the watermark of a stateful operator at these times of its sources; never below its
-    former one.
+    """Return the watermark of a stateful operator, by name, at these times of its sources; it is
+    never below its former watermark. None before any.
     """
     lowest = _find_lowest_mark(app, times, name, clock).watermark
     return _latest(lowest, times.operators.get(name))

@@ -362,7 +362,7 @@ class AsOfMatch:
         dropped.
 
         The record has the columns `names`; `row` is null if it matches no row. A record with a null
-        in its key never matches one, so it is not the history that it lacks.
+        in its key never matches a row, whatever the history.
         """
         known_from = self.rows.known_from
         if known_from is None:

@@ -452,8 +452,8 @@ class _RunningStep:
     def _close_batch(
         self, inputs: BatchInputs, outputs: BatchMetrics, seconds: dict[str, float]
     ) -> None:
-        """Commit the end of the batch, which applies its startpoints; then remove these from the
-        fan-outs.
+        """Commit the end of the batch, which applies its startpoints; then remove these startpoints
+        from the fan-outs, and delete answers and commits that nobody needs any more.
         """
         began = time.monotonic()
         context = self.context

@@ -239,9 +239,9 @@ def _reject_spans(
     start: Column, time: Column, kind: Tumbling, spans: Sequence[tuple[int, int]]
 ) -> Column:
     """Return the start of a record's window, which raises if the window may be in one of these
-    spans.
+    `spans`.
 
-    In them, long ago or far ahead, Java and Python have different rules for the zone.
+    The spans are long ago or far ahead: in them, Java and Python have different rules for the zone.
     """
     for first, last in spans:
         problem = F.concat(

@@ -106,10 +106,10 @@ def make_results(
 ) -> DataFrame:
     """Return the results of a batch, with the column TOMBSTONE, given the windows' rows.
 
-    With `results` "final", these are the windows that the batch closes. With "updates", they are
-    all `rows`, with the column FINAL, and a tombstone for each session that was merged into another
-    one. A sum that its type can't hold fails the batch that closes the window; in earlier updates
-    it is null, because later records may reduce it.
+    With `results` "final", they are the windows that the batch closes. With "updates", they are all
+    `rows`, with the column FINAL, and a tombstone for each session that was merged into another
+    one. A sum that the type of the result can't hold fails the batch that closes the window. In
+    earlier updates the sum is null then, because later records may reduce it.
     """
     values = [F.col(START), F.col(END)]
     computed = {}
