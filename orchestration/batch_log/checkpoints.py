@@ -177,7 +177,7 @@ class CheckpointManager:
 
         Reads one commit after the other, as far as needed. Raises MalformedDocumentError.
         """
-        self._read()
+        self._read()  # raises for an unknown or former name
         yield from islice(self._iter_changes(partition), limit)
 
     def abandon(self, *, reason: str, by: str, skip: bool = False) -> Intent:
@@ -187,7 +187,7 @@ class CheckpointManager:
         twice. With `skip`, the batch counts as read instead, and what no output has yet is skipped.
         Raises ConfigurationError if no batch is open, and CommitConflictError.
         """
-        self._read()
+        self._read()  # raises for an unknown or former name
         return self._log.abandon(reason=reason, by=by, skip=skip)
 
     def _read(self) -> LoggedState:

@@ -607,7 +607,7 @@ def ask_to_end(store: ObjectStore, key: str, by: str) -> None:
 
 def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
     """Return a lease, None if there is none."""
-    while True:
+    while True:  # until its body and its time are of the same write
         try:
             stored, info = call_in_threads(
                 partial(store.get, key), partial(store.head, key), at_once=requests_at_once(store)

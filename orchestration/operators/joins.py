@@ -308,7 +308,7 @@ class Join(PassThroughSpec):
         schema = batch.datasets.schema_of(self.dataset, over_time=over_time)
         declared = batch.planned.app.dataset(self.dataset)
         arriving = batch.records.columns(frame)
-        self._join_columns(operator, arriving, Columns.of_schema(schema), declared)
+        self._join_columns(operator, arriving, Columns.of_schema(schema), declared)  # may raise
         lookup = EntryLookup(self.dataset, self.on, self._added(schema), as_of)
         matched = batch.datasets.match(operator, frame, lookup)
         if self.wait is None:

@@ -73,7 +73,7 @@ def plan_repartitioning(
         if counts[stream] is None:
             counts[stream] = partitions
     repartitioning = _Repartitioning(app, needs, EqualCounts(counts))
-    trace_flows(app, catalog, columns, repartitioning.repartition)
+    trace_flows(app, catalog, columns, repartitioning.repartition)  # which collects exchanges
     return repartitioning.inserted
 
 

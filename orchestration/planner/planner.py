@@ -317,23 +317,29 @@ def build_plan(
     )
 
 
-def _draft_plan(
-    app: Application, catalog: Catalog, columns: Mapping[str, Columns]
-) -> partition_counts.Draft:
-    """Return the streams of an application with their partition counts, proven to agree.
-
-    Raises PlanningError also for rate budgets, datasets, state names, replaced rows and
-    expectations that can't work.
+def _check_declarations(app: Application, catalog: Catalog) -> None:
+    """Raise an error for rate budgets, datasets, state names, output tables and expectations that
+    can't work, whatever the partition counts are.
     """
-    needs = partition_counts.collect_requirements(app)
-    inserted = plan_repartitioning(app, catalog, columns, needs)
-    flows = trace_flows(app, catalog, columns, apply_insertions(inserted))
     if app.tables:
         check_budgets(list_budgets(app.tables.values()))
     check_datasets(app, catalog)
     notes.check_state_names(app)
     notes.check_replaced_rows(app)
     notes.check_expectations(app)
+
+
+def _draft_plan(
+    app: Application, catalog: Catalog, columns: Mapping[str, Columns]
+) -> partition_counts.Draft:
+    """Return the streams of an application with their partition counts, proven to agree.
+
+    Raises PlanningError for counts that do not agree, and for declarations that can't work.
+    """
+    needs = partition_counts.collect_requirements(app)
+    inserted = plan_repartitioning(app, catalog, columns, needs)
+    flows = trace_flows(app, catalog, columns, apply_insertions(inserted))
+    _check_declarations(app, catalog)
     groups = partition_counts.find_join_groups(app, needs, flows)
     default = partition_counts.default_count(app, catalog)
     open_counts = partition_counts.declared_counts(app, catalog)
@@ -372,7 +378,11 @@ def _iter_spark_needs(
 
 
 def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:
-    """Yield the exchanges of a plan, in order of definition."""
+    """Yield the exchanges of a plan, in order of definition.
+
+    At each operator these are, if there are any: the inserted ones before its inputs, its own
+    (partition_by or broadcast), and the one before what it writes.
+    """
     app = draft.app
     streams = draft.streams
     counts = draft.counts.partitions
@@ -734,7 +744,7 @@ def _check_stored_columns(
         DatasetError,
     ):
         return
-    must_evolve(dataset, manifest, source)
+    must_evolve(dataset, manifest, source)  # raises if it can't
 
 
 def find_empty_folders(app: Application) -> Mapping[str, str]:

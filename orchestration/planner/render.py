@@ -374,6 +374,7 @@ def _outside(name: str) -> str:
 def _draw_known(plan: PlannedApplication) -> dict[str, _Node]:
     """Return the nodes of the planned tables, streams and datasets, by name."""
     known = {item.table: _Node("table", "outside", (item.table,)) for item in plan.tables}
+    # A dataset comes last, and replaces a stream of the same name.
     for stream in sorted(plan.streams, key=lambda stream: stream.dataset is not None):
         shape = "stream" if stream.dataset is None else "dataset"
         name = stream.dataset or stream.name

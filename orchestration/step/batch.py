@@ -233,8 +233,10 @@ class SparkCompiler:
         return rename_copies(leaving, before, after)
 
     def _compile(self, operator: Operator) -> DataFrame:
-        """Return the records that leave an operator whose inputs are in `arrived`. A failed job, as
-        compiling an output runs one, is explained; `compile` explains an AnalysisException.
+        """Return the records that leave an operator whose inputs are in `arrived`.
+
+        Compiling an output runs a job. Its failure is explained here, an AnalysisException by
+        `compile`.
         """
         from pyspark.errors import AnalysisException
 

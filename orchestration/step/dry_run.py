@@ -138,8 +138,8 @@ class CheckedLookups(Generic[Frame]):
     stored: StoredColumns
 
     def look_up(self, operator: str, frame: Frame, lookup: TableLookup) -> Frame:
-        """Return the records with the columns of the lookup, unknown; raises PlanningError for
-        columns that the table's store has not.
+        """Return the records with the columns of the lookup, whose values are unknown. Raises
+        PlanningError for a column that the table's store does not have.
         """
         table = self.planned.app.tables[lookup.table]
         stored = self.stored.read(lookup.table, table.read_function)

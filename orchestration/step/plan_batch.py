@@ -216,7 +216,7 @@ def _open_served_versions(context: StepContext) -> ServedVersions:
         name = dataset.name
         if not dataset.persistent or dataset in own:
             continue
-        if name in app.max_staleness:
+        if name in app.max_staleness:  # the manifest is kept, to check how stale it is
             limited[name] = stored(name).manifest()
             readers[name] = stored(name).reader_of(limited[name])
         else:
@@ -226,7 +226,7 @@ def _open_served_versions(context: StepContext) -> ServedVersions:
         if manifest is not None:
             manifest = require_local_manifest(manifest, table)
         readers[table.name] = stored(table.name).reader_of(manifest)
-    manifests = current_manifests(unlimited)
+    manifests = current_manifests(unlimited)  # in one snapshot
     for name, found in manifests.items():
         readers[name] = unlimited[name].reader_of(found)
     _require_bootstrapped(context, readers)

@@ -49,7 +49,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     add_counters,
     check_not_renamed,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges
+from dagster_adjunct.orchestration.batch_log.intent import HeldTime, Intent, Ranges
 from dagster_adjunct.orchestration.operators.lookups import RESTATED
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
 from dagster_adjunct.orchestration.startpoints.restatement import Places
@@ -89,7 +89,7 @@ from dagster_adjunct.orchestration.step.waiting import to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
-from dagster_adjunct.resources.streams.system import OffsetRange
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 from dagster_adjunct.resources.threads import call_in_threads, run_blocking
 
@@ -234,6 +234,7 @@ class _RunningStep:
         """
         opened = self.context.log.read().state.open
         try:
+            # Both raise for an input that is gone.
             if opened is not None:
                 snapshot_open_inputs(self.context, opened, self.logged.offsets.streams)
             else:
@@ -489,6 +490,14 @@ class _RunningStep:
             watermarks=measure_input_times(context.app, logged.state.times, done.closed_at),
         )
 
+    def _commit_held(self, held: dict[SystemStreamPartition, HeldTime]) -> None:
+        """Commit the records that wait, unless they are those that waited before."""
+        if held == self.logged.held:
+            return
+        waits = self.logged.model_copy(update={"held": held})
+        logged = self.context.log.commit(self.state.logged, waits, by=self.context.run)
+        self.state = replace(self.state, logged=logged)
+
     def _commit_positions(self, nothing: NothingToRead) -> None:
         """Commit the positions that the inputs have been read up to, with the startpoints applied
         there, and the records that wait.
@@ -504,10 +513,7 @@ class _RunningStep:
             if ssp in positions.unread:
                 applied[ssp] = start.id
         if not applied and not positions.lost:
-            if held != self.logged.held:
-                waits = self.logged.model_copy(update={"held": held})
-                logged = context.log.commit(self.state.logged, waits, by=context.run)
-                self.state = replace(self.state, logged=logged)
+            self._commit_held(held)
             return
         starts = {ssp: span.start for ssp, span in positions.unread.items()}
         lost = _count_lost(context, positions.lost)
