@@ -102,7 +102,7 @@ class _Reading:
 
     @property
     def file(self) -> Path | None:
-        """The file of the component."""
+        """The file of the component; None if it is not known or not there."""
         file: Path | None = self.local("component_def_path")
         if file is None and self.tree is not None:
             file = Path(self.tree.source_position_tree.position.filename)
@@ -112,13 +112,15 @@ class _Reading:
 
     @cached_property
     def text(self) -> str:
-        """The text of the component's file."""
+        """The text of the component's file; "" without a file."""
         if self.file is None:
             return ""
         return self.file.read_text(encoding="utf-8", errors="replace")
 
     def find_mistake(self, error: BaseException) -> _Mistake | None:
-        """Return the mistake that an error of Dagster is about."""
+        """Return the mistake that an error of Dagster is about; None if it is about none that is
+        known here.
+        """
         from yaml import MarkedYAMLError
 
         if isinstance(error, RecursionError):
@@ -160,7 +162,7 @@ class _Reading:
 
     def _describe_keys(self, error: ValidationError) -> _Mistake | None:
         """Return the first mistake in a document's first level, or in the attributes of a component
-        of another type.
+        of another type; None if the error does not say its line.
         """
         mistakes = error.errors(include_url=False)
         unknown_keys = [each for each in mistakes if each["type"] == "extra_forbidden"]
@@ -270,7 +272,9 @@ def _character_at(lines: Sequence[str], mark: Any) -> str:
 
 
 def _find_unreadable(text: str) -> _Mistake | None:
-    """Return the first part of YAML that Dagster does not read: a key that is no text, or a tag."""
+    """Return the first part of YAML that Dagster does not read: a key that is no text, or a tag;
+    None if there is none.
+    """
     import yaml
 
     documents = yaml.compose_all(text, Loader=yaml.SafeLoader)

@@ -627,7 +627,8 @@ class BatchLog:
         return retry_conflicts(decide, attempts=_MAX_ATTEMPTS)
 
     def cancel_replays(self, ids: Collection[str], *, reason: str, by: str) -> list[Replay]:
-        """Stop these bounded replays where they are; return those that were under way.
+        """Stop these bounded replays where they are; return those that were under way, [] if none
+        was.
 
         Raises ConfigurationError while a batch of one of them is open, and CommitConflictError.
         """

@@ -398,8 +398,8 @@ class Spec(ABC):
 
 
 def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
-    """Return why these Spark SQL expressions need Spark, as `Spec.spark_need`; `arriving` are
-    the columns they read.
+    """Return why these Spark SQL expressions need Spark, as `Spec.spark_need`; "" if they do not.
+    `arriving` are the columns they read.
     """
     if arriving.types is None or None in arriving.types.values():
         return "columns whose types are not known before it runs"

@@ -60,7 +60,7 @@ from dagster_adjunct.resources.errors import PartitionCountMismatchError, Planni
 def plan_repartitioning(
     app: Application, catalog: Catalog, columns: Mapping[str, Columns], needs: Requirements
 ) -> Insertions:
-    """Return the exchanges that make all joins of an application co-partitioned; none without
+    """Return the exchanges that make all joins of an application co-partitioned; {} without
     `auto_repartition`.
 
     `columns` are those after each operator, `needs` the requirements of operators.
@@ -392,7 +392,7 @@ class _ArrivingInput:
         return self.needed is not None and describe_mismatch(self.needed, self.flow) != ""
 
     def find_dataset_unlike(self, partitions: int) -> str | None:
-        """Return the needed dataset if it has another number of partitions."""
+        """Return the needed dataset if it has another number of partitions, else None."""
         if self.needed is None or self.needed.partitions == partitions:
             return None
         return self.needed.dataset
@@ -512,7 +512,7 @@ class FixFinder:
         return total
 
     def _columns(self, arriving: _ArrivingInput) -> tuple[str, ...]:
-        """Return the columns by which an input must be partitioned."""
+        """Return the columns by which an input must be partitioned; () if nothing says so."""
         if arriving.needed is not None:
             return _required_columns(self._draft.app, arriving.needed)
         # All merged inputs need the same partitioning.

@@ -921,7 +921,7 @@ def check_order_paths(dataset: UnboundedDataset, records: Schema) -> None:
 
 def list_unknown_paths(dataset: UnboundedDataset, records: Schema) -> list[str]:
     """Return the paths in `order_by` of a table of Debezium's changes that neither its records nor
-    any connector is known to have.
+    any connector is known to have; [] for other datasets.
     """
     following = dataset.following
     if not isinstance(following.changes, DebeziumEnvelope) or not following.order_by:

@@ -346,7 +346,7 @@ def read_whole(app: Application, inputs: BatchInputs) -> dict[str, View]:
 
 
 def _count_rows(view: View) -> int:
-    """Return the rows of a version, by its manifest."""
+    """Return the rows of a version, by its manifest; 0 if the dataset has none yet."""
     if view is None:
         return 0
     if isinstance(view, VersionReader):

@@ -428,7 +428,9 @@ class _TimeReads:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read besides those of the position."""
+        """The columns that are read besides those of the position; [] for the stream's timestamp,
+        which is read with the position.
+        """
         if self.name == TIMESTAMP:
             return []
         return [self.name]

@@ -123,7 +123,9 @@ class _StreamTimes:
         return pa.concat_tables([known, self._read_stream({ssp: span})])
 
     def _find_stored(self, ssp: SystemStreamPartition) -> HeldTime | None:
-        """Return what a run has stored of a partition of this stream, by this event time."""
+        """Return what a run has stored of a partition of this stream, by this event time; None if
+        it has stored nothing, or of another stream or time.
+        """
         held = self.stored.get(ssp)
         if held is None:
             return None

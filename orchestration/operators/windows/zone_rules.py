@@ -231,7 +231,9 @@ def _next_step(java: Database, python: Database) -> str:
 
 
 def _package_version(rules: str) -> str | None:
-    """Return the version of the package tzdata with these rules: "2025.2" for "2025b"."""
+    """Return the version of the package tzdata with these rules: "2025.2" for "2025b"; None if the
+    rules have another name.
+    """
     found = re.fullmatch(r"(?P<year>\d{4})(?P<letter>[a-z])", rules)
     if found is None:
         return None
@@ -249,7 +251,7 @@ class _JavaOffsets(NamedTuple):
 
 
 def _find_differences(zone: str, java: _JavaOffsets) -> tuple[tuple[int, int], ...]:
-    """Return the spans of time in which Java's offsets are not Python's.
+    """Return the spans of time in which Java's offsets are not Python's, () if there are none.
 
     Moments are at most a day apart, so a span begins a day before its first wrong moment, and ends
     a day after its last one.
