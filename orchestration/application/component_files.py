@@ -215,11 +215,13 @@ def _describe_key(path: str, kind: str, value: object) -> _Mistake:
 
 
 def _component_types(name: str) -> list[str]:
-    """Return the types of components in the module of a type, if that is imported."""
+    """Return the types of components in the module of a type; [] if that is not imported."""
     module = name.rpartition(".")[0]
+    if module not in sys.modules:
+        return []
     component = sys.modules["dagster"].Component
     types = []
-    for attribute, value in vars(sys.modules.get(module, object)).items():
+    for attribute, value in vars(sys.modules[module]).items():
         if isinstance(value, type) and issubclass(value, component):
             types.append(f"{module}.{attribute}")
     return types

@@ -384,7 +384,7 @@ async def _retried(table: _Table, request: Callable[[], Awaitable[T]]) -> T:
         attempts += 1
         try:
             return await request()
-        except errors.RunLeaseLostError:
+        except errors.RunLeaseLostError:  # a TransientError, too
             raise
         except errors.TransientError:
             wait = table.table.retry.wait(attempts, loop.time() - began)

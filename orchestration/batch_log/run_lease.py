@@ -623,6 +623,8 @@ def describe_runner(
 ) -> str:
     """Return who runs an application now, "" if nobody does; by this machine's clock, without
     writing.
+
+    `finished` says of the id of a run in Dagster whether Dagster has ended it.
     """
     stored = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
     if stored is None or describe_end(stored, lake.now, finished):

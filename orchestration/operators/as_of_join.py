@@ -193,8 +193,8 @@ def check_as_of(operator: str, dataset: AdjunctDataset, as_of: AsOf) -> None:
 
 
 def _check_known_then(operator: str, dataset: AdjunctDataset, as_of: AsOf) -> None:
-    """Raise PlanningError for a dataset of which nobody knows what it served, and for options that
-    need valid times.
+    """Raise PlanningError for a dataset of which nobody knows what it served, and for
+    before_history="oldest".
     """
     what = f"{operator} has versions='known-then'"
     if as_of.before_history == "oldest":

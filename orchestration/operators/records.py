@@ -587,7 +587,7 @@ class Merge(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         flow = merge_flows(context, arriving)
         # Partitions by another hash were chosen by the client of another stream system; several
-        # tasks may read one.
+        # tasks may read one such partition.
         if flow.partitioner != SPARK:
             return flow.lose(context.operator)
         return flow

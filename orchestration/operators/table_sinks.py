@@ -315,6 +315,9 @@ def _written_types(sink: TableSink) -> list[tuple[str, str | None]]:
 def compare_sink_types(sink: TableSink) -> list[ComparedColumn]:
     """Return the table's columns that are written, each with the type of what is sent and the
     declared type.
+
+    Left out are columns that are not declared, or declared as JSON or as a type that is not known
+    here: many types may be sent to them.
     """
     columns = sink.columns or {}
     compared = []

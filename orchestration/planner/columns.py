@@ -237,7 +237,7 @@ def trace_flows(
         arriving = tuple(flows.after[source] for source in operator.inputs)
         moved = arriving if repartition is None else repartition(operator, arriving)
         flows.arriving[operator.id] = moved
-        has_exchange = moved != arriving
+        has_exchange = moved != arriving  # then the flow of a side output needs `arriving`, too
         if earlier is not None and not has_exchange and moved == earlier.arriving[operator.id]:
             flows.after[operator.id] = earlier.after[operator.id]
             return

@@ -251,7 +251,9 @@ def _list_buckets(buckets: Mapping[str, int], first: int, step: int) -> list[str
 def _list_partitions(
     streams: Sequence[PlannedStream], first: int, step: int
 ) -> list[SystemStreamPartition]:
-    """Return every `step`-th partition of each stream, from the partition `first` on."""
+    """Return every `step`-th partition of each stream, from the partition `first` on; none of a
+    stream whose number of partitions is unknown.
+    """
     partitions = []
     for stream in streams:
         system, name = split_stream_name(stream.name)
@@ -288,8 +290,8 @@ class Counts:
 
 
 def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]:
-    """Return the declared partition count of each stream and dataset, by node id; None where it
-    is open.
+    """Return the declared partition count of each stream and dataset, by node id; None where it is
+    open. Datasets that every task reads as a whole are left out.
     """
     counts: dict[str, int | None] = {}
     for operator in app.operators:

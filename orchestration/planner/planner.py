@@ -474,7 +474,8 @@ def _plan_fed_datasets(draft: partition_counts.Draft) -> tuple[FedDataset, ...]:
     """Return the joined datasets that the application itself sends records to, in order of
     declaration.
     """
-    streams: dict[str | None, dict[str, str]] = defaultdict(dict)  # by operator that sends them
+    # {dataset: {operator that sends to it: label of the stream that is sent}}
+    streams: dict[str | None, dict[str, str]] = defaultdict(dict)
     for operator, requirements in draft.needs.items():
         for number, needed in requirements.items():
             if needed.feeds:

@@ -40,7 +40,9 @@ def describe_costs(
 def _describe_inputs(
     app: Application, restated: PlannedRestatement, systems: Mapping[str, StreamSystem]
 ) -> Iterator[str]:
-    """Yield, for each input of a join that restates, what is searched and read again at most."""
+    """Yield, for each input of a join that restates, what is searched and read again at most.
+    Inputs whose stream system does not answer are left out.
+    """
     match = app.operator(restated.join).spec.match
     assert match is not None, "it is a join"
     assert match.restate is not None, "it restates"

@@ -307,8 +307,8 @@ class DryCompiler:
     compiler: SparkCompiler
 
     def hand_on(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
-        """Return the records that leave an operator as the next ones get them: marked with the
-        operator.
+        """Return the records that leave an operator as the next ones get them. They are marked with
+        the operator, unless the next operators read them from a stream or there are none.
 
         Records that a batch reads back from an output are cached, and so are those whose read has
         an exchange of its own. Then Spark's plan for the next operators starts at the cached

@@ -286,7 +286,7 @@ class Following:
         """
         try:
             who = self._watched.asked()
-        except RunLeaseLostError:
+        except RunLeaseLostError:  # a TransientError, too
             raise
         except TransientError as error:
             _log.warning("%s It is looked at again.", error.problem)

@@ -47,8 +47,8 @@ class OpenTables:
     _readers: dict[str, BulkReader] = field(default_factory=dict)
 
     def limit(self, table: AnyTable, session: SparkSession | None) -> AnyTable:
-        """Return the table as this session's tasks may use it (None: this process): within the
-        part of its rate that the run has.
+        """Return the table as this session's tasks may use it (None: this process): within the part
+        of its rate that the run has. Without `credits`, return it unchanged.
         """
         if self.credits is None:
             return table

@@ -400,7 +400,9 @@ class PlanInspector:
         self._note_unlisted(operator, dataset, of_records[listed:])
 
     def _note_unlisted(self, operator: str, dataset: str | None, unlisted: Sequence[str]) -> None:
-        """Note exchanges of records that the plan does not list."""
+        """Record exchanges of records that the plan does not list: as a difference or, where the
+        plan makes no claim about the records' partitioning, as a note.
+        """
         if not unlisted:
             return
         times = "once" if len(unlisted) == 1 else f"{len(unlisted)} times"

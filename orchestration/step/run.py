@@ -555,7 +555,9 @@ def run_application(  # noqa: PLR0913
         on_event(StepEvent("follow", 0, {"text": text}))
 
     def record_report(report: AdvanceReport) -> None:
-        """Keep the report; a run that stays drops old ones now and then."""
+        """Keep the report; a run that stays drops old ones now and then, except those with a
+        rejected version.
+        """
         on_event(report)
         datasets.append(report)
         if len(datasets) >= 2 * MAX_REPORTS:

@@ -308,7 +308,9 @@ class WrittenLocalTables:
         return {**done, "null_keys": prepared.count_null_keys()}
 
     def commit(self, before_output: Callable[[str], Any]) -> Counters:
-        """Commit the tables, unless the batch is a bounded replay; return their counters."""
+        """Commit the tables that were written, each after a call of `before_output` with its name,
+        unless the batch is a bounded replay; return their counters.
+        """
         if self.planned.inputs.consumed is not None:
             for table, writer in self._opened.items():
                 is_written = table in self.counters  # others were opened for joins

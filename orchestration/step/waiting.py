@@ -348,7 +348,8 @@ def describe_held(
     """Return, for each partition with `unread` records, what its first record waits for; () unless
     all of them wait. `stored` is what the last run has found of the first records.
 
-    A run advances the datasets first. So () is returned also if a dataset has anything to read.
+    A run advances the datasets first. So () is returned also if a dataset has no version yet or has
+    anything to read.
     """
     waits = waits_by_input(app.operators)
     may_all_wait = all(ssp.qualified_stream in waits for ssp in unread)

@@ -74,7 +74,7 @@ class ExactSum:
 
     @property
     def scale(self) -> int:
-        """The number of digits after the point."""
+        """The number of digits after the point; 0 for a type other than a decimal."""
         digits = decimal_digits(self.kind)
         if digits is None:
             return 0
@@ -207,7 +207,7 @@ class Aggregation(ABC):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the records that the value is computed from."""
+        """The columns of the records that the value is computed from; () for a count of records."""
         if self.column is None:
             return ()
         return (self.column,)

@@ -306,7 +306,7 @@ def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
     size = to_micros(windows.kind.size)
     every = to_micros(windows.kind.every)
     last = F.col(TIME) - F.pmod(F.col(TIME), F.lit(every))
-    before = F.col(TIME) - size
+    before = F.col(TIME) - size  # the first window begins after it, since ends are exclusive
     first = before - F.pmod(before, F.lit(every)) + every
     return frame.withColumns({_FIRST: first, _LAST: last})
 

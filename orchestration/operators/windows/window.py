@@ -539,7 +539,9 @@ def _derive_result(aggregate: Aggregation, columns: Columns) -> ColumnFacts:
 def _check_aggregated(
     operator: str, name: str, made: Aggregation, column: str, kind: str | None
 ) -> None:
-    """Raise PlanningError if the aggregate `name` can't be made of a column of this type."""
+    """Raise PlanningError if the aggregate `name` can't be made of a column of this type. An
+    unknown type, None, passes.
+    """
     if kind is None:
         return
     is_accepted = made.accepts(kind)
