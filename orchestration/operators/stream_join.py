@@ -573,7 +573,7 @@ class StreamJoin(Spec):
         conditions = exclusion_conditions() | {side.name: F.col(EXCLUSION).isNull()}
         counted = batch.records.count_records(operator, frame, conditions)
         # A row is needed while matches may arrive; if the other side is outer, until its rows
-        # within reach are decided.
+        # within reach are decided. It still is when the watermark is at the end of its reach: + 1.
         is_other_outer = self.how not in ("inner", side.name)
         needed = side.ahead
         if is_other_outer:

@@ -517,7 +517,7 @@ def _plan_main_batch(
             epochs[ssp] = epoch
         time = context.app.inputs[ssp.qualified_stream].event_time
         may_be_idle = time is not None and time.idle_after is not None
-        leaves_records = context.compare(ssp, span.end, unread[ssp].end) < 0
+        leaves_records = context.compare(ssp, span.end, unread[ssp].end) < 0  # so it is not idle
         if may_be_idle and leaves_records:
             waiting.append(ssp)
     return _new_intent(
