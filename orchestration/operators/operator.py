@@ -369,7 +369,9 @@ class Spec(ABC):
         return EVERY_COLUMN
 
     def declared_count(self, context: PlanContext) -> DeclaredCount:
-        """Return the declared partition count of the stream that begins at this operator."""
+        """Return the declared partition count of the stream that begins at this operator; without
+        one by default, so that the planner chooses it.
+        """
         return DeclaredCount(None)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:

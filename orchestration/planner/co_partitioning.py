@@ -486,7 +486,9 @@ class FixFinder:
         return Fix(at, target, tuple(moved), tuple(datasets), tuple(given), size)
 
     def _equal_inputs(self, operator: str) -> Iterator[_ArrivingInput]:
-        """Yield the inputs of an operator whose counts have to be equal."""
+        """Yield the inputs of an operator whose counts have to be equal: those with requirements
+        or, of an operator that merges streams, which has none, all.
+        """
         needs = self._draft.needs.get(operator, {})
         for number, flow in enumerate(self._draft.flows.arriving[operator]):
             if number in needs or not needs:

@@ -480,7 +480,9 @@ class StepContext:
 
     @cached_property
     def fence(self) -> Fence | None:
-        """The fence of the run's writes, under the name that tables know the application by."""
+        """The fence of the run's writes, under the name that tables know the application by; None
+        without a lease.
+        """
         return None if self.lease is None else self.lease.fence.of_application(self.writer)
 
     @property

@@ -625,7 +625,7 @@ class InputTimes(Report):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the times as JSON values, durations in seconds."""
+        """Return the times as JSON values, durations in seconds; without the declared `max_lag`."""
         facts = Report.to_json(self)
         del facts["max_lag"]
         return facts
