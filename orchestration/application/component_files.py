@@ -274,8 +274,8 @@ def _character_at(lines: Sequence[str], mark: Any) -> str:
 
 
 def _find_unreadable(text: str) -> _Mistake | None:
-    """Return the first part of YAML that Dagster does not read: a key that is no text, or a tag;
-    None if there is none.
+    """Return the first part of YAML that Dagster does not read: a key that is no text, a tag, or a
+    number or time that can't be read as one; None if there is none.
     """
     import yaml
 

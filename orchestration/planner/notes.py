@@ -848,7 +848,8 @@ def _suggest_table(sent: _SendConflicts, before: _Origin, by_key: list[str]) -> 
         apart = f"give it and {others} tables of their own, and declare these with newest_by"
         return [*by_key, apart]
     if sent.changed.merged:
-        if before.partitions > 0 or before.results_by:
+        key_may_order = before.partitions > 0 or bool(before.results_by)
+        if key_may_order:
             return by_key
         return [*by_key, "let each input stream add to a column of its own"]
     if sent.changed.sets_nothing:

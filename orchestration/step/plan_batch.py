@@ -802,7 +802,9 @@ def _list_read_versions(
 
 
 def _find_served_commits(context: StepContext, served: ServedVersions) -> dict[str, ServedCommits]:
-    """Return the commits that joins with what was known then look back to, by dataset."""
+    """Return the commits that joins with what was known then look back to, by dataset; a dataset
+    that serves nothing yet is left out.
+    """
     found: dict[str, ServedCommits] = {}
     for name in list_known_then(context.app):
         version = served.versions.get(name)
