@@ -249,6 +249,16 @@ class _DatasetUses:
     users: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     first_relying: dict[str, str] = field(default_factory=dict)
 
+    def add(self, operator: str, needed: Requirement) -> None:
+        """Add an operator's use of the dataset in its requirement, if it names one."""
+        if needed.dataset is None:
+            return
+        self.users[dataset_node(needed.dataset)].append(operator)
+        if needed.feeds:
+            self.sent_to[operator] = needed.dataset
+        else:
+            self.joins[needed.dataset].append(operator)
+
     def joins_behind(self, operator: str) -> list[str]:
         """Return the joins for which the streams at an operator must have equal counts: the
         operator itself or, for a send to a dataset, the joins of the dataset.
@@ -270,13 +280,7 @@ def _collect_dataset_uses(draft: Draft) -> _DatasetUses:
     uses = _DatasetUses(draft.needs)
     for operator, requirements in draft.needs.items():
         for needed in requirements.values():
-            if needed.dataset is None:
-                continue
-            uses.users[dataset_node(needed.dataset)].append(operator)
-            if needed.feeds:
-                uses.sent_to[operator] = needed.dataset
-            else:
-                uses.joins[needed.dataset].append(operator)
+            uses.add(operator, needed)
     for operator, members in draft.groups.items():
         for member in members:
             if member != operator:  # the group of an operator that merges streams has itself
