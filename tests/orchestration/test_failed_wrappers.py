@@ -74,7 +74,11 @@ def test_the_operator_is_found_whose_function_is_wrapped(function: RecordFunctio
     context: Any = SimpleNamespace(app=app, sensitive=())
     unused: Any = None
     planned = PlannedBatch(context, *[unused] * 10)
-    batch = FailedBatch(planned, unused, {first.id: [], failed.id: []})
+    # No record can be looked for in these, so that no Spark is needed.
+    session = SimpleNamespace(addTag=str, removeTag=str, interruptTag=str)
+    frame: Any = SimpleNamespace(columns=["k"], sparkSession=session)
+    arrived = {each.id: [frame] * len(each.inputs) for each in app.operators}
+    batch = FailedBatch(planned, unused, arrived)
     with pytest.raises(ValueError, match="refused") as caught:
         function({"k": "a"})
     text = "".join(traceback.format_exception(caught.value))
