@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.step.failures import FailedBatch, explain_fai
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 
 Record = dict[str, Any]
-RecordFunction = Callable[[Record], list[Record]]
+RecordFunction = Callable[..., list[Record]]
 
 
 def keeps(record: Record) -> list[Record]:
