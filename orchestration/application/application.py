@@ -217,7 +217,7 @@ class Application:
         that is `max_watermark_lag` behind the clock.
         """
         time = build_event_time(name, event_time, delay, idle_after, max_watermark_lag)
-        split_stream_name(name)
+        split_stream_name(name)  # raises for an invalid name
         spec: InputSpec
         if broadcast is False:
             spec = Input(name, default_offset, reset_offset, on_lost, time)
@@ -287,7 +287,7 @@ class Application:
         (by old name, or by path, `{"customer.mail": "email"}`), and drops the columns `drop`; both
         may stay declared.
         """
-        split_stream_name(name)
+        split_stream_name(name)  # raises for an invalid name
         what = f"output stream {name!r}"
         validate_partition_count(f"{what}: partitions", partitions)
         if name in self._outputs:
@@ -333,7 +333,7 @@ class Application:
             problem = f"application {self.name!r} declares the output table {table.name!r} twice."
             step = "Keep what the first output_table() returned, and use it in both places."
             raise PlanningError(problem, step, application=self.name)
-        partition_columns(table)
+        partition_columns(table)  # raises for a transform that does not exist
         changes = ColumnChanges(renamed or {}, to_name_tuple(drop))
         output = OutputTable(self._graph, table, on_replay, tombstones, description, changes)
         self._output_tables[table.name] = output
@@ -586,7 +586,9 @@ def import_user_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+        missing = f"{error.name}."
+        is_module_or_its_package = error.name is not None and f"{name}.".startswith(missing)
+        if not is_module_or_its_package:  # but one that it imports
             raise _import_error(name, error) from error
         problem = f"module {name!r} is not found (from {here})."
         step = (
@@ -605,11 +607,11 @@ def import_user_module(name: str) -> ModuleType:
 
 
 def _own_cause(error: BaseException) -> BaseException:
-    """Return the error itself, or what Dagster's component tree, which adds the state of its
-    tree, wraps.
+    """Return the error itself, or the error that Dagster's component tree has wrapped in one of its
+    own, with the state of the tree.
     """
     module = sys.modules.get("dagster.components.core.component_tree")
-    wrapper = getattr(module, "ComponentTreeException", ())
+    wrapper = getattr(module, "ComponentTreeException", ())  # () is no class of any error
     while isinstance(error, wrapper) and error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -102,7 +102,7 @@ class _Reading:
 
     @property
     def file(self) -> Path | None:
-        """The file of the component."""
+        """The file of the component; None if it is not known or not there."""
         file: Path | None = self.local("component_def_path")
         if file is None and self.tree is not None:
             file = Path(self.tree.source_position_tree.position.filename)
@@ -112,13 +112,15 @@ class _Reading:
 
     @cached_property
     def text(self) -> str:
-        """The text of the component's file."""
+        """The text of the component's file; "" without a file."""
         if self.file is None:
             return ""
         return self.file.read_text(encoding="utf-8", errors="replace")
 
     def find_mistake(self, error: BaseException) -> _Mistake | None:
-        """Return the mistake that an error of Dagster is about."""
+        """Return the mistake that an error of Dagster is about; None if it is about none that is
+        known here.
+        """
         from yaml import MarkedYAMLError
 
         if isinstance(error, RecursionError):
@@ -160,7 +162,7 @@ class _Reading:
 
     def _describe_keys(self, error: ValidationError) -> _Mistake | None:
         """Return the first mistake in a document's first level, or in the attributes of a component
-        of another type.
+        of another type; None if the error does not say its line.
         """
         mistakes = error.errors(include_url=False)
         unknown_keys = [each for each in mistakes if each["type"] == "extra_forbidden"]
@@ -213,11 +215,13 @@ def _describe_key(path: str, kind: str, value: object) -> _Mistake:
 
 
 def _component_types(name: str) -> list[str]:
-    """Return the types of components in the module of a type, if that is imported."""
+    """Return the types of components in the module of a type; [] if that is not imported."""
     module = name.rpartition(".")[0]
+    if module not in sys.modules:
+        return []
     component = sys.modules["dagster"].Component
     types = []
-    for attribute, value in vars(sys.modules.get(module, object)).items():
+    for attribute, value in vars(sys.modules[module]).items():
         if isinstance(value, type) and issubclass(value, component):
             types.append(f"{module}.{attribute}")
     return types
@@ -270,7 +274,9 @@ def _character_at(lines: Sequence[str], mark: Any) -> str:
 
 
 def _find_unreadable(text: str) -> _Mistake | None:
-    """Return the first part of YAML that Dagster does not read: a key that is no text, or a tag."""
+    """Return the first part of YAML that Dagster does not read: a key that is no text, a tag, or a
+    number or time that can't be read as one; None if there is none.
+    """
     import yaml
 
     documents = yaml.compose_all(text, Loader=yaml.SafeLoader)

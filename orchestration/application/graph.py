@@ -152,6 +152,8 @@ class OperatorGraph:
         self.name = name
         self.operators: dict[str, Operator] = {}
         self._read: set[str] = set()
+        # Ids of operators: by what they write (the first one), by the name of a join, and by the
+        # name of state.
         self.writers: dict[str, str] = {}
         self._joins: dict[str, str] = {}
         self._states: dict[str, str] = {}
@@ -215,15 +217,15 @@ class OperatorGraph:
                 raise self.loop(stream, "of a dataset that the application sends to")
 
     def refuse_writing(self, stream: str, what: str) -> None:
-        """Raise PlanningError for a stream that the application also reads: its records would
-        loop forever.
+        """Raise PlanningError for a stream that is written and that the application also reads: its
+        records would loop forever. `what` says as what it is written.
         """
         if stream in self._read:
             raise self.loop(stream, what)
 
     def loop(self, stream: str, what: str) -> PlanningError:
-        """Return the error for an input stream that the application also writes; `what` says by
-        what it is written.
+        """Return the error for an input stream that the application also writes; `what` says as
+        what: "an output stream".
         """
         problem = (
             f"application {self.name!r}: stream {stream!r} is an input stream and is also {what};"

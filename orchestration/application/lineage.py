@@ -24,11 +24,12 @@ class Output:
 
 
 def find_outputs(app: Application) -> tuple[Output, ...]:
-    """Return the assets that the application writes, each with its direct upstream assets: in
-    order of definition, but none before those that it is made of, as Dagster wants them reported.
+    """Return the assets that the application writes, each with its direct upstream assets.
 
-    Records after an output stream come from that stream and from later joins, not from the stream's
-    own inputs. A table with several sends comes from all of them.
+    They are in order of definition, except that none comes before an asset that it is made of:
+    Dagster wants them reported so. Records after an output stream come from that stream and from
+    later joins, not from the stream's own inputs. A table with several sends comes from all of
+    them.
     """
     made_of: dict[str, tuple[LineageNode, ...]] = {}
     outputs: dict[LineageNode, tuple[LineageNode, ...]] = {}
@@ -66,11 +67,12 @@ def _in_order(outputs: Mapping[LineageNode, tuple[LineageNode, ...]]) -> Iterabl
 def _remove_cycles(
     app: Application, outputs: Mapping[LineageNode, Sequence[LineageNode]]
 ) -> dict[LineageNode, tuple[LineageNode, ...]]:
-    """Return the outputs without the edges that would close a cycle.
+    """Return the outputs without the edges that would close a cycle, which a lineage graph can't
+    have.
 
     A dataset or remote table that an application writes in one batch and joins in the next one
-    makes a cycle, which a lineage graph can't have. So it stays upstream of an output only if it is
-    not itself made of that output.
+    makes a cycle. Such an asset stays upstream of an output only if it is not itself made of that
+    output.
     """
     fed = {LineageNode("dataset", name) for name in _names_of_fed_datasets(app)}
     fed |= {table for table in find_lookup_tables(app) if table in outputs}
@@ -143,7 +145,7 @@ def find_first_outputs(app: Application) -> dict[str, LineageNode]:
 def find_unjoined_datasets(app: Application) -> tuple[LineageNode, ...]:
     """Return the declared datasets that the application neither joins nor sends records to.
 
-    No output is made of them, but batches wait for them.
+    No output is made of such a dataset, but batches wait for it.
     """
     used = _names_of_fed_datasets(app)
     nodes = [LineageNode("dataset", dataset.name) for dataset in app.datasets]

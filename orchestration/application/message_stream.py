@@ -72,7 +72,10 @@ from dagster_adjunct.resources.validation import validated_methods
 
 def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
     """Raise PlanningError if records reach `operator` from an input without an event time, or from
-    an output stream, which does not store event times; `what` is what needs them."""
+    an output stream, which does not store event times.
+
+    `what` names in the error what needs event times.
+    """
     waiting = [operator]
     seen = set()
     while waiting:

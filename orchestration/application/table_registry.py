@@ -61,12 +61,13 @@ T = TypeVar("T")
 def register_tables(
     lake: Lake, app: Application, *, by: str, warn: Callable[[str], None] = lambda text: None
 ) -> Iterator[RegisteredTables]:
-    """Register the application's remote tables before the block, a run, and record after it what
-    their backends say.
+    """Register the application's remote tables before the block, which is a run, and record after
+    it what their stores say.
 
-    Of tables of unregistered backends nothing is remembered. Raises TableNotFoundError for a table
-    that is gone, and TableReplacedError for one that is not what applications have written: the run
-    would go on with an empty or an older one. `warn` gets what may have been done on purpose.
+    Tables of backends that are not registered are not remembered. Raises TableNotFoundError for a
+    table that is gone, and TableReplacedError for a table that is not the one that applications
+    have written: the run would go on with an empty or an older table. `warn` gets texts about
+    changes that somebody may have made on purpose.
     """
     tables = RegisteredTables(lake, app, by=by, warn=warn)
     try:
@@ -128,10 +129,10 @@ class RegisteredTables:
     def begin_batch(self, fence: Fence | None = None) -> None:
         """Ask the stores of the tables that the run writes whether they still hold them.
 
-        Each call counts a batch in the stores. The first one creates tables that no application has
-        written yet: from then on, a missing one is an error. Fenced tables then refuse writes of
-        runs before that of this `fence`. Raises as `register_tables`, TableUnavailableError, and
-        RunLeaseLostError if a later run has begun.
+        Each call counts a batch in the stores. The first call creates tables that no application
+        has written yet; from then on a missing table is an error. Tables that are fenced then
+        refuse writes of runs before the run of this `fence`. Raises TableUnavailableError,
+        RunLeaseLostError if a later run has begun, and the errors of `register_tables`.
         """
 
         async def begin(table: _Table) -> None:
@@ -200,10 +201,11 @@ class RegisteredTables:
             table.stored_at = time.monotonic()
 
     async def _inspect_and_count(self, table: _Table, fence: Fence | None) -> Presence | None:
-        """Return what the store of a table says, after it has counted the batch if it has to; None
-        if it does not say.
+        """Return what the store of a table says, after it has counted the batch if that is due;
+        None if the store can't say.
 
-        Raises the error for a table that is not what it was before.
+        The first batch also begins the run in the store. Raises the error for a table that is not
+        what it was before.
         """
         is_first = not table.has_begun
         before = table.seen
@@ -382,7 +384,7 @@ async def _retried(table: _Table, request: Callable[[], Awaitable[T]]) -> T:
         attempts += 1
         try:
             return await request()
-        except errors.RunLeaseLostError:
+        except errors.RunLeaseLostError:  # a TransientError, too
             raise
         except errors.TransientError:
             wait = table.table.retry.wait(attempts, loop.time() - began)
@@ -525,7 +527,7 @@ def check_stores(app: Application) -> None:
     for operator in app.operators:
         check = operator.spec.check_target
         if check is not None:
-            asked.append(partial(_check_sink, f"{operator.id}: {operator.spec.writes}", check))
+            asked.append(partial(_check_sink, operator.id, str(operator.spec.writes), check))
     if asked:
         call_in_threads(*asked)
 
@@ -541,7 +543,9 @@ class UsedFunction:
 
 
 def list_uses(app: Application) -> list[UsedFunction]:
-    """The functions of remote tables that can be asked; each function of a table once."""
+    """Return the functions of remote tables that can be asked, each function of a table once, for
+    all its uses.
+    """
     uses: dict[tuple[str, int], UsedFunction] = {}
     for operator, name, use in _uses_of_operators(app):
         table = app.tables[name]
@@ -549,7 +553,7 @@ def list_uses(app: Application) -> list[UsedFunction]:
         if use.reads:
             function = table.read_function
         is_ours = isinstance(function, TableFunction)
-        if is_ours and type(function).check is not TableFunction.check:
+        if is_ours and type(function).check is not TableFunction.check:  # it has a check of its own
             used = UsedFunction(operator, table, function, replace(use, key=table.key))
             earlier = uses.setdefault((name, id(function)), used)
             uses[name, id(function)] = replace(earlier, use=earlier.use | use)
@@ -557,7 +561,9 @@ def list_uses(app: Application) -> list[UsedFunction]:
 
 
 def _uses_of_operators(app: Application) -> Iterator[tuple[str, str, TableUse]]:
-    """Yield what each operator does with a remote table."""
+    """Yield the id of each operator that uses a remote table, the name of the table, and the
+    use.
+    """
     for operator in app.operators:
         send = operator.spec.send
         match = operator.spec.match
@@ -619,7 +625,10 @@ async def _ask(function: TableFunction, use: TableUse, timeout: float | None) ->
 
 
 def _table_error(used: UsedFunction, error: Exception, *, passing: bool) -> errors.AdjunctError:
-    """Return the error for a table that can't be used, of the same class as its store's."""
+    """Return the error for a table that can't be used: of the class of the store's error, if that
+    is ours. Else it is a TableUnavailableError if the error may be `passing`, or a
+    TableAccessError.
+    """
     table = used.table.name
     step = "No batch was begun or continued: the next run goes on from here."
     if not isinstance(error, errors.AdjunctError):
@@ -638,13 +647,15 @@ def _table_error(used: UsedFunction, error: Exception, *, passing: bool) -> erro
     return error.reworded(problem, next_step, table=table, operator=used.operator)
 
 
-def _check_sink(sink: str, check: Callable[[], object]) -> None:
-    """Ask a sink whether it can be used. Raises OperatorFailedError for its own errors."""
+def _check_sink(operator: str, sink: str, check: Callable[[], object]) -> None:
+    """Ask the sink of an operator whether it can be used. Raises OperatorFailedError for an error
+    of the user's `check`; ours pass unchanged.
+    """
     try:
         check()
     except errors.AdjunctError:
         raise
     except Exception as error:
-        problem = f"{sink} can't be used: {type(error).__name__}: {error}."
+        problem = f"{operator}: {sink} can't be used: {type(error).__name__}: {error}."
         step = "Correct what its check() reports. No batch was begun."
-        raise errors.OperatorFailedError(problem, step, operator=sink.partition(":")[0]) from error
+        raise errors.OperatorFailedError(problem, step, operator=operator) from error

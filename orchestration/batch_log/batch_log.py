@@ -240,7 +240,8 @@ class OffsetState(StoredDocument):
         taken = []
         for replay in replays:
             begun.add(replay.id)
-            taken.append((replay.ssp, replay.id.removesuffix(f"@{replay.ssp}")))
+            request_id = replay.id.removesuffix(f"@{replay.ssp}")  # see replay_id
+            taken.append((replay.ssp, request_id))
             if replay.start != replay.until:
                 under_way[replay.id] = replay
                 opened[replay.ssp] = replay.epoch
@@ -248,11 +249,11 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={**update, "taken": self._add_taken(taken)})
 
     def with_abandoned(self, epochs: Epochs, replays: Offsets) -> OffsetState:
-        """Return the state after a batch of these epochs was abandoned: what it read is read again
+        """Return the state after a batch of these epochs was abandoned: its records are read again,
         in higher epochs.
 
-        Outputs may have its results already, which the epochs distinguish from the repeated ones.
-        `replays` are the ids of the replays that it read, by partition.
+        Outputs may have results of the batch already; the epochs tell these from the repeated ones.
+        `replays` are the ids of the replays that the batch read, by partition.
         """
         now = dict(self.epochs)
         opened = dict(self.opened)
@@ -260,7 +261,8 @@ class OffsetState(StoredDocument):
         for ssp, epoch in epochs.items():
             opened[ssp] = max(self.opened.get(ssp, 0), epoch)
             replay = replays.get(ssp)
-            if replay is None and ssp in self.resolved:
+            is_of_main_position = replay is None
+            if is_of_main_position and ssp in self.resolved:
                 continue  # its startpoint opens the next epoch
             opened[ssp] += 1
             if replay is None:
@@ -271,7 +273,7 @@ class OffsetState(StoredDocument):
 
     def abandoned_ends(self, ssp: SystemStreamPartition, startpoint: str | None) -> tuple[str, ...]:
         """Return the offsets at which batches that begin at a startpoint, or with None at the
-        checkpoint, have to end; () for any.
+        checkpoint, have to end; () if they may end anywhere.
         """
         abandoned = self.abandoned.get(ssp)
         if abandoned is None or abandoned.startpoint != startpoint:
@@ -279,7 +281,9 @@ class OffsetState(StoredDocument):
         return abandoned.ends
 
     def with_abandoned_ends(self, ranges: Ranges, startpoints: Offsets) -> OffsetState:
-        """Return the state after a batch of these ranges of changes of datasets was abandoned."""
+        """Return the state after a batch of these ranges of changes of datasets was abandoned,
+        which began at these startpoints (ids), or else at the checkpoint.
+        """
         abandoned = dict(self.abandoned)
         for ssp, span in ranges.items():
             startpoint = startpoints.get(ssp)
@@ -289,8 +293,11 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={"abandoned": abandoned})
 
     def with_reached(self, before: OffsetState, reached: Offsets, at: Offsets) -> OffsetState:
-        """Return the state after a batch that reached these offsets; `at` are the ids of the
-        startpoints that it applied, and `before` was the state before it.
+        """Return the state after a batch that reached these offsets: of the ends at which batches
+        have to stop (`abandoned`), those that are left.
+
+        `at` are the ids of the startpoints that the batch applied, and `before` was the state
+        before it.
         """
         abandoned = dict(self.abandoned)
         for ssp, end in reached.items():
@@ -301,8 +308,10 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={"abandoned": abandoned})
 
     def with_joined(self, intent: Intent, *, done: bool = True) -> OffsetState:
-        """Return the state after a batch that read these versions of datasets; if it is `done` and
-        has restated results, none are left that were made of other versions.
+        """Return the state after a batch that read the versions of datasets in its intent.
+
+        If it has restated results and is `done`, no results are left that were made of versions
+        before.
         """
         joined = dict(self.joined)
         if intent.restating is not None and done:
@@ -314,26 +323,29 @@ class OffsetState(StoredDocument):
                 continue
             last_bases = [versions.base for versions in before[-2:]]
             if read.base is not None and last_bases == [read.base, read.base]:
-                before.pop()  # the deltas of the next one have what has changed since the first
+                before.pop()  # of versions with one base, the first and the last have all changes
             joined[name] = (*before, read)
         return self.model_copy(update={"joined": joined})
 
     def with_restated(self, intent: Intent, at: datetime) -> OffsetState:
-        """Return the state after a batch that restated results, if this one did."""
+        """Return the state after a batch that restated results; unchanged if it did not."""
         if intent.restating is None:
             return self
         restated = {**self.restated, **dict.fromkeys(intent.restating.datasets, at)}
         return self.with_opened(intent.epochs).model_copy(update={"restated": restated})
 
     def with_reading(self, before: Offsets, ranges: Ranges) -> OffsetState:
-        """Return the state after records in these ranges were read; the main position, which was at
-        the offsets `before`, has skipped what is between.
+        """Return the state after records in these ranges were read.
+
+        The main position was at the offsets `before`; it has skipped the offsets from there to the
+        ranges. Without `before`, as for replays, nothing is skipped. Spans that were skipped
+        earlier and are read now are no longer among them.
         """
         skipped = dict(self.skipped)
         for ssp, span in ranges.items():
-            if not (span.start.isdecimal() and span.end.isdecimal()):
-                continue
-            if followed_dataset(ssp.qualified_stream) is not None:
+            has_numbers = span.start.isdecimal() and span.end.isdecimal()
+            is_of_changes = followed_dataset(ssp.qualified_stream) is not None
+            if not has_numbers or is_of_changes:  # results of these are not restated
                 continue
             start = int(span.start)
             end = int(span.end)
@@ -345,8 +357,8 @@ class OffsetState(StoredDocument):
         return self.model_copy(update={"skipped": kept})
 
     def with_opened(self, epochs: Epochs) -> OffsetState:
-        """Return the state in which these epochs have been opened; the main position keeps its
-        own.
+        """Return the state after these epochs were opened by other reads than those of the main
+        position, whose epochs do not change.
         """
         opened = dict(self.opened)
         for ssp, epoch in epochs.items():
@@ -371,15 +383,17 @@ class OffsetState(StoredDocument):
     def _add_taken(
         self, ids: Iterable[tuple[SystemStreamPartition, str]]
     ) -> dict[SystemStreamPartition, tuple[str, ...]]:
-        """Return `taken` with these ids, only the latest ones of each partition."""
+        """Return `taken` with these ids, by partition; the oldest ids of a partition with more than
+        _MAX_TAKEN are dropped.
+        """
         taken = dict(self.taken)
         for ssp, newest in ids:
             taken[ssp] = (*taken.get(ssp, ()), newest)[-_MAX_TAKEN:]
         return taken
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
-        """Return the state after a batch that advanced these replays (by id) to these offsets;
-        finished ones are removed.
+        """Return the state after a batch that advanced these replays (by id) to these offsets.
+        Replays that have reached their end are removed.
         """
         replays = dict(self.replays)
         for replay_id, end in ends.items():
@@ -553,10 +567,10 @@ class BatchLog:
     def abandon(self, *, reason: str, by: str, skip: bool) -> Intent:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
 
-        Its number is not used again. Outputs that have its records get them again under another
-        number, so twice, but in a higher epoch. With `skip`, its ranges count as read, and what no
-        output has yet is skipped. Raises ConfigurationError if no batch is open or no reason is
-        given, and CommitConflictError.
+        The number of the batch is not used again. Its records are read again in another batch, in a
+        higher epoch: an output that has them already gets them twice. With `skip`, the batch counts
+        as read instead, and what no output has yet is skipped. Raises ConfigurationError if no
+        batch is open or no reason is given, and CommitConflictError.
         """
         what = f"the open batch of application {self._application!r}"
         require_reason(reason, what, "abandoned", application=self._application)
@@ -578,6 +592,7 @@ class BatchLog:
         else:
             offsets = state.offsets.with_joined(intent, done=False)
             if intent.restating is not None:
+                # The next run plans a restatement anew, in later epochs.
                 update["offsets"] = offsets.with_opened(intent.epochs)
             else:
                 update["offsets"] = _give_up(offsets, intent)
@@ -612,7 +627,8 @@ class BatchLog:
         return retry_conflicts(decide, attempts=_MAX_ATTEMPTS)
 
     def cancel_replays(self, ids: Collection[str], *, reason: str, by: str) -> list[Replay]:
-        """Stop these bounded replays where they are; return those that were under way.
+        """Stop these bounded replays where they are; return those that were under way, [] if none
+        was.
 
         Raises ConfigurationError while a batch of one of them is open, and CommitConflictError.
         """
@@ -716,7 +732,9 @@ class BatchLog:
 
 
 def _give_up(offsets: OffsetState, intent: Intent) -> OffsetState:
-    """Return the positions after a batch that was abandoned, whose records are read again."""
+    """Return the positions after a batch was abandoned that is no restatement: its records are read
+    again, in higher epochs.
+    """
     again = {}
     for ssp, span in intent.ranges.items():
         if span.start != span.end:
@@ -737,7 +755,9 @@ class _Reached(NamedTuple):
 
 
 def _apply_batch(state: ApplicationState, intent: Intent, at: datetime) -> _Reached:
-    """Return the positions after this batch."""
+    """Return the positions after this batch: a restatement moves those in changes of datasets, a
+    replay its own, and any other batch the checkpoint.
+    """
     offsets = state.offsets.with_joined(intent)
     ends = {ssp: span.end for ssp, span in intent.ranges.items()}
     if intent.restating is not None:

@@ -61,7 +61,7 @@ class Checkpoint(Report):
     restated: Mapping[str, datetime] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the checkpoint as JSON values."""
+        """Return the checkpoint as JSON values, without `versions` and `held`."""
         facts = Report.to_json(self) | {"at": self.at}
         del facts["versions"], facts["held"]
         return facts
@@ -177,17 +177,17 @@ class CheckpointManager:
 
         Reads one commit after the other, as far as needed. Raises MalformedDocumentError.
         """
-        self._read()
+        self._read()  # raises for an unknown or former name
         yield from islice(self._iter_changes(partition), limit)
 
     def abandon(self, *, reason: str, by: str, skip: bool = False) -> Intent:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
 
-        Outputs that have its records get them again under another number, so twice. With `skip`,
-        its ranges count as read, and what no output has yet is skipped. Raises ConfigurationError
-        if no batch is open, and CommitConflictError.
+        Its records are read again in another batch: an output that has them already gets them
+        twice. With `skip`, the batch counts as read instead, and what no output has yet is skipped.
+        Raises ConfigurationError if no batch is open, and CommitConflictError.
         """
-        self._read()
+        self._read()  # raises for an unknown or former name
         return self._log.abandon(reason=reason, by=by, skip=skip)
 
     def _read(self) -> LoggedState:
@@ -200,8 +200,9 @@ class CheckpointManager:
 
     def _iter_changes(self, partition: SystemStreamPartition | None) -> Iterator[CheckpointChange]:
         """Yield the changes, of the oldest commit only if no earlier ones were deleted."""
+        nothing_before = None
         commits: Iterable[tuple[Commit, ApplicationState] | None] = chain(
-            self._log.history(None), [None]
+            self._log.history(None), [nothing_before]
         )
         for newer, older in pairwise(commits):
             assert newer is not None
@@ -209,7 +210,7 @@ class CheckpointManager:
             before = ApplicationState()
             if older is not None:
                 _, before = older
-            elif commit.number > 1:
+            elif commit.number > 1:  # the commits before it were deleted
                 return
             change = _describe_change(commit, before, after)
             if change is None:

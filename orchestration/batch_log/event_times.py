@@ -62,8 +62,8 @@ class TimeState(StoredDocument):
         """Return the state after the stream was repartitioned into partitions that continue at
         these offsets.
 
-        Any record may be in any partition now, so each has come as far as the one that was farthest
-        behind.
+        Any record may be in any partition now. So each new partition has come as far as the old
+        partition that was farthest behind, and has no times if an old one had none.
         """
         before = of_stream(self.partitions, stream).values()
         if not before:

@@ -221,7 +221,7 @@ class StoredLease:
         if self.holder.ended:
             return True
         process = self.holder.by.process
-        if process == this_process():
+        if process == this_process():  # a run that failed to end its lease has left it
             return self.holder.id not in _held
         return process.is_dead()
 
@@ -360,7 +360,7 @@ class RunLease:
         self._heartbeat.start()
         did_stay = before is not None and before.stays
         if self._holder.stays or did_stay:
-            self._store.delete(self._asked_key)
+            self._store.delete(self._asked_key)  # the request to end has been followed
         if before is not None and not before.has_ended:
             self._claim.say(
                 f"application {self._application} is taken over from {before.describe()}:"
@@ -369,7 +369,9 @@ class RunLease:
         self._wait_for_writes(before, now)
 
     def _wait_and_take(self, now: Callable[[], datetime]) -> _TakenLease:
-        """Take the lease once it has ended, or at once if it is to be taken over."""
+        """Take the lease once it has ended, or at once if it is to be taken over. Raises
+        ApplicationBusyError if it has not ended within the claim's `wait`.
+        """
         began = time.monotonic()
         limit = self._claim.wait.total_seconds()
         pause = 0.25
@@ -382,7 +384,7 @@ class RunLease:
             if stored is None or why_ended or self._claim.take_over:
                 if self._take(stored):
                     return _TakenLease(stored, why_ended)
-                continue
+                continue  # another run was faster
             left = limit - (time.monotonic() - began)
             if left <= 0:
                 raise self._busy(stored)
@@ -504,7 +506,7 @@ class RunLease:
 
     def _take(self, stored: StoredLease | None) -> bool:
         """Take the lease if it is still as found; return False if another run was faster."""
-        self._holder = self._holder.model_copy(update=self._after(stored))
+        self._holder = self._holder.model_copy(update=self._fields_after(stored))
         _held.add(self._holder.id)
         began = read_clocks()
         etag = None if stored is None else stored.etag
@@ -518,7 +520,7 @@ class RunLease:
             # The reply to our own success may have been lost: the stored lease says whose it is.
             now = read_lease(self._store, self._key)
             if now is not None and now.holder is not None and now.holder.id == self._holder.id:
-                self._heartbeat.write(lambda body: now.etag, began)
+                self._heartbeat.write(lambda body: now.etag, began)  # it is written already
                 return True
             _held.discard(self._holder.id)
             etag_now = None if now is None else now.etag
@@ -541,8 +543,8 @@ class RunLease:
             return self._store.put_if_absent(self._key, body)
         return self._store.put_if_match(self._key, body, etag)
 
-    def _after(self, stored: StoredLease | None) -> dict[str, Any]:
-        """Return the fields of a holder that follows this one.
+    def _fields_after(self, stored: StoredLease | None) -> dict[str, Any]:
+        """Return the fields of the holder that takes the lease which is `stored` now.
 
         Without a lease that can be read, the epoch is the time in ms by the store's clock: no run
         of an application that was deleted, and made anew, has had a greater one.
@@ -605,7 +607,7 @@ def ask_to_end(store: ObjectStore, key: str, by: str) -> None:
 
 def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
     """Return a lease, None if there is none."""
-    while True:
+    while True:  # until its body and its time are of the same write
         try:
             stored, info = call_in_threads(
                 partial(store.get, key), partial(store.head, key), at_once=requests_at_once(store)
@@ -621,6 +623,8 @@ def describe_runner(
 ) -> str:
     """Return who runs an application now, "" if nobody does; by this machine's clock, without
     writing.
+
+    `finished` says of the id of a run in Dagster whether Dagster has ended it.
     """
     stored = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
     if stored is None or describe_end(stored, lake.now, finished):

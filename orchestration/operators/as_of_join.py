@@ -114,7 +114,9 @@ class AsOfJoin(Join):
     def _time_error(
         self, operator: str, record: Mapping[str, Any], sensitive: Collection[str], planned: Planned
     ) -> OperatorFailedError:
-        """Return the error for a record whose time must fail the batch."""
+        """Return the error for a record whose time must fail the batch: it is null, or from before
+        the history or before what was served is known.
+        """
         # Values of both sides, of which either may be sensitive.
         hidden = set(map(str.lower, sensitive))
         hidden_entries = set(map(str.lower, planned.app.dataset(self.dataset).masked))
@@ -128,29 +130,25 @@ class AsOfJoin(Join):
         place = ""
         if stream is not None:
             place = f" (at {stream}.{partition} offset {offset})"
-        what = (
-            f"from before the history of dataset {self.dataset}:"
-            f" {_describe(record, self.as_of.column, hidden)}{place}"
-        )
-        step = (
-            'Load the entries of that time, or choose before_history="null" or "oldest" for such'
-            " records."
-        )
-        if self.as_of.known_then:
-            what = (
-                f"from before what is known of dataset {self.dataset} was served:"
-                f" {_describe(record, self.as_of.column, hidden)}{place}"
-            )
-            step = (
-                'Choose before_history="null" for such records; to keep what is served for longer,'
-                " discard=DiscardPolicy(keep=…, grace=…)."
-            )
+        time = _describe(record, self.as_of.column, hidden)
         if record[NO_TIME]:
             what = (
                 f"joined with dataset {self.dataset} as of {self.as_of.column}, which is"
                 f" null{place}"
             )
             step = 'Correct the record, or join such records with no entry: on_null_time="null".'
+        elif self.as_of.known_then:
+            what = f"from before what is known of dataset {self.dataset} was served: {time}{place}"
+            step = (
+                'Choose before_history="null" for such records; to keep what is served for longer,'
+                " discard=DiscardPolicy(keep=…, grace=…)."
+            )
+        else:
+            what = f"from before the history of dataset {self.dataset}: {time}{place}"
+            step = (
+                'Load the entries of that time, or choose before_history="null" or "oldest" for'
+                " such records."
+            )
         problem = f"{operator}: a record of {key} is {what}."
         return OperatorFailedError(
             problem, step, operator=operator, stream=stream, partition=partition, offset=offset
@@ -195,8 +193,8 @@ def check_as_of(operator: str, dataset: AdjunctDataset, as_of: AsOf) -> None:
 
 
 def _check_known_then(operator: str, dataset: AdjunctDataset, as_of: AsOf) -> None:
-    """Raise PlanningError for a dataset of which nobody knows what it served, and for options that
-    need valid times.
+    """Raise PlanningError for a dataset of which nobody knows what it served, and for
+    before_history="oldest".
     """
     what = f"{operator} has versions='known-then'"
     if as_of.before_history == "oldest":

@@ -154,8 +154,8 @@ class Records(Protocol[Frame]):
         """
 
     def merge(self, operator: str, frames: Sequence[Frame]) -> Frame:
-        """Return the records of all inputs with the columns of the first; hidden ones that one
-        lacks are null there.
+        """Return the records of all inputs with the columns of the first. A hidden column that an
+        input lacks is null in its records.
         """
 
     def repartition(self, frame: Frame, partitions: int, by: Sequence[str]) -> Frame:
@@ -177,24 +177,26 @@ class Records(Protocol[Frame]):
         """
 
     def divert(self, operator: str, frame: Frame) -> None:
-        """Pass these records of an operator on to those that read what it diverts
-        (`Spec.reads_diverted`), besides the ones that were passed on before.
+        """Pass records of an operator on to the operators that read what it diverts
+        (`Spec.reads_diverted`). Further calls add records to those of earlier calls.
         """
 
     def diverted(self, operator: str) -> Frame:
         """Return the records that the operator before this one has diverted."""
 
     def count_failed(self, operator: str, frame: Frame, checked: Checked) -> Frame:
-        """Return all records; counts them and those that fail, of which a sample is described.
+        """Return all records; count them and the failed ones, and describe a sample of the failed
+        ones.
 
         The sample is the same however the records are computed.
         """
 
     def keep_matches(self, operator: str, frame: Frame, how: How) -> Frame:
-        """Return joined records without MATCHED, BEFORE_HISTORY, NO_TIME and EARLY; those of an
-        inner join that have no entry are dropped.
+        """Return joined records without MATCHED, BEFORE_HISTORY, NO_TIME and EARLY; an inner join
+        drops the records without an entry.
 
-        Counts the records, those without an entry, and those that the other columns mark.
+        Counts all records, those without an entry, and those for which BEFORE_HISTORY, NO_TIME or
+        EARLY is true.
         """
 
 

@@ -21,6 +21,7 @@ from dagster_adjunct.resources.times import describe_span, write_span
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+# An expression and the name after it, with or without "as"; the name may be in backticks.
 _ALIAS = re.compile(
     r"(?P<expression>.*?[^\s])\s*(?:(?<=[\s)\]'\"`])as\s+)?(?:`(?:[^`]|``)+`|\w+)\s*",
     re.IGNORECASE | re.DOTALL,
@@ -36,7 +37,9 @@ def plain_column(expression: str) -> str | None:
 
 
 def plain_path(expression: str) -> tuple[str, ...]:
-    """Return the steps if the expression is only the path of a value in a column, else ()."""
+    """Return the steps if the expression is only a column or the path of a value in one, else
+    ().
+    """
     steps = split_path(expression)
     columns = parse_expression(expression).columns
     if [column.parts for column in columns] != [steps]:
@@ -52,7 +55,9 @@ class AliasedExpression(NamedTuple):
 
 
 def split_alias(text: str) -> AliasedExpression:
-    """Split "upper(model) as model" into the expression and the name."""
+    """Split "upper(model) as model" into the expression and the name; the text without a name is
+    the expression.
+    """
     alias = parse_expression(text).alias
     match = _ALIAS.fullmatch(text.strip())
     if alias is None or match is None:
@@ -84,8 +89,9 @@ REPLAYED = "__again"
 """Whether the application has read the record before, because a startpoint went back. Operators
 with state skip it.
 """
-_BATCH_ONLY = (ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
-_DIGITS = 10
+_BATCH_ONLY = (ORIGIN, EVENT_TIME, BEHIND, REPLAYED)  # streams do not store these
+_DIGITS = 10  # of a number in an ordinal
+# The hidden columns that only some records have.
 _OPTIONAL = (*POSITION, TASK, BRANCH, ORDINAL, ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
 
 
@@ -95,24 +101,28 @@ def is_own(name: str) -> bool:
 
 
 def list_hidden_columns(names: Collection[str]) -> list[str]:
-    """Return the hidden columns among these, which an operator must pass on."""
+    """Return the hidden columns among these names, which an operator must pass on: all of
+    RECORD_META, and the optional ones that are there.
+    """
     return [*RECORD_META, *keep_present(_OPTIONAL, names)]
 
 
 def list_copies(names: Collection[str]) -> list[str]:
-    """Return those of these columns that copy a value inside a column (`copy_name`)."""
+    """Return the columns among these names that copy a value inside another column
+    (`copy_name`).
+    """
     return [name for name in names if name.startswith(COPY)]
 
 
 def list_batch_columns(names: Collection[str]) -> list[str]:
-    """Return those of these columns that exist within the batch only: they are not written to
-    streams.
+    """Return the columns among these names that exist only within a batch, and so are not written
+    to streams.
     """
     return [*keep_present(_BATCH_ONLY, names), *list_copies(names)]
 
 
 def tie_breakers(names: Collection[str]) -> tuple[str, ...]:
-    """Return those of these columns that order records with the same position.
+    """Return the columns among these names that order records with the same position.
 
     Records must have one order, so that a repeated batch sends the same bytes.
     """
@@ -154,7 +164,7 @@ STATE_COLUMNS = {RECORD: "string", **dict.fromkeys((AT, STORED_BEHIND, EXPIRES),
 
 def check_state_names(operator: str, names: Iterable[str], more: Iterable[str] = ()) -> None:
     """Raise PlanningError for a column that has the name of one of STATE_COLUMNS, or of `more`
-    that state adds.
+    columns that an operator's state adds.
     """
     clash = find_taken(names, (*STATE_COLUMNS, *more))
     if clash is not None:
@@ -169,8 +179,8 @@ def check_state_names(operator: str, names: Iterable[str], more: Iterable[str] =
 def check_state_columns(
     operator: str, type_of: Callable[[str], str | None], names: Iterable[str], key: Sequence[str]
 ) -> None:
-    """Raise PlanningError for columns that a state table can't store, and for a key that can't
-    be compared exactly. Columns of unknown type are not checked.
+    """Raise PlanningError for columns `names` that a state table can't store, and for a column of
+    the `key` whose values can't be compared exactly. Columns of unknown type are not checked.
     """
     columns = dict.fromkeys((*key, *names))
     check_state_names(operator, columns)
@@ -216,10 +226,11 @@ def check_new_names(operator: str, names: Sequence[str], next_step: str) -> None
 
 
 def is_sure_name(name: str, columns: Collection[str]) -> bool:
-    """Whether Spark finds the same columns by this name as Python, which compares the names in
-    lower case.
+    """Whether Spark finds the same `columns` by a name as Python, which compares names in lower
+    case.
 
-    Spark ignores case as Java does, which equates other letters.
+    Spark ignores case as Java does, for which also some letters with different lower cases are
+    equal.
     """
     found_by_python = [column for column in columns if column.lower() == name.lower()]
     found_by_spark = [column for column in columns if _fold_as_java(column) == _fold_as_java(name)]
@@ -233,7 +244,7 @@ def _fold_as_java(name: str) -> str:
 
 DataFrameFunction: TypeAlias = Callable[["DataFrame"], "DataFrame"]
 OnNullKey = Literal["fail", "skip"]
-MAX_DURATION = timedelta(days=36_525)
+MAX_DURATION = timedelta(days=36_525)  # 100 years
 """A longer duration is taken for a mistake: with it, times would leave the range that Spark
 supports.
 """
@@ -290,23 +301,25 @@ def check_duration(
     *,
     argument: str,
     zero: bool = False,
-    most: timedelta = timedelta.max,
+    limited: bool = False,
     **about: Any,
 ) -> None:
-    """Raise ConfigurationError unless `value` is above 0 (with `zero`, at least 0) and at most
-    `most`.
+    """Raise ConfigurationError unless `value` is above 0 (with `zero`, at least 0) and, if
+    `limited`, at most MAX_DURATION.
 
     `found` says in the error where the user gave it: "input stream 'lake.flights' has delay".
+    `about` are further fields of the error.
     """
     least = timedelta(microseconds=1)
     expected = "a timedelta above 0"
     if zero:
         least = timedelta(0)
         expected = "a timedelta of 0 or more"
-    if least <= value <= most:
+    is_too_long = limited and value > MAX_DURATION
+    if least <= value and not is_too_long:
         return
-    if most < timedelta.max:
-        expected += f" and at most {write_span(most)}"
+    if limited:
+        expected += f" and at most {write_span(MAX_DURATION)}"
     expected += ", such as timedelta(minutes=5)"
     raise argument_error(f"{found}={describe_span(value)}", expected, argument=argument, **about)
 
@@ -336,5 +349,5 @@ def function_label(function: Callable[..., object]) -> str:
 
 
 def keep_present(wanted: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    """Return those of the wanted columns that are among these names."""
+    """Return the wanted columns that are among `names`, in the order in which they are wanted."""
     return tuple(name for name in wanted if name in names)

@@ -38,8 +38,8 @@ class SendDeadLetters(OutputStreamSpec):
         return f"up to {self.at_most} rejected records of a batch to {self.stream}"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        why = "Correct the output stream's key=."
-        self.check_output(context, _DEAD_LETTERS, "a dead letter", why)
+        next_step = "Correct the output stream's key=."
+        self.check_output(context, _DEAD_LETTERS, "a dead letter", next_step)
         return _DEAD_LETTERS
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:

@@ -1,10 +1,4 @@
-"""Event times: their declaration, late records, and the hidden columns of records that stream joins
-and windows make.
-
-Such a record is made of several others, which may be from different batches, so it has no input
-position. It gets one: the partition is chosen by its key, the offset is the number of the batch
-that made it, and its ordinal is the same however often the batch is run.
-"""
+"""`EventTime`, the declared event time of an input stream, and the range of times that count."""
 
 from __future__ import annotations
 

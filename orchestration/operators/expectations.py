@@ -63,7 +63,9 @@ class Expect(PassThroughSpec):
 
     @property
     def _failed(self) -> str:
-        """The SQL condition of records that fail; the line break ends a comment."""
+        """The SQL condition of records that fail; the line break ends a comment that the user's
+        condition may have.
+        """
         return f"not coalesce(({self.expectation.condition}\n), false)"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:

@@ -170,7 +170,9 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
 
 
 def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) -> pa.Table:
-    """Do what `call_in_tasks` does for records in memory, calling the function in this process."""
+    """Return what `call_in_tasks` returns, for records in memory: the function is called in this
+    process.
+    """
     names = _passed(call, kept)
     fields = [pa.field(name, records.schema.field(name).type) for name in names]
     if call.several:
@@ -181,10 +183,12 @@ def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) ->
 
 
 def _passed(call: RecordCall, kept: Sequence[str]) -> list[str]:
-    """Return the columns that results have as the record has them."""
+    """Return those of the columns `kept` that results have as their record has them: all but
+    ORDINAL, if each of several results gets one of its own.
+    """
     if not call.several:
         return list(kept)
-    return [name for name in kept if name != ORDINAL]  # each result gets one of its own
+    return [name for name in kept if name != ORDINAL]
 
 
 def validate_record_function(what: str, function: object, schema: object, *given: str) -> None:
@@ -213,9 +217,10 @@ class _BatchCalls:
     names: frozenset[str]
 
     def make_results(self, row: int, arguments: tuple[Any, ...]) -> Iterator[Record]:
-        """Yield the function's results for one record. Only this method runs the user's code.
+        """Yield the function's results for the record in this row; none if it returns None. Only
+        this method runs the user's code.
 
-        Errors contain the record and its position.
+        Errors contain the record, which is the first of the `arguments`, and its position.
         """
         call = self.call
         try:
@@ -326,7 +331,7 @@ def _own_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _find_misfit(values: Sequence[object], kind: str) -> int:
-    """Return the place of the first value that is not of this type."""
+    """Return the place of the first value that is not of this type; 0 if each is by itself."""
     for at, value in enumerate(values):
         try:
             to_typed_array([value], kind)

@@ -84,7 +84,7 @@ class JoinOptions:
 
     @property
     def following_later_changes(self) -> str | None:
-        """The first argument that makes results depend on later changes, if there is one."""
+        """The first argument that makes results depend on later changes; None if none was given."""
         if self.wait is not None:
             return "wait"
         if self.restate is not None:
@@ -93,7 +93,7 @@ class JoinOptions:
 
     @property
     def by_time(self) -> str | None:
-        """The first argument that only joins as of a time take, if there is one."""
+        """The first argument that only joins as of a time take; None if none was given."""
         if self.as_of is not None:
             return "as_of"
         if self.before_history != "null":
@@ -113,11 +113,7 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
             " remote table."
         )
         raise ConfigurationError(problem, _CALL_AFTER, argument="function")
-    for_datasets = options.by_time
-    if options.wait is not None:
-        for_datasets = "wait"
-    if options.restate is not None:
-        for_datasets = "restate"
+    for_datasets = options.following_later_changes or options.by_time
     if for_datasets is not None:
         problem = (
             f"{given.operator}: {for_datasets}= is for datasets; {table.name!r} is a remote table."
@@ -131,7 +127,9 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
 
 
 def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: AdjunctDataset) -> Join:
-    """Return the join with a dataset; raises ConfigurationError for options of other joins."""
+    """Return the join with a dataset; raises ConfigurationError for options of other joins, and
+    PlanningError for a dataset that the options do not fit.
+    """
     join = _build_join_of_entries(given, options, dataset)
     argument = options.following_later_changes
     if argument is not None:

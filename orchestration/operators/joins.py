@@ -69,6 +69,7 @@ _EXACT = frozenset(
 )
 
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
+"""Columns that both sides have, or {stream column: column of the other side}."""
 Source: TypeAlias = Literal["dataset", "table"]
 
 
@@ -118,8 +119,8 @@ def pair_key_columns(
 
 
 def require_keys(operator: str, on: Pairs, stream: Columns, other: str, key: Sequence[str]) -> None:
-    """Raise PlanningError if the stream certainly lacks a column of `on`; `key` is that of the
-    other side.
+    """Raise PlanningError if the stream certainly lacks a column of `on`, or has it with a type
+    that is not simple; `key` is that of the other side.
     """
     step = (
         f"Correct on=, or join before the column is dropped; the key of {other} is"
@@ -154,8 +155,10 @@ def select_columns(
 def parse_selection(
     operator: str, select: Sequence[str] | Mapping[str, str] | None, prefix: str
 ) -> tuple[SelectedColumn, ...] | None:
-    """Return the columns that the user selected: "year as plane_year" gets that name, a plain
-    name gets `prefix`, and so does the last step of a path. A mapping gives their types.
+    """Return the columns that the user selected; None if the user selected none, which means all.
+
+    "year as plane_year" gets that name; a plain name, and the last step of a path, get `prefix`. A
+    mapping gives their types.
     """
     if select is None:
         return None
@@ -259,7 +262,8 @@ class Join(PassThroughSpec):
     def _join_columns(
         self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
     ) -> Columns:
-        """Return the columns of joined records.
+        """Return the columns of joined records; not all of them if the dataset's columns are
+        unknown and all are added.
 
         Raises PlanningError for missing and duplicate columns, and for keys of different types.
         """
@@ -304,12 +308,12 @@ class Join(PassThroughSpec):
         schema = batch.datasets.schema_of(self.dataset, over_time=over_time)
         declared = batch.planned.app.dataset(self.dataset)
         arriving = batch.records.columns(frame)
-        self._join_columns(operator, arriving, Columns.of_schema(schema), declared)
+        self._join_columns(operator, arriving, Columns.of_schema(schema), declared)  # may raise
         lookup = EntryLookup(self.dataset, self.on, self._added(schema), as_of)
         matched = batch.datasets.match(operator, frame, lookup)
         if self.wait is None:
             return matched
-        is_early = "false"
+        is_early = "false"  # as SQL: no watermark has passed the record's event time
         if batch.planned.may_be_early(operator):
             is_early = f"{EVENT_TIME} is not null"
             known_until = batch.planned.known_until(operator)
@@ -350,7 +354,9 @@ def compare_columns(on: Pairs, stream: Columns, others: Columns, side: str) -> l
 
 
 def _stored_columns(dataset: AdjunctDataset, records: Schema | None) -> Columns:
-    """Return the columns of the entries of a dataset whose source records have this schema."""
+    """Return the columns of the entries of a dataset whose source `records` have this schema; None
+    for an unknown one, of which only declared columns are known.
+    """
     if records is None:
         if dataset.columns is None:
             return Columns.of_schema(None)

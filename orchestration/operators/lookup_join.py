@@ -117,7 +117,9 @@ def _cast_advice(name: str, kind: str) -> str:
 
 
 def _is_alike(one: str, other: str) -> bool:
-    """Whether columns of these types are of the same kind."""
+    """Whether columns of these types are of the same kind, such as integers; nested ones must be of
+    the same type.
+    """
     first = parse_column("one", one)
     second = parse_column("other", other)
     if first.kind is Kind.NESTED:
@@ -180,7 +182,9 @@ def lookup_columns(
 def _require_part(
     operator: str, table: AnyTable, item: SelectedColumn, types: Mapping[str, str | None]
 ) -> None:
-    """Raise PlanningError for the path of a value that a declared column does not have."""
+    """Raise PlanningError for the path of a value that a declared column does not have; do nothing
+    for columns, and for paths in others.
+    """
     is_column = item.column in types
     is_inside_column = column_of(item.column, ()) in types
     if is_inside_column and not is_column:
@@ -189,7 +193,9 @@ def _require_part(
 
 
 def _selection_problems(item: SelectedColumn, declared: dict[str, str] | None) -> Problems:
-    """Yield why a column can't be looked up; `declared` are those of the table, if it says so."""
+    """Yield why a column can't be looked up; `declared` are the columns of the table, None if it
+    does not declare them.
+    """
     column = item.column
     if declared is None:
         if item.type is None:

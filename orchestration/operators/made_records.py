@@ -141,6 +141,7 @@ it uses.
 """
 
 
+# The values of EXCLUSION: read before, a tombstone, late, and without a time or key.
 REPLAYED_REASON = "again"
 DELETED = "tombstone"
 LATE = "late"
@@ -148,6 +149,7 @@ NULL_TIME = "null time"
 NULL_KEY = "null key"
 
 
+# The reason that each counter counts.
 _COUNTERS = {
     "late": LATE,
     "null_times": NULL_TIME,
@@ -229,11 +231,10 @@ class LateRecords(Spec):
 def to_late_records(
     frame: DataFrame, why: Column, holds_back: timedelta, side: str = ""
 ) -> DataFrame:
-    """Return rejected records in the form that `Records.divert` takes; `why` is
-    the reason of each.
+    """Return rejected records in the form that `Records.divert` takes; `why` is the reason of each.
 
     `holds_back` is the watermark delay of the operator that rejects them, `side` the input that
-    they came from.
+    they came from ("" of a window).
     """
     return frame.select(
         F.lit(side).alias("side"),

@@ -235,8 +235,8 @@ class Spec(ABC):
         return ()
 
     def ordered_by(self, arriving: Sequence[Columns]) -> Sequence[str] | None:
-        """Return columns of its results: those with equal values come in the order of their time,
-        also over batches.
+        """Return the columns by which it orders its results: results with equal values in these
+        columns come in the order of their time, also over batches.
 
         None for an operator whose records are those that arrive, in their order.
         """
@@ -349,8 +349,9 @@ class Spec(ABC):
         return None
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
-        """Return the column, or the path of a value, of the records that arrive whose values those
-        of `name` are in the records that leave it; None if it makes them, or may.
+        """Return where the values of the column `name` of the records that leave it were in the
+        records that arrive: a column, or the path of a value in one. None if it computes the
+        values, or may.
         """
         return None
 
@@ -368,7 +369,9 @@ class Spec(ABC):
         return EVERY_COLUMN
 
     def declared_count(self, context: PlanContext) -> DeclaredCount:
-        """Return the declared partition count of the stream that begins at this operator."""
+        """Return the declared partition count of the stream that begins at this operator; without
+        one by default, so that the planner chooses it.
+        """
         return DeclaredCount(None)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
@@ -397,8 +400,8 @@ class Spec(ABC):
 
 
 def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
-    """Return why these Spark SQL expressions need Spark, as `Spec.spark_need`; `arriving` are
-    the columns they read.
+    """Return why these Spark SQL expressions need Spark, as `Spec.spark_need`; "" if they do not.
+    `arriving` are the columns they read.
     """
     if arriving.types is None or None in arriving.types.values():
         return "columns whose types are not known before it runs"
@@ -534,8 +537,9 @@ class Flow:
         return replace(self, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
 
     def rename(self, context: PlanContext, renamed: Callable[[str], str | None]) -> Flow:
-        """Return the flow after an operator that gives columns these names, None to those that it
-        drops or changes.
+        """Return the flow after an operator that renames columns: `renamed` returns the new name of
+        a column, None if the operator drops or changes it. Without one of its columns, the
+        partitioning is lost.
         """
         names = []
         for column in self.partitioned_by:
@@ -546,8 +550,9 @@ class Flow:
         return replace(self, partitioned_by=tuple(names))
 
     def keep_paths(self, operator: str, before: Columns, after: Columns) -> Flow:
-        """Return the flow after an operator; its partitioning is lost if one of its names meant a
-        path and means a column now, or the other way round.
+        """Return the flow after an operator with these columns before and after it. The
+        partitioning is lost if one of its names was the path of a value and is the name of a column
+        now, or the reverse. Where columns are unknown, it is kept.
         """
         if not before.complete or not after.complete:
             return self
@@ -568,35 +573,32 @@ def _rename_value(name: str, renamed: Callable[[str], str | None], columns: Colu
     as_column = renamed(name)
     if len(steps) < 2 or name in columns.known:
         return as_column
-    as_path = _rename_path(name, steps, renamed)
-    is_surely_path = columns.complete
+    as_path = _rename_path(name, renamed)
+    is_surely_path = columns.complete  # since it is not among the columns
     if is_surely_path or as_path == as_column:
         return as_path
     return None
 
 
-def _rename_path(
-    path: str, steps: tuple[str, ...], renamed: Callable[[str], str | None]
-) -> str | None:
-    """Return a path, which has these steps, with the new name of its column; None if the column is
-    lost.
-    """
-    column, *rest = steps
+def _rename_path(path: str, renamed: Callable[[str], str | None]) -> str | None:
+    """Return a path with the new name of its column; None if the column is lost."""
+    column, *rest = split_path(path)
     new_column = renamed(column)
     if new_column is None:
         return None
     if new_column == column:
-        return path
+        return path  # in its own spelling: partitionings are compared as texts
     return write_path((new_column, *rest))
 
 
 def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
     """Return the flow of the merged records of several inputs.
 
-    If all inputs are partitioned by the same columns with the same hash, so is the result; an
-    operator that relies on that requires equal partition counts of them. If the inputs differ, or
-    once their counts are known to differ, the partitioning is unknown. The merging operator must
-    check that partitioning columns have equal types in all inputs.
+    The result is partitioned like the inputs if all of them are partitioned by the same columns
+    with the same hash. An operator that relies on this requires equal partition counts of the
+    inputs. If the inputs differ, or once their counts are known to differ, the partitioning is
+    unknown: lost where the first input lost it, else here. The merging operator must check that
+    partitioning columns have equal types in all inputs.
     """
     first = flows[0]
     stream = first.stream

@@ -207,7 +207,8 @@ def add_task_column(operator: str, what: str, columns: Columns, task: str, call:
     """Return the columns and `task`, the one for the task's number; raises PlanningError if a
     column has that name.
 
-    `what` has the columns, and `call` begins the user's call that names the column.
+    In the error, `what` names the owner of the columns, and `call` is the beginning of the user's
+    call that names the column: "broadcast(task".
     """
     if find_taken((task,), columns.names or ()):
         problem = (
@@ -329,7 +330,8 @@ class Map(Spec):
     def _kept(self, column: str) -> str | None:
         """Return the name that an input column has after the map, None if it is lost.
 
-        A plain name, "dest as faa" and "*" keep a column unchanged.
+        "*" keeps a column unless another expression has its name. A plain name and "dest as faa"
+        keep it, too, under the first name that it gets.
         """
         new_names: dict[str, str] = {}
         not_in_star: set[str] = set()
@@ -397,10 +399,10 @@ def _passed_value(expression: str) -> tuple[str, ...]:
 
 
 def _rename_back(name: str, passed: Mapping[str, tuple[str, ...]]) -> str | None:
-    """Return the column or path that had the value called `name` before an operator; None if the
-    operator computes it.
+    """Return the column or path in which the value called `name` was before an operator; None if
+    the operator computes it.
 
-    `passed` has the steps to the value of which each new column was made, () for computed ones.
+    `passed` has, by new column, the steps to the value that it passes on; () for a computed column.
     """
     column, *inner = steps_among(name, passed)
     steps = passed.get(column)
@@ -414,8 +416,8 @@ def _rename_back(name: str, passed: Mapping[str, tuple[str, ...]]) -> str | None
 def _derive_column(
     expression: Expression, kind: str | None, columns: Columns, computed: Mapping[str, Sources]
 ) -> ColumnFacts:
-    """Return the column of this type that an expression computes; `computed` has the sources of
-    those before it.
+    """Return the column of this type that an expression computes, with fields if it is a struct of
+    updates. `computed` has the sources of the columns that expressions before it compute.
     """
     fields: Sequence[tuple[str, Expression]] = ()
     if expression.name in (UPDATE, DEFAULT):
@@ -485,8 +487,8 @@ class FilterFunction(MapFunction):
 def _check_columns_unchanged(
     operator: str, function: DataFrameFunction, before: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
-    """Raise PlanningError if a filter's function has changed the columns: later operators rely
-    on them.
+    """Raise PlanningError if a filter's function has changed the columns, given by their types
+    `before` and `after`: later operators rely on them.
     """
     for name in (*before, *after):
         what = f"changes the type of column {name!r} from {before.get(name)} to {after.get(name)}"
@@ -585,7 +587,7 @@ class Merge(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         flow = merge_flows(context, arriving)
         # Partitions by another hash were chosen by the client of another stream system; several
-        # tasks may read one.
+        # tasks may read one such partition.
         if flow.partitioner != SPARK:
             return flow.lose(context.operator)
         return flow
@@ -594,7 +596,9 @@ class Merge(Spec):
         return name
 
     def _check_names(self, operator: str, first: Columns, source: str, other: Columns) -> None:
-        """Raise PlanningError if the input `source` has `other` columns than the first one."""
+        """Raise PlanningError if the columns `other` of the input `source` differ from those of the
+        first input.
+        """
         missing = [name for name in first.known if name not in other.known]
         more = [name for name in other.known if name not in first.known]
         if not missing and not more:
@@ -700,12 +704,15 @@ class KeyColumns(NamedTuple):
 
 
 def parse_key_columns(columns: Sequence[str]) -> KeyColumns:
-    """Return the columns to partition by, given as columns or as "expression as name"."""
+    """Return the columns to partition by, given as columns or as "expression as name".
+
+    A text without " as " is the name of a column, also if it would be an expression.
+    """
     names = []
     computed = {}
     for item in columns:
         name = item
-        if _NAMED.search(str(item)):  # a column may be called "loud name"
+        if _NAMED.search(str(item)):
             expression, alias = split_alias(item)
             if alias is not None:
                 name = alias

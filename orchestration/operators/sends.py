@@ -55,9 +55,10 @@ def exchange_before_stream(
     operator: str, reason: Reason, stream: StreamFacts, flow: Flow, current: int
 ) -> Exchange | None:
     """Return the exchange needed before records are written to a stream; None if they are
-    partitioned as it needs.
+    partitioned as it needs. `flow` is their partitioning, into `current` partitions.
 
-    `flow` is their partitioning, into `current` partitions.
+    A stream without a key needs its number of partitions, by any known key. A lake stream with a
+    key needs Spark's hash of it. Any other stream needs one task to write all records of a key.
     """
     key = stream.key
     partitions = stream.partitions
@@ -69,8 +70,8 @@ def exchange_before_stream(
     if stream.partitioner == SPARK:
         is_right = current == partitions and _is_hashed_by(flow, key)
     else:
-        # The client of the stream system chooses the partition. To keep the order of a key's
-        # records, one task must write them all.
+        # The client of the stream system chooses the partition; the order of a key's records is
+        # that of the task that writes them.
         is_right = _has_one_task_per_key(flow, key)
     if is_right:
         return None
@@ -89,10 +90,11 @@ def _is_hashed_by(flow: Flow, key: tuple[str, ...]) -> bool:
 def exchange_before_table(
     operator: str, table: str, key: tuple[str, ...], flow: Flow, current: int
 ) -> Exchange | None:
-    """Return the exchange after which one task writes all records of a key to a table; None if one
-    does already.
+    """Return the exchange after which one task writes all records of a key to a table; None without
+    need of one.
 
-    `flow` is the partitioning of the records, into `current` partitions.
+    `flow` is the partitioning of the records before it, into `current` partitions; the exchange
+    keeps that number.
     """
     if _has_one_task_per_key(flow, key):
         return None
@@ -146,16 +148,18 @@ class OutputStreamSpec(Spec):
             return ""
         return f"writing stream {self.stream}"
 
-    def check_output(self, context: PlanContext, columns: Columns, what: str, why: str) -> None:
-        """Raise PlanningError if the records can't be written to the stream.
+    def check_output(
+        self, context: PlanContext, columns: Columns, side: str, next_step: str
+    ) -> None:
+        """Raise PlanningError if records with these columns can't be written to the stream.
 
-        That is if `what`, which has these columns, lacks a column of the key, if the stream exists
-        with another key or partition count than declared, or if it needs a key and none is
-        declared. `why` is the next step.
+        They can't if they lack a column of the key, if the stream exists with another key or
+        partition count than declared, or if it needs a key and none is declared. In an error for a
+        missing column, `side` names the owner of the columns, and `next_step` is the next step.
         """
         output = context.app.outputs[self.stream]
         name = output.name
-        columns.require(context.operator, output.key, why, side=what)
+        columns.require(context.operator, output.key, next_step, side=side)
         columns.require_simple(context.operator, output.key, "as the key of a stream")
         facts = context.catalog.get(name)
         if facts is None:
@@ -388,8 +392,8 @@ class SendToStream(OutputStreamSpec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        why = f"They are the key of output {self.stream}."
-        self.check_output(context, columns, "the stream", why)
+        next_step = f"They are the key of output {self.stream}."
+        self.check_output(context, columns, "the stream", next_step)
         node = LineageNode("stream", self.stream)
         sent = {}
         for name, facts in columns.known.items():

@@ -132,8 +132,8 @@ class Columns:
         return {name: column.sources for name, column in self._flat.items()}
 
     def find(self, name: str) -> ColumnFacts | None:
-        """Return the column of this name, or else the value that the name is the path of, whose
-        source is its column; None if there is none.
+        """Return the column of this name, or else the value that has this path; None if there is
+        neither. The sources of a value are those of its column.
         """
         if name in self.known:
             return self.known[name]
@@ -144,7 +144,7 @@ class Columns:
         column = self.known.get(column_name)
         if column is None:
             return None
-        if column.type is None or not is_storable(column.type):  # Spark looks for the value
+        if column.type is None or not is_storable(column.type):  # only Spark can look inside
             return ColumnFacts(None, column.sources)
         path = find_path(name, {column_name: column.type})
         if path is None:
@@ -167,8 +167,8 @@ class Columns:
     def require(
         self, operator: str, needed: Iterable[str], next_step: str, *, side: str = "the stream"
     ) -> None:
-        """Raise PlanningError if these columns are known, and one of `needed` is neither one of
-        them nor the path of a value in one.
+        """Raise PlanningError if one of `needed` is neither one of these columns nor the path of a
+        value in one; do nothing if there may be other columns.
 
         `side` says in the error whose columns they are.
         """
@@ -196,7 +196,12 @@ class Columns:
     def require_columns(
         self, operator: str, needed: Iterable[str], next_step: str, *, side: str = "the stream"
     ) -> None:
-        """Do what `require` does, for names that must be those of columns: not paths."""
+        """Raise PlanningError if one of `needed` is not one of these columns; do nothing if there
+        may be other columns.
+
+        Unlike `require`, this rejects the path of a value. `side` says in the error whose columns
+        they are.
+        """
         self.require(operator, needed, next_step, side=side)
         if not self.complete:
             return
@@ -210,8 +215,10 @@ class Columns:
                 raise PlanningError(problem, f"{step} {next_step}", operator=operator, column=name)
 
     def require_simple(self, operator: str, names: Iterable[str], use: str) -> None:
-        """Raise PlanningError if one of these names means an array, a map or a struct; `use` says
-        what for a simple value is expected: "to partition by".
+        """Raise PlanningError if one of these names means an array, a map or a struct. Values of
+        unknown type pass.
+
+        `use` says in the error for what a simple value is expected: "to partition by".
         """
         for name in names:
             kind = self.type_of(name)
@@ -227,7 +234,9 @@ class Columns:
         self, operator: str, added: Iterable[str], other: str, prefix: str, **about: Any
     ) -> None:
         """Raise PlanningError if one of the names that a join adds from `other` to these columns
-        of the stream is reserved, or used twice; `prefix` is suggested for the names.
+        of the stream is reserved, or used twice.
+
+        The error suggests `prefix` for the names; `about` are further fields of it.
         """
         names = list(added)
         step = f'Rename the added one: select=["… as {prefix}_{{}}"], or prefix="{prefix}_".'
@@ -238,7 +247,9 @@ class Columns:
         self, operator: str, added: Iterable[str], other: str, next_step: str, **about: Any
     ) -> None:
         """Raise PlanningError if the stream, which has these columns, has one of the names that
-        are added from `other`; `next_step` may have a place {} for the name.
+        are added from `other`.
+
+        `next_step` may have a place {} for the name; `about` are further fields of the error.
         """
         taken = find_taken(added, self.names or ())
         if taken is not None:
@@ -277,8 +288,8 @@ def add_sources(made: ColumnSources, name: str, sources: Sources) -> None:
 
 
 def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:
-    """Return the sources of a column that is made of these columns; () if those of one of them
-    are unknown.
+    """Return the sources of a column that is made of these columns; () if one of them has unknown
+    sources.
     """
     merged: dict[tuple[LineageNode, str], None] = {}
     for column in columns:
@@ -289,8 +300,8 @@ def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:
 
 
 def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources:
-    """Return the sources of a column with this expression; () if those of one of the columns in
-    it are unknown.
+    """Return the sources of a column with this expression over `columns`; () if a column in it has
+    unknown sources.
     """
     return sources_from_expression(parse_expression(expression), columns)
 
@@ -298,8 +309,8 @@ def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources
 def sources_from_expression(
     read: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
 ) -> Sources:
-    """Return the sources of a column with this parsed expression; () if those of one of the columns
-    in it are unknown.
+    """Return the sources of a column with this parsed expression over `columns`; () if a column in
+    it has unknown sources.
 
     `aliases` has the sources of the names given before it in its select list, which it may use like
     columns.
@@ -311,15 +322,15 @@ def sources_from_expression(
     for reference in read.columns:
         column = reference.name.lower()
         sources = _sources_of_reference(str(reference).lower(), column, known)
-        if not sources and column not in NILADIC:
+        if not sources and column not in NILADIC:  # functions without arguments, which have none
             return ()
         result |= dict.fromkeys(sources)
     return tuple(result)
 
 
 def _sources_of_reference(path: str, column: str, known: ColumnSources) -> Sources:
-    """Return the sources of a value in an expression, which is at this path in this column, all in
-    lower case; () if they are unknown.
+    """Return the sources of a value in an expression: those of its path, else of its column, else
+    of all `fields` of that; () if they are unknown. All names are in lower case.
     """
     for name in (path, column):
         if known.get(name):
@@ -343,8 +354,9 @@ class StreamFacts:
     partitioning columns.
 
     `schema` is None where the columns are unknown. `evolves` says that writers may add and widen
-    columns, `numbered` that offsets are numbers, and `in_arrow` that its records can be read
-    without Spark. `identity`, `former` and `find_by` are those of `StreamInfo`.
+    columns, `numbered` that offsets are numbers, `in_arrow` that its records can be read without
+    Spark, and `by_time` that they can be found by time. `identity`, `former` and `find_by` are
+    those of `StreamInfo`.
     """
 
     name: str
@@ -507,7 +519,8 @@ class DeclaredApplication(Protocol):
 
 def declared_changes(app: DeclaredApplication, stream: str) -> ColumnChanges:
     """Return the renames and removals that are declared for a stream which the application writes:
-    by its output, or by a dataset whose rows are the stream's records.
+    by its output, or else by a dataset whose rows are the stream's records. Without any,
+    NO_CHANGES.
     """
     if stream in app.outputs:
         return app.outputs[stream].changes

@@ -19,7 +19,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
     EVENT_TIME,
     EXPIRES,
-    MAX_DURATION,
     RECORD,
     STATE_COLUMNS,
     check_duration,
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
 UNMATCHABLE = (NULL_TIME, NULL_KEY)
 """Values of EXCLUSION for records that can have no match: outer joins emit them."""
 NEW = "__new"
+"""Whether a stored row was written by this batch (`StateRows.with_written`)."""
 KIND = "__kind"
 FIRST = "__first"
 SECOND = "__second"
@@ -90,6 +90,7 @@ LIMIT = "__limit"
 match; else null.
 """
 BOTH = "both"
+"""The KIND of a result with rows of both sides."""
 _SPAN = "__span"
 
 
@@ -188,14 +189,16 @@ def match_rows(
 def find_unmatched(
     rows: Mapping[str, DataFrame], sides: Sides, bound: Bound, of: Side, watermarks: Watermarks
 ) -> DataFrame:
-    """Return results for the `rows` of the side `of` without a match whose latest possible match
-    the watermark has passed in this batch."""
+    """Return results for the `rows` of the side `of` that have no match, and can have none any
+    more: the watermark has passed their latest possible match in this batch.
+    """
     assert watermarks.after is not None, "nothing has passed"
     left, right = sides
     other = left
     if of is left:
         other = right
-    # The latest match is `ahead` later than the row.
+    # The latest match is `ahead` later than the row. A row of the other side is near if it may
+    # match a row that is passed in this batch.
     until = to_microseconds(watermarks.after) - of.ahead
     passed = of.column(AT) < F.lit(until)
     near = other.column(AT) <= until + of.ahead
@@ -218,11 +221,11 @@ def combine_results(
     added: Sequence[SelectedColumn],
 ) -> DataFrame:
     """Return the union of all results, with the left columns and the columns `added` of the right
-    side.
+    side. `arriving` are the columns of both inputs.
 
-    Columns of a side without a row are null, except for the key: the left key columns have it from
-    either side, and a left column with key values inside it has only these of the right side.
-    `arriving` are the columns of both inputs.
+    Columns of a side without a row are null, except for the key. The left key columns have it from
+    either side. If the key is a value inside a left column, a result without a left row has a
+    struct there with only this value.
     """
     left, right = sides
     left_columns, right_columns = arriving
@@ -308,9 +311,9 @@ def _add_spans(rows: DataFrame, side: Side, bound: Bound, *, both: bool = False)
     """Return the rows with the start of a span in `_SPAN`; with `both`, each row twice, with two
     adjacent spans.
 
-    A right row's one span is that of its own time; a left row's one span is that of its earliest
-    possible match, whose latest is in that span or the next. So of the rows that are joined, one
-    side must have both spans.
+    For a right row, the first span is that of its own time. For a left row, it is that of its
+    earliest possible match; the latest possible match is in that span or the next. So two rows that
+    match have a common span if the rows of one side have both spans.
     """
     time = side.column(AT)
     next_span = -bound.width
@@ -570,7 +573,7 @@ class StreamJoin(Spec):
         conditions = exclusion_conditions() | {side.name: F.col(EXCLUSION).isNull()}
         counted = batch.records.count_records(operator, frame, conditions)
         # A row is needed while matches may arrive; if the other side is outer, until its rows
-        # within reach are decided.
+        # within reach are decided. It still is when the watermark is at the end of its reach: + 1.
         is_other_outer = self.how not in ("inner", side.name)
         needed = side.ahead
         if is_other_outer:
@@ -599,6 +602,8 @@ class StreamJoin(Spec):
 
 
 Within: TypeAlias = timedelta | tuple[timedelta, timedelta]
+"""How far apart two times may be, or (before, after): how much earlier and later the right one is.
+"""
 
 
 def build_stream_join(
@@ -617,7 +622,7 @@ def build_stream_join(
     for distance in (before, after):
         found = f"{operator} has within"
         check_duration(
-            distance, found, argument="within", zero=True, most=MAX_DURATION, operator=operator
+            distance, found, argument="within", zero=True, limited=True, operator=operator
         )
     pairs = joins.parse_on(operator, on)
     if not pairs:

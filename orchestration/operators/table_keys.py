@@ -24,31 +24,36 @@ KeySources: TypeAlias = Mapping[str, str]
 """{column of a table's key: where the records have its value, a column or a path}."""
 
 
-def check_key_unchanged(what: str, key: KeySources, pairs: Pairs) -> None:
-    """Raise ConfigurationError for expressions that give a key column another value than the
+def check_key_unchanged(
+    call: str, argument: str, pairs: Pairs, key: KeySources, *, key_argument: str
+) -> None:
+    """Raise ConfigurationError for an expression that gives a key column another value than the
     record has.
+
+    A user gave the pairs (column, expression) as `argument` of `call` ("update of planes after
+    join-2"), and may say where the records have the key in its `key_argument`.
     """
     for name, expression in pairs:
         if name in key and not _names_value(expression, key[name]):
             problem = (
-                f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the"
-                f" expression {expression!r}: a record has the key by which it is looked up."
+                f"{call}: {argument}= gives {name!r}, which is in the table's key"
+                f" ({', '.join(key)}), the expression {expression!r}: a record has the key by which"
+                " it is looked up."
             )
-            where = "key=" if what.startswith("update_message") else "on="
             step = (
                 f"Leave {name!r} out: the key is always part of the record. For another key, name"
-                f" its value in {where}."
+                f" its value in {key_argument}=."
             )
-            argument = what.rpartition(" ")[2].rstrip("=")
             raise ConfigurationError(problem, step, argument=argument, column=name)
 
 
 def _names_value(expression: str, source: str) -> bool:
-    """Whether an expression is only this column or path."""
+    """Whether an expression is only the column or path `source`."""
     steps = plain_path(expression)
     column = plain_column(expression)
     if column is not None:
         steps = (column,)
+    # Among the columns of the records, a source with dots may be a path or the name of a column.
     return _fold_case(steps) in (_fold_case((source,)), _fold_case(split_path(source)))
 
 
@@ -58,8 +63,8 @@ def _fold_case(steps: Sequence[str]) -> tuple[str, ...]:
 
 
 def require_key(operator: str, send: TableSend, key: Sequence[str], columns: Columns) -> None:
-    """Raise PlanningError if the records don't have the values of the table's key, or if one is not
-    simple.
+    """Raise PlanningError if records of these `columns` don't have the values of the table's `key`,
+    if one is not simple, or if a whole record has two values for a column of the key.
     """
     table = send.table
     step = (
@@ -78,7 +83,9 @@ def require_key(operator: str, send: TableSend, key: Sequence[str], columns: Col
 
 
 def _check_no_path(operator: str, table: str, key: Sequence[str], columns: Columns) -> None:
-    """Raise PlanningError if a table's key is declared by the path of its value in the records."""
+    """Raise PlanningError if a table's key is declared by the path of its value in the records;
+    not if the records may have columns that are not known.
+    """
     if not columns.complete:
         return
     for name in key:
@@ -95,8 +102,8 @@ def _check_no_path(operator: str, table: str, key: Sequence[str], columns: Colum
 
 
 def check_key_free(operator: str, send: TableSend, names: Sequence[str]) -> None:
-    """Raise PlanningError if whole records have a column of their own with the name of a key column
-    that on= takes from elsewhere: a table stores one of them only.
+    """Raise PlanningError if whole records, with columns of these names, have a column with the
+    name of a key column that on= takes from elsewhere: a table stores only one of the two.
     """
     sources = {source for source, _ in send.on}
     others = [name for name in names if name not in sources]
@@ -114,7 +121,7 @@ def check_key_free(operator: str, send: TableSend, names: Sequence[str]) -> None
 
 def key_expressions(send: TableSend, names: Sequence[str]) -> list[str]:
     """Return the Spark SQL expressions of the columns of the key, over records with columns of
-    these names; none if these are the columns.
+    these names; [] without on=, as the records then have the columns of the key.
     """
     expressions = []
     for source, key in send.on:

@@ -37,8 +37,8 @@ class SendToOutputTable(PassThroughSpec):
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
         declared = context.app.output_tables[self.table]
-        why = f"Table {self.table} is partitioned by it."
-        columns.require(context.operator, partition_columns(declared.table), why)
+        next_step = f"Table {self.table} is partitioned by it."
+        columns.require(context.operator, partition_columns(declared.table), next_step)
         return columns
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:

@@ -46,16 +46,17 @@ from dagster_adjunct.resources.tables.table import AnyTable
 
 _WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
 _NUMBERS = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
-_ADDABLE = (*_NUMBERS, Kind.JSON, Kind.OTHER)
+_ADDABLE = (*_NUMBERS, Kind.JSON, Kind.OTHER)  # OTHER: of a type that is not known here
 _UNORDERED = (Kind.BOOLEAN, Kind.LIST, Kind.JSON, Kind.NESTED)
-# Types that no column of a table has, but whose values may fit one. (Structs are objects in JSON.)
+# Types that no column of a table has, but whose values may fit one.
 _MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
-# Also of types that only Spark has.
+# A type with a part that JSON does not have: a map whose keys are not text, or one of these types,
+# some of which only Spark has. What is before ":" is the name of a member.
 _NEVER_IN_JSON = re.compile(
     r"(?:^|[<:,])(?:map<(?!string\b|…)"
     r"|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)\b(?!\s*:))"
 )
-_APPENDABLE = (Kind.LIST, Kind.OTHER)
+_APPENDABLE = (Kind.LIST, Kind.OTHER)  # and JSON, if the table's function appends to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +160,8 @@ class TableSink:
         return parse_inner_name(name) is not None
 
     def sent_type(self, name: str, expression: str, struct: str = UPDATE) -> str | None:
-        """Return the type of what is sent to the column `name`: of a struct's field, or of this
-        expression.
+        """Return the type of what is sent to the column `name`: of this field of `struct`, or if
+        the records have none, of the expression.
         """
         return self.fields_of(struct).get(name) or self.type_of(expression)
 
@@ -293,8 +294,10 @@ def check_sink_columns(
 
 
 def _written_types(sink: TableSink) -> list[tuple[str, str | None]]:
-    """Return pairs (the table's column, type of what is written to it); a column that updates
-    change and the default record has is listed twice.
+    """Return pairs (the table's column, type of what is written to it). A column that both updates
+    and the default record have is listed twice.
+
+    For whole records with unknown columns, these are the declared columns, with unknown types.
     """
     written: dict[str, str | None] = {}
     update = sink.send.update
@@ -312,6 +315,9 @@ def _written_types(sink: TableSink) -> list[tuple[str, str | None]]:
 def compare_sink_types(sink: TableSink) -> list[ComparedColumn]:
     """Return the table's columns that are written, each with the type of what is sent and the
     declared type.
+
+    Left out are columns that are not declared, or declared as JSON or as a type that is not known
+    here: many types may be sent to them.
     """
     columns = sink.columns or {}
     compared = []
@@ -363,7 +369,9 @@ def _spelled(column: Column) -> str:
 
 
 def _unknown_problems(sink: TableSink, name: str, columns: dict[str, str]) -> Problems:
-    """Yield why a name that is sent is neither a column nor a value inside one."""
+    """Yield why a name that is sent, and is none of the `columns`, can't be stored: it is no value
+    inside a column either, or the send can't change values inside columns.
+    """
     path = parse_inner_name(name)
     is_update = sink.send.contract is not None and name not in sink.default
     if path is not None and path.root in columns and is_update:
@@ -384,8 +392,8 @@ def _unknown_problems(sink: TableSink, name: str, columns: dict[str, str]) -> Pr
 
 
 def _suggest_known_name(sink: TableSink, name: str, columns: dict[str, str]) -> str:
-    """Return what to write instead of a name that the table does not have: that of a value inside
-    a column if the expression for `name` is such a path.
+    """Return what to write instead of a name that the table does not have: the path of a value
+    inside a column if the expression for `name` is such a path, else a similar name.
     """
     expressions: dict[str, str] = {}
     for written in sink.send.expressions.written:
@@ -398,8 +406,8 @@ def _suggest_known_name(sink: TableSink, name: str, columns: dict[str, str]) -> 
 
 
 def _suggest_leaving_out(name: str, on: Sequence[tuple[str, str]]) -> str:
-    """Return how to leave a column out of whole records; `on` says where these have the table's
-    key, which may be in the column.
+    """Return how to leave a column out of whole records. `on` says where the records have the
+    table's key: a key inside that column gets a column of its own.
     """
     kept = []
     for source, key in on:
@@ -412,7 +420,7 @@ def _suggest_leaving_out(name: str, on: Sequence[tuple[str, str]]) -> str:
 
 def _column_problems(sink: TableSink, columns: dict[str, str] | None) -> Problems:
     """Yield why what is sent does not fit the table's `columns`, {column: type} or None if these
-    are unknown.
+    are unknown. Later problems may rely on it that earlier ones were raised.
     """
     sent = sink.sent
     if sent is None:
@@ -448,7 +456,7 @@ def _type_problems(sink: TableSink, column: Column, kind: str | None, wanted: st
     """
     name = column.name
     added = dict(sink.send.expressions.add)
-    if name in added and column.kind not in _ADDABLE:  # nothing can be added to it
+    if name in added and column.kind not in _ADDABLE:  # _addition_problems says so
         return
     if kind is not None and not _fits(parse_column("sent", kind), column):
         sources = {key: source for source, key in sink.send.on}
@@ -535,7 +543,11 @@ def _newest_by_problems(
 
 
 def _fits(sent: Column, declared: Column) -> bool:
-    """Whether values of the type `sent` can be stored in a column."""
+    """Whether values of the type `sent` can be stored in a column.
+
+    In this order: columns or values of any type, columns of JSON, columns of nested types, lists,
+    values of unknown type, and types of which one holds the other.
+    """
     ours = sent.kind
     theirs = declared.kind
     if theirs is Kind.OTHER or ours is Kind.JSON:
@@ -555,6 +567,7 @@ def _fits(sent: Column, declared: Column) -> bool:
     return ours is theirs or theirs in _WIDENS_TO.get(ours, ())
 
 
+# A type that is void, or has a part that is, or that the planner does not know.
 _UNKNOWN_PART = re.compile(r"[<:,](?:void|null|…)|^(?:void|null)$")
 
 
@@ -565,7 +578,7 @@ def _is_partly_unknown(sent: Column, declared: Column) -> bool:
     if sent.kind is not Kind.OTHER or _UNKNOWN_PART.search(sent.type) is None:
         return False
     kind, brackets, _ = sent.type.partition("<")
-    if not brackets:
+    if not brackets:  # the type of null alone
         return True
     return declared.type.startswith(f"{kind}<")
 

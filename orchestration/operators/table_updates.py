@@ -72,16 +72,18 @@ from dagster_adjunct.resources.tables.arrow import UPDATE
 from dagster_adjunct.resources.validation import validated
 
 Expressions: TypeAlias = Mapping[str, str] | Sequence[str]
+"""{table column: Spark SQL expression}, or columns that keep their names."""
 
 
-def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pairs:
+def parse_pairs(call: str, argument: str, columns: Expressions, *, empty: bool = False) -> Pairs:
     """Return pairs (column, expression), given as a mapping or as a list of columns that keep their
     names.
 
-    The path of a value in a list has the name of its last step, or that after "as". `what` names
-    operator and argument in errors: "update after join-2: set=".
+    In a list, the path of a value gets the name of its last step, or that after "as". `call`
+    ("update of planes after join-2") and `argument` ("set") are named in errors. No columns are an
+    error unless `empty`.
     """
-    argument = what.rpartition(" ")[2].rstrip("=")
+    what = f"{call}: {argument}="
     if not columns and not empty:
         raise argument_error(f"{what} names no column", "at least one", argument=argument)
     if isinstance(columns, Mapping):
@@ -102,8 +104,8 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
 
 
 def _pairs_of_paths(what: str, columns: Sequence[str]) -> Pairs:
-    """Return pairs (column, expression) of columns and paths that are only named; raise
-    ConfigurationError if two of them have the same name.
+    """Return pairs (column, expression) for a list of columns and paths; raise ConfigurationError
+    if two of them have the same name. `what` names call and argument in that error.
     """
     pairs = []
     for path in map(read_named_path, columns):
@@ -116,17 +118,8 @@ def _pairs_of_paths(what: str, columns: Sequence[str]) -> Pairs:
     return tuple(pairs)
 
 
-def _parse_default(what: str, key: KeySources, columns: Expressions | None) -> Pairs | None:
-    """Return the pairs of the default record; None if it is not given."""
-    if columns is None:
-        return None
-    pairs = parse_pairs(what, columns, empty=True)
-    check_key_unchanged(what, key, pairs)
-    return pairs
-
-
 def build_update(
-    what: str,
+    call: str,
     key: KeySources,
     set: Expressions | None,
     add: Expressions | None,
@@ -134,23 +127,30 @@ def build_update(
     remove: Sequence[str],
     if_missing: Expressions | None,
 ) -> Update:
-    """Return the update for a user's arguments; `what` names the operator in errors."""
+    """Return the update for a user's arguments.
+
+    `call` names the operator in errors: "update of planes after join-2". `key` has the columns of
+    the table's key, which the update must not change.
+    """
     parts = {}
     for name, columns in {"set": set, "add": add, "append": append}.items():
-        parts[name] = parse_pairs(f"{what}: {name}=", columns or (), empty=True)
-    removed = validate_column_names(f"{what}: remove=", remove)
-    default = _parse_default(f"{what}: if_missing=", key, if_missing)
+        parts[name] = parse_pairs(call, name, columns or (), empty=True)
+    removed = validate_column_names(f"{call}: remove=", remove)
+    default = None
+    if if_missing is not None:
+        default = parse_pairs(call, "if_missing", if_missing, empty=True)
+        check_key_unchanged(call, "if_missing", default, key, key_argument="on")
     update = Update(remove=removed, if_missing=default, **parts)
     if not update.columns:
         step = "Give set=, add=, append= or remove=."
-        raise ConfigurationError(f"{what} changes nothing.", step, argument="set")
+        raise ConfigurationError(f"{call} changes nothing.", step, argument="set")
     double = first_duplicate(update.columns)
     if double is not None:
         step = "Name a column in one of set, add, append and remove."
-        raise ConfigurationError(f"{what} changes column {double!r} twice.", step, column=double)
+        raise ConfigurationError(f"{call} changes column {double!r} twice.", step, column=double)
     for name in update.columns:
         if name in key:
-            problem = f"{what} changes {name!r}, which is in the table's key ({', '.join(key)})."
+            problem = f"{call} changes {name!r}, which is in the table's key ({', '.join(key)})."
             step = "Leave it out: a record with another key is another record."
             raise ConfigurationError(problem, step, argument="set")
     return update
@@ -179,10 +179,14 @@ def update_message(
     if not named:
         step = "Pass the table's key columns as key=."
         raise ConfigurationError("update_message() has no key.", step, argument="key")
-    pairs = parse_pairs("update_message: update=", update)
+    call = "update_message"
+    pairs = parse_pairs(call, "update", update)
     keys = {path.name: write_path(path.steps) for path in named}
-    check_key_unchanged("update_message: update=", keys, pairs)
-    first = _parse_default("update_message: default=", keys, default)
+    check_key_unchanged(call, "update", pairs, keys, key_argument="key")
+    first = None
+    if default is not None:
+        first = parse_pairs(call, "default", default, empty=True)
+        check_key_unchanged(call, "default", first, keys, key_argument="key")
     update_struct = f"{struct_expression(pairs)} as {UPDATE}"
     return (*map(_select_expression, named), update_struct, *default_expression(first))
 
@@ -306,7 +310,9 @@ class SendToTable(PassThroughSpec):
         return Columns(columns, typed=False)
 
     def _records_written(self, arriving: Columns) -> dict[str, ColumnFacts]:
-        """Return the columns of records that are written as they are, but for the key."""
+        """Return the columns of whole records as they are written: the key's have the table's
+        names.
+        """
         moved = dict(self.send.on)
         written = {name: column for name, column in arriving.known.items() if name not in moved}
         for source, name in self.send.on:

@@ -200,8 +200,8 @@ class ChangedColumns(NamedTuple):
         return _overlap(self._ordered | self.summed, other._ordered)
 
     def hides(self, other: ChangedColumns) -> bool:
-        """Whether columns that one of two sends sets would be lost where a newer record of the
-        other is kept: where one of them sets columns that the other does not.
+        """Whether columns would be lost where a table keeps the newer record of two sends: where
+        the two set different columns, the newer record hides what only the older one sets.
         """
         if self.every or other.every:
             return self.every != other.every
@@ -216,7 +216,9 @@ def _overlap(one: frozenset[str], other: frozenset[str]) -> bool:
 
 
 def _columns_of(names: frozenset[str]) -> set[str]:
-    """Return the columns inside which these names are values."""
+    """Return the columns that have the values with such names as "address.city"; other names have
+    none.
+    """
     return {root_name(name, ()) for name in names if "." in name}
 
 

@@ -60,10 +60,10 @@ from dagster_adjunct.resources.errors import PartitionCountMismatchError, Planni
 def plan_repartitioning(
     app: Application, catalog: Catalog, columns: Mapping[str, Columns], needs: Requirements
 ) -> Insertions:
-    """Return the exchanges by which all joins of an application are co-partitioned; none without
+    """Return the exchanges that make all joins of an application co-partitioned; {} without
     `auto_repartition`.
 
-    `columns` are those after each operator.
+    `columns` are those after each operator, `needs` the requirements of operators.
     """
     if not app.auto_repartition:
         return {}
@@ -73,7 +73,7 @@ def plan_repartitioning(
         if counts[stream] is None:
             counts[stream] = partitions
     repartitioning = _Repartitioning(app, needs, EqualCounts(counts))
-    trace_flows(app, catalog, columns, repartitioning.repartition)
+    trace_flows(app, catalog, columns, repartitioning.repartition)  # which collects exchanges
     return repartitioning.inserted
 
 
@@ -146,10 +146,10 @@ def describe_mismatch(needed: Requirement, flow: Flow) -> str:
 
 
 def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> dict[str, int]:
-    """Return a partition count for each intermediate stream: the one that most first joins after it
-    require.
+    """Return a partition count for each intermediate stream: the one that most of the first joins
+    after it require, on a tie the one that is required first.
 
-    On a tie, that is the one required first. Streams before no such join are left out.
+    A stream without such a join has no count here.
     """
     votes: Counter[tuple[str, int]] = Counter()
     intermediate: set[str] = set()
@@ -193,9 +193,9 @@ class Conflict:
     """An operator, here called the join, whose streams have different partition counts.
 
     `at` are the ids of the operators where counts differ: the join itself, sends to its dataset, or
-    operators that merge streams before it. `nodes` are the ids of all streams that must have its
-    count, also of those whose records are sent to its dataset or joined with it elsewhere. `joins`
-    is the number of joins with it.
+    operators that merge streams before it. `nodes` are the ids of all streams that must have the
+    same count, also of those whose records are sent to the dataset or joined with it elsewhere.
+    `joins` is how many joins need it: more than 1 only where sends to their dataset differ.
     """
 
     join: str
@@ -207,83 +207,99 @@ class Conflict:
 def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
     """Return a conflict for each join whose streams have different counts, in order of definition.
 
-    Several joins with one dataset have one conflict.
+    Where sends to a dataset differ, its first join has the conflict for all joins with it.
     """
     uses = _collect_dataset_uses(draft)
     at: dict[str, list[str]] = defaultdict(list)
     joins: dict[str, int] = {}
     for operator in draft.counts.conflicts:
-        readers = uses.joins_behind(operator)
-        first = readers[0]
+        affected = uses.joins_behind(operator)
+        first = affected[0]
         at[first].append(operator)
-        joins[first] = max(joins.get(first, 1), len(readers))
+        joins[first] = max(joins.get(first, 1), len(affected))
     place = {node: number for number, node in enumerate(draft.streams)}
-    by_table: dict[tuple[str, ...], tuple[str, ...]] = {}
+    by_datasets: dict[tuple[str, ...], tuple[str, ...]] = {}
     conflicts = []
     for join in draft.groups:
         if join not in at:
             continue
-        tables = tuple(member for member in draft.groups[join] if member in uses.meeting)
-        nodes = by_table.get(tables)
-        if not tables or nodes is None:
-            involved = _find_involved(draft, [join, *at[join]], uses, tables)
+        datasets = tuple(member for member in draft.groups[join] if member in uses.users)
+        nodes = by_datasets.get(datasets)
+        if not datasets or nodes is None:
+            involved = _find_involved(draft, [join, *at[join]], uses, datasets)
             nodes = tuple(sorted(involved, key=lambda node: place[node]))
-            by_table[tables] = nodes  # joins of one dataset involve the same streams
+            by_datasets[datasets] = nodes  # joins of the same datasets involve the same streams
         conflicts.append(Conflict(join, tuple(at[join]), nodes, joins[join]))
     return tuple(conflicts)
 
 
 @dataclass(frozen=True, slots=True)
 class _DatasetUses:
-    """Which operators use a dataset, and which rely on the count of merged streams.
+    """Which operators use the datasets of an application, by operator ids.
 
-    `feeds` is the dataset that an operator sends to, `joining` the operators that join a dataset,
-    by its name, and `meeting` those that join it or send to it, by its node id. `relying` is the
-    first operator that relies on the count of another one, by the id of that.
+    `sent_to` has the dataset that an operator sends to, `joins` the operators that join a dataset,
+    by its name. `users` are the operators that join a dataset or send to it, by its node id.
+    `first_relying` has the first operator in whose group a stream is, by the stream's node id: it
+    relies on the stream's count.
     """
 
     needs: Requirements
-    feeds: dict[str, str]
-    joining: dict[str, list[str]]
-    meeting: dict[str, list[str]]
-    relying: dict[str, str]
+    sent_to: dict[str, str] = field(default_factory=dict)
+    joins: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    users: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    first_relying: dict[str, str] = field(default_factory=dict)
+
+    def add(self, operator: str, needed: Requirement) -> None:
+        """Add an operator's use of the dataset in its requirement, if it names one."""
+        if needed.dataset is None:
+            return
+        self.users[dataset_node(needed.dataset)].append(operator)
+        if needed.feeds:
+            self.sent_to[operator] = needed.dataset
+        else:
+            self.joins[needed.dataset].append(operator)
 
     def joins_behind(self, operator: str) -> list[str]:
-        """Return the joins for which the streams at an operator must have equal counts."""
+        """Return the joins for which the streams at an operator must have equal counts: the
+        operator itself or, for a send to a dataset, the joins of the dataset.
+
+        For an operator that merges streams, they are those of the first operator that relies on its
+        count.
+        """
         while operator not in self.needs:  # it merges streams
-            operator = self.relying[operator]
-        if operator in self.feeds:
-            return self.joining[self.feeds[operator]]
+            operator = self.first_relying[operator]
+        if operator in self.sent_to:
+            return self.joins[self.sent_to[operator]]
         return [operator]
 
 
 def _collect_dataset_uses(draft: Draft) -> _DatasetUses:
-    """Return which operators use the datasets of a draft, and which rely on counts of others."""
-    uses = _DatasetUses(draft.needs, {}, defaultdict(list), defaultdict(list), {})
+    """Return which operators of a draft join each dataset, send to it, or rely on the count of a
+    stream.
+    """
+    uses = _DatasetUses(draft.needs)
     for operator, requirements in draft.needs.items():
         for needed in requirements.values():
-            if needed.dataset is None:
-                continue
-            uses.meeting[dataset_node(needed.dataset)].append(operator)
-            if needed.feeds:
-                uses.feeds[operator] = needed.dataset
-            else:
-                uses.joining[needed.dataset].append(operator)
+            uses.add(operator, needed)
     for operator, members in draft.groups.items():
-        for member in {*members} - {operator}:
-            uses.relying.setdefault(member, operator)
+        for member in members:
+            if member != operator:  # the group of an operator that merges streams has itself
+                uses.first_relying.setdefault(member, operator)
     return uses
 
 
 def _find_involved(
-    draft: Draft, places: Sequence[str], uses: _DatasetUses, tables: Sequence[str]
+    draft: Draft, at: Sequence[str], uses: _DatasetUses, datasets: Sequence[str]
 ) -> set[str]:
-    """Return the node ids of the streams in the groups at `places` and at all uses of `tables`,
-    those merged there, and origins of counts.
+    """Return the node ids of the streams and datasets in the groups of the operators `at` and of
+    all users of `datasets`, which are node ids.
+
+    A merged stream is replaced by the streams that are merged. A stream with an inferred count
+    brings in the stream or dataset from which the count comes.
     """
-    operators = dict.fromkeys(places)
-    for table in tables:
-        operators |= dict.fromkeys(uses.meeting[table])
+    operators = dict.fromkeys(at)
+    for dataset in datasets:
+        operators |= dict.fromkeys(uses.users[dataset])
     waiting: list[str] = []
     for operator in operators:
         waiting += draft.groups.get(operator, ())
@@ -297,7 +313,8 @@ def _find_involved(
         inference = draft.counts.inferred.get(node)
         if inference is not None:
             waiting.append(inference.source)
-    return reached - draft.groups.keys()
+    merging = draft.groups.keys()
+    return reached - merging
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +396,7 @@ class _ArrivingInput:
         return self.needed is not None and describe_mismatch(self.needed, self.flow) != ""
 
     def find_dataset_unlike(self, partitions: int) -> str | None:
-        """Return the needed dataset if it has another number of partitions."""
+        """Return the needed dataset if it has another number of partitions, else None."""
         if self.needed is None or self.needed.partitions == partitions:
             return None
         return self.needed.dataset
@@ -473,7 +490,9 @@ class FixFinder:
         return Fix(at, target, tuple(moved), tuple(datasets), tuple(given), size)
 
     def _equal_inputs(self, operator: str) -> Iterator[_ArrivingInput]:
-        """Yield the inputs of an operator whose counts have to be equal."""
+        """Yield the inputs of an operator whose counts have to be equal: those with requirements
+        or, of an operator that merges streams, which has none, all.
+        """
         needs = self._draft.needs.get(operator, {})
         for number, flow in enumerate(self._draft.flows.arriving[operator]):
             if number in needs or not needs:
@@ -499,7 +518,7 @@ class FixFinder:
         return total
 
     def _columns(self, arriving: _ArrivingInput) -> tuple[str, ...]:
-        """Return the columns by which an input must be partitioned."""
+        """Return the columns by which an input must be partitioned; () if nothing says so."""
         if arriving.needed is not None:
             return _required_columns(self._draft.app, arriving.needed)
         # All merged inputs need the same partitioning.
@@ -564,7 +583,7 @@ def check_co_partitioning(draft: Draft) -> None:
     line = format_place(app.operator(operator).declared_at)
     if len(problems) > 1:
         problem = _list_problems(app, problems, left)
-        line = None
+        line = None  # the text has one for each problem
     step = _describe_steps(draft, differing, elsewhere)
     about: dict[str, Any] = {"application": app.name, "operator": operator, "declared_at": line}
     if differing:
@@ -743,8 +762,10 @@ def _explain_mispartitioned(
 
 
 def _find_breaking_inputs(draft: Draft, needed: Requirement, flow: Flow) -> dict[str, str]:
-    """Return the inputs of an operator that merges streams which are not partitioned as required,
-    with the reasons; empty if that is none or all of them.
+    """Return why inputs of the operator that merged this flow are not partitioned as required, by
+    input.
+
+    Empty if no operator merged it, or if none or all of the inputs are partitioned wrongly.
     """
     merged = draft.flows.arriving.get(flow.stream, ())
     breaking = {}

@@ -85,15 +85,18 @@ from dagster_adjunct.resources.table_backends.columns import (
 )
 
 _MAX_LISTED = 10
+"""How many items `abbreviate` and notes list."""
 _MAX_TEXT = 60
+"""How many characters of an expression notes show."""
 Arriving = tuple[Flow, ...]
 """The partitioning of an operator's arriving records, for each input."""
 Repartition = Callable[[Operator, Arriving], Arriving]
 
 
 def format_place(place: CodeLine | None) -> str | None:
-    """Return a line of code as "visits.py:12"; the path is relative if the file is below the
-    working directory.
+    """Return a line of code as "visits.py:12"; None without a line.
+
+    The path is relative if the file is below the working directory.
     """
     if place is None:
         return None
@@ -104,8 +107,8 @@ def format_place(place: CodeLine | None) -> str | None:
 
 
 def add_location(error: PlanningError, operator: Operator) -> PlanningError:
-    """Return an operator's error with the user's line that added the operator as `declared_at`,
-    unless it has one.
+    """Return an operator's error with the user's line that added the operator as `declared_at`; the
+    error itself if it has a line, or if the operator's line is unknown.
     """
     line = format_place(operator.declared_at)
     if line is None or error.declared_at is not None:
@@ -118,8 +121,8 @@ def add_location(error: PlanningError, operator: Operator) -> PlanningError:
 def explain_former_column(
     error: PlanningError, catalog: Catalog, datasets: Iterable[AdjunctDataset]
 ) -> PlanningError:
-    """Return the error for a column with what became of it, if a stream had it under this name, or
-    a dataset declares that it had.
+    """Return the error for a column with what became of the column, if a stream or dataset had one
+    of this name before; else the error itself.
     """
     for owner, became in _iter_former(error.column or "", catalog, datasets):
         step = "Leave it out."
@@ -137,7 +140,7 @@ def _iter_former(
     column: str, catalog: Catalog, datasets: Iterable[AdjunctDataset]
 ) -> Iterator[tuple[str, str]]:
     """Yield the streams and datasets that had a column of this name or path, and what became of
-    it.
+    it: "dropped", or "renamed to NAME".
     """
     for dataset in datasets:
         changes = dataset.evolution
@@ -147,7 +150,8 @@ def _iter_former(
             yield f"dataset {dataset.name!r}", "dropped"
     for facts in catalog.values():
         became = facts.former.get(column)
-        if became is not None and (facts.schema is None or column not in facts.schema):
+        has_it_again = facts.schema is not None and column in facts.schema
+        if became is not None and not has_it_again:
             yield f"stream {facts.name}", became
 
 
@@ -166,11 +170,11 @@ def note_unless_strict(
 
 
 def visit_operators(app: Application, catalog: Catalog, visit: Callable[[Operator], None]) -> None:
-    """Call `visit` with each operator, except those after an operator for which it has raised a
+    """Call `visit` with each operator, except the operators after one for which it has raised a
     PlanningError.
 
-    After all calls, raises that error, or one PlanningError that lists all of them. Errors for
-    columns say what became of these in streams and datasets.
+    After all calls, that error is raised; several errors are raised as one PlanningError that lists
+    them. An error for a column that a stream or dataset once had says what became of the column.
     """
     errors: list[PlanningError] = []
     skipped: set[str] = set()
@@ -233,9 +237,11 @@ def trace_flows(
         arriving = tuple(flows.after[source] for source in operator.inputs)
         moved = arriving if repartition is None else repartition(operator, arriving)
         flows.arriving[operator.id] = moved
-        if earlier is not None and moved == arriving and moved == earlier.arriving[operator.id]:
+        has_exchange = moved != arriving  # then the flow of a side output needs `arriving`, too
+        if earlier is not None and not has_exchange and moved == earlier.arriving[operator.id]:
             flows.after[operator.id] = earlier.after[operator.id]
             return
+        # A side output passes on the records that arrive before its exchange.
         onward = arriving if operator.spec.is_side_output else moved
         before = arriving_columns(operator, columns)
         context = PlanContext(operator.id, app, catalog, counts, columns=before)
@@ -252,16 +258,17 @@ def arriving_columns(operator: Operator, after: Mapping[str, Columns]) -> list[C
 
 
 def derive_flow(context: PlanContext, spec: Spec, arriving: Sequence[Flow], after: Columns) -> Flow:
-    """Return the flow after an operator; `after` are the columns of its records."""
+    """Return the flow after an operator; `after` are the columns of the records that leave it."""
     flow = spec.flow(context, arriving)
-    if not context.columns:
+    is_input = not context.columns
+    if is_input:
         return flow
     return flow.keep_paths(context.operator, context.columns[0], after)
 
 
 def _check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
-    """Raise PlanningError for a SQL window (`over`) unless all records that it takes together
-    arrive in one partition.
+    """Raise PlanningError for a SQL window (`over`) unless all records that the window takes
+    together arrive in one partition.
 
     Otherwise Spark would repartition the records, into other partitions than planned.
     """
@@ -305,8 +312,8 @@ def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) ->
 def check_datasets(app: Application, catalog: Catalog) -> None:
     """Raise PlanningError for a declared dataset that can't be built from its source.
 
-    That is if its key, columns, order, projection or validators name columns that are missing or
-    have other types.
+    Its key, columns, order, projection and validators must name columns that the source has, with
+    types that fit. The error has the fields of the original one that a PlanningError has, too.
     """
     for dataset in app.datasets:
         records = source_schema(dataset, catalog)
@@ -324,8 +331,8 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
 
 
 def _check_dataset(dataset: AdjunctDataset, records: Schema | None, catalog: Catalog) -> None:
-    """Raise an error for a dataset that can't be built from these records of its source; None if
-    their columns are unknown.
+    """Raise an error for a dataset that can't be built from its source, which has `records` with
+    this schema; None if their columns are unknown, so that they are not checked.
     """
     if records is not None:
         if isinstance(dataset.extractor, Projection):
@@ -342,12 +349,12 @@ def _check_dataset(dataset: AdjunctDataset, records: Schema | None, catalog: Cat
         check_changes_ordered(dataset, facts.key, facts.partitions, facts.partitioner)
         if facts.schema is not None:
             check_order_paths(dataset, facts.schema)
-    _check_streams_beside(dataset, catalog)
+    _check_further_streams(dataset, catalog)
 
 
-def _check_streams_beside(dataset: UnboundedDataset, catalog: Catalog) -> None:
-    """Raise PlanningError if the stream of transactions is missing, or if that of dead letters has
-    other columns than these.
+def _check_further_streams(dataset: UnboundedDataset, catalog: Catalog) -> None:
+    """Raise PlanningError if the dataset's stream of transactions is missing, or if its stream of
+    dead letters exists with other columns than dead letters have.
     """
     transactions = dataset.transactions
     if transactions is not None and transactions in catalog.missing:
@@ -360,8 +367,8 @@ def _check_streams_beside(dataset: UnboundedDataset, catalog: Catalog) -> None:
 
 
 def _check_projection(dataset: AdjunctDataset, projection: Projection, records: Schema) -> None:
-    """Raise an error for a projection whose expressions do not fit the records, or not the columns
-    that it declares.
+    """Raise an error for a projection whose expressions do not fit the records, or do not have the
+    types of the columns that it declares.
     """
     rows = records
     if isinstance(dataset, UnboundedDataset):
@@ -393,7 +400,10 @@ def _types_of(schema: Schema) -> dict[str, str | None]:
 def _check_projected(
     what: str, text: str, types: Mapping[str, str | None], next_step: str
 ) -> str | None:
-    """Return the type of a projection's expression; None if it is unknown."""
+    """Return the type of a projection's expression; None if it is unknown. Raises an error for an
+    expression that does not fit the columns of these `types`, in which `what` names the dataset. An
+    expression that reads hidden columns is not checked.
+    """
     if _reads_hidden_columns(text):
         return None
     check_single_record(what, text)
@@ -410,9 +420,10 @@ def check_fed_datasets(
 ) -> None:
     """Raise PlanningError if a dataset on `stream` would not accept the columns sent to the stream.
 
-    `stored` are the stream's columns now, and `changed` those with what is sent. It accepts wider
-    types, and declared renames and removals; a dataset's key, order and extractor do not. If such
-    records were committed, the dataset could never advance again.
+    `stored` are the stream's columns now, and `changed` its columns after the send. A dataset
+    accepts wider types, and renames and removals that it declares, except for its key, its order
+    and what its extractor reads. If records that it does not accept were committed, it could never
+    advance again.
     """
     for dataset in app.datasets:
         if dataset.stream != stream:
@@ -485,10 +496,11 @@ def derive_columns(app: Application, catalog: Catalog) -> DerivedColumns:
 def _check_written(
     operator: Operator, context: PlanContext, target: str, written: dict[str, str | None] | None
 ) -> list[str]:
-    """Raise PlanningError if a target can't store the columns that an operator writes to it, and
+    """Raise PlanningError if a target can't store the `written` columns, which are None if unknown;
     return notes on declared changes of its columns, and on types that are not known yet.
 
-    Types that an existing stream declares are added to the context.
+    The types that an existing stream stores are added to the context. For a new stream that will
+    have types, the check is whether it can be created. Other targets are checked elsewhere.
     """
     facts = context.catalog.get(target)  # None for other assets, whose names have no dot
     if facts is not None:
@@ -547,10 +559,10 @@ def _note_declared_types(
     app: Application, operator: Operator, declared: Sequence[ComparedColumn], *, columns_known: bool
 ) -> list[str]:
     """Return a note on the columns of unknown type for which a table, stream or key declares a
-    type; [] for none.
+    type; [] if there are none.
 
-    Without `columns_known`, another note says that all columns are unknown; only a strict
-    application gets this, too.
+    If not all columns are known, note_unproven_columns says so. Then only a strict application gets
+    this note, as an error.
     """
     unknown = [pair for pair in declared if pair.type is None]
     is_noted = app.strict or columns_known
@@ -570,8 +582,8 @@ def _note_declared_types(
 
 
 def _note_narrow_columns(operator: Operator, declared: Sequence[ComparedColumn]) -> list[str]:
-    """Return a note on the columns of a remote table that hold not all numbers of the type that is
-    sent; [] for none.
+    """Return a note on the columns of a remote table that can't hold all numbers of the type that
+    is sent to them; [] if there are none.
     """
     narrow = []
     for pair in declared:
@@ -588,7 +600,9 @@ def _note_narrow_columns(operator: Operator, declared: Sequence[ComparedColumn])
 
 
 def _is_narrower(pair: ComparedColumn) -> bool:
-    """Whether a column of a table can't hold some numbers of the type that is sent."""
+    """Whether a column of a table can't hold some numbers of the type that is sent; False if one of
+    the two is no type of numbers.
+    """
     sent = parse_column(pair.column, pair.type or "")
     held = parse_column(pair.column, pair.other_type or "")
     sent_bounds = number_bounds(sent)
@@ -605,15 +619,17 @@ def _is_narrower(pair: ComparedColumn) -> bool:
 def _compare_stored_types(
     facts: StreamFacts, types: Mapping[str, str | None] | None
 ) -> list[ComparedColumn]:
-    """Return the columns that are written to an existing stream, each with the sent type and the
-    stored type.
+    """Return the columns that an existing stream has and that are sent to it, each with the sent
+    type and the stored type; [] for a stream that does not check types.
 
     `types` are those of the sent columns; None if these are unknown.
     """
     if facts.schema is None or not facts.evolves:
         return []
     stored = _types_of(facts.schema)
-    sent = dict.fromkeys(stored) if types is None else types
+    sent = types
+    if sent is None:  # then all stored columns may be sent, of unknown type
+        sent = dict.fromkeys(stored)
     compared = []
     for name, kind in sent.items():
         if name in stored:
@@ -624,8 +640,11 @@ def _compare_stored_types(
 def _check_existing_stream(
     app: DeclaredApplication, operator: str, facts: StreamFacts, types: dict[str, str | None]
 ) -> list[str]:
-    """Raise PlanningError if a stream can't store these columns, and return a note on what the next
-    run changes as declared.
+    """Raise PlanningError if an existing stream, or a dataset on it, can't store columns of these
+    `types`.
+
+    Returns notes on what the next run changes in the stream, and on declared changes of columns
+    that the stream never had.
     """
     changes = declared_changes(app, facts.name)
     if changes and not facts.evolves and facts.name in app.outputs:
@@ -670,7 +689,9 @@ def _check_existing_stream(
 def _declare_sent(
     types: Mapping[str, str | None], stored: Schema, changes: ColumnChanges
 ) -> Schema:
-    """Return the sent columns; those of unknown type, or with nulls only, have the stored type."""
+    """Return the sent columns; those of unknown type, or with nulls only, have the stored type of
+    their name, also of a column that is renamed to it, else string.
+    """
     before = _types_of(stored)
     for old in changes.renamed:
         if old in before:
@@ -748,8 +769,8 @@ def note_nondeterministic_results(
 
 
 def note_unproven_columns(app: Application, columns: Mapping[str, Columns]) -> tuple[str, ...]:
-    """Return a note on what of columns and expressions is not known before a dry run; () if
-    everything is.
+    """Return a note on the expressions that are not checked, and the operators after which columns
+    are unknown, before a dry run; () if there are none.
 
     `columns` are those after each operator. An operator whose input columns are unknown already is
     not listed.
@@ -813,7 +834,10 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
 def _describe_unproven_sql(
     where: str, owned: Sequence[DatasetSql], *, columns_known: bool
 ) -> list[str]:
-    """Return an item for each SQL of one owner that is not proven; `where` names the owner."""
+    """Return an item for each SQL of one owner that is not proven; `where` names the owner.
+
+    An owner has either expressions or one SELECT.
+    """
     texts = [sql.text for sql in owned]
     if not owned[0].is_query:
         return _describe_unread(where, texts)
@@ -897,7 +921,7 @@ def check_order_paths(dataset: UnboundedDataset, records: Schema) -> None:
 
 def list_unknown_paths(dataset: UnboundedDataset, records: Schema) -> list[str]:
     """Return the paths in `order_by` of a table of Debezium's changes that neither its records nor
-    any connector is known to have.
+    any connector is known to have; [] for other datasets.
     """
     following = dataset.following
     if not isinstance(following.changes, DebeziumEnvelope) or not following.order_by:

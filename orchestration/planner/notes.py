@@ -52,7 +52,7 @@ from dagster_adjunct.resources.tables.table import AnyTable
 
 
 def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
-    """Return the as-of joins, in order of definition."""
+    """Return the as-of joins with datasets, in order of definition."""
     joins = []
     for operator in app.operators:
         match = operator.spec.match
@@ -76,7 +76,9 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
 
 
 def _describe_history(dataset: AdjunctDataset) -> str:
-    """Return how far back the history of a dataset goes, in words."""
+    """Return how far back the history of a dataset goes, in words; without a declared history, only
+    versions are kept.
+    """
     history = None
     if isinstance(dataset, UnboundedDataset):
         history = dataset.following.history
@@ -119,25 +121,28 @@ STATE_REPLAY = (
 
 
 def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
-    """Return the joins with datasets that the application itself sends records to: in which
-    batch they see these.
+    """Return the joins with datasets that the application itself sends records to, each with the
+    batch in which it sees these records.
+
+    A join sees in the same batch what is sent to a local table before the join, and in the next
+    batch everything else. `last_send` is the last send of the former, None without one.
     """
-    last = {operator.spec.feeds: operator.id for operator in app.operators}
-    sent: dict[str | None, str] = {}
+    last_of_all = {operator.spec.feeds: operator.id for operator in app.operators}
+    last_so_far: dict[str | None, str] = {}
     joins = []
     for operator in app.operators:
         match = operator.spec.match
-        if match is not None and match.dataset is not None and match.dataset in last:
-            sees: Literal["this batch", "next batch", "both"] = "both"
+        if match is not None and match.dataset is not None and match.dataset in last_of_all:
             last_send = None
             if app.dataset(match.dataset).is_local:
-                last_send = sent.get(match.dataset)
+                last_send = last_so_far.get(match.dataset)
+            sees: Literal["this batch", "next batch", "both"] = "both"
             if last_send is None:
                 sees = "next batch"
-            elif last_send == last[match.dataset]:
+            elif last_send == last_of_all[match.dataset]:
                 sees = "this batch"
             joins.append(FedJoin(operator.id, match.dataset, sees, last_send))
-        sent[operator.spec.feeds] = operator.id
+        last_so_far[operator.spec.feeds] = operator.id
     return tuple(joins)
 
 
@@ -146,20 +151,20 @@ def check_expectations(app: Application) -> None:
     no output, and for one whose diverted records would be lost.
     """
     written = find_written(app.operators)
-    kept: set[str] = set()
+    sends_failed: set[str] = set()  # whose failed records reach an output
     for operator in written:
         if operator.spec.reads_diverted:
-            kept.update(operator.inputs)
+            sends_failed.update(operator.inputs)
     for operator in app.operators:
         expected = operator.spec.expectation
         if expected is None:
             continue
         is_lost = operator not in written
-        if written and is_lost:
+        if written and is_lost:  # that nothing at all is written is a note only
             problem = f"{operator.id} is never checked: its records reach no output."
             step = "Continue with the stream that expect() returns, and send it somewhere."
             raise PlanningError(problem, step, operator=operator.id)
-        if expected.on_fail == "letter" and operator.id not in kept:
+        if expected.on_fail == "letter" and operator.id not in sends_failed:
             problem = (
                 f'{operator.id} has on_fail="letter", and its failed records are sent nowhere.'
             )
@@ -193,9 +198,9 @@ def plan_state(app: Application) -> tuple[PlannedState, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ReadAgain:
-    """The input `streams` whose records, if they are read again, reach an operator's results again.
+    """The input `streams` whose records reach an operator's results again if they are read again.
 
-    Records of other streams are left out by the stateful operators `held_by` before it.
+    The stateful operators `held_by` before it leave out such records of other streams.
     """
 
     streams: frozenset[str] = frozenset()
@@ -203,7 +208,7 @@ class ReadAgain:
 
     @classmethod
     def union(cls, several: Iterable[ReadAgain]) -> ReadAgain:
-        """Return the records of all of these."""
+        """Return the streams and stateful operators of all of `several`."""
         streams: set[str] = set()
         held_by: set[str] = set()
         for each in several:
@@ -212,7 +217,9 @@ class ReadAgain:
         return cls(frozenset(streams), frozenset(held_by))
 
     def describe_holding(self) -> str:
-        """Return that these operators leave out records that are read again."""
+        """Return the sentence that the operators `held_by` leave out records that are read
+        again.
+        """
         leaves = "leaves" if len(self.held_by) == 1 else "leave"
         operators = " and ".join(sorted(self.held_by))
         return f"{operators} {leaves} out records that were read before"
@@ -255,8 +262,8 @@ def note_state(app: Application) -> Iterator[str]:
     """Yield a note for each stream join and window: its state tables, and the streams that its
     watermark depends on.
 
-    Another note, an error in a strict application, says that it takes the updates of a window for
-    records.
+    Another note, an error in a strict application, warns of an operator that gets each update of a
+    window as a record of its own.
     """
     spans = watermark_inputs(app.operators)
     for operator in app.operators:
@@ -292,7 +299,10 @@ def _describe_time(app: Application, stream: str, held_back: timedelta) -> str:
 
 
 def _find_updating_windows(app: Application, operator: Operator) -> list[str]:
-    """Return the ids of the windows whose updates, not only final results, reach an operator."""
+    """Return the ids of the windows whose updates, not only final results, reach an operator.
+
+    Windows before another operator with state are left out: that one has a note of its own.
+    """
     updating = []
     waiting = list(operator.inputs)
     seen = set[str]()
@@ -312,23 +322,24 @@ def check_replaced_rows(app: Application) -> None:
     """Raise PlanningError for records without positions in one input stream that are sent to an
     output table in which results replace earlier ones.
     """
-    made_of: dict[str, set[str]] = {}
+    made_of: dict[str, set[str]] = {}  # streams, and operators that give records new positions
     for operator in app.operators:
         spec = operator.spec
-        streams = set()
+        parts = set()
         for source in operator.inputs:
-            streams |= made_of[source]
+            parts |= made_of[source]
         if spec.reads is not None:
-            streams = {spec.reads}
+            parts = {spec.reads}
         elif spec.assigns_positions:
-            streams.add(operator.id)
-        made_of[operator.id] = streams
+            parts.add(operator.id)
+        made_of[operator.id] = parts
+        has_positions_of_one_input = len(parts) == 1
         table = app.output_tables.get(spec.writes or "")
-        if table is None or table.on_replay != "replace" or len(streams) == 1:
+        if table is None or table.on_replay != "replace" or has_positions_of_one_input:
             continue
         problem = (
             f'{operator.id}: output table {table.name} has on_replay="replace", and its records are'
-            f" made of {' and '.join(sorted(streams))}: they have no positions in one input, by"
+            f" made of {' and '.join(sorted(parts))}: they have no positions in one input, by"
             " which they could be replaced."
         )
         step = (
@@ -342,10 +353,10 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
     """Return the name under which the table stores the marks of each send to a remote table, by
     operator id.
 
-    It is `writer`, followed for all but the first unnamed send by "#" and its `marks_as`, or its
-    number among the unnamed ones. Sends to two declared tables over one table of a store are
-    numbered together. Raises PlanningError for duplicate names, and for `marks_as` on a table
-    without marks.
+    The first send without `marks_as` has the name `writer`. Others have "#" after it, and then
+    their `marks_as` or their number among those without. Sends to two declared tables over one
+    table of a store are numbered together. Raises PlanningError for duplicate names, and for
+    `marks_as` on a table without marks.
     """
     names: dict[str, str] = {}
     unnamed: Counter[str] = Counter()
@@ -394,8 +405,8 @@ def has_marks(table: AnyTable) -> bool:
 
 
 def note_marks(app: Application) -> list[str]:
-    """Return a warning for each idempotent table with several unnamed sends: their marks have
-    the sends' numbers.
+    """Return a warning for each idempotent table with several sends without `marks_as`: their marks
+    are stored under numbers, which change if a send is added or removed.
     """
     sends: dict[str, list[Operator]] = {}
     for operator in app.operators:
@@ -416,7 +427,9 @@ def note_marks(app: Application) -> list[str]:
 
 
 def note_storage(app: Application) -> list[str]:
-    """Return what readers of the tables' stores should know about how values are stored."""
+    """Return what readers of the tables' stores should know about how values are stored, as far as
+    the tables' functions have `storage_notes`.
+    """
     found = []
     for name, table in app.tables.items():
         notes: dict[str, None] = {}
@@ -430,17 +443,17 @@ def note_storage(app: Application) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where the records that leave an operator come from: the input `streams`, which have
-    `partitions` partitions.
+    """Where the records that leave an operator come from, and what is left of their order there.
 
-    `flow` is their partitioning as if no exchange had moved them, `keyed` the input's partitioning
-    columns, `lost_at` the operator that drops or changes these, and `why` the reason if there are
-    none. `renumbered` is the operator that writes an output stream whose positions have replaced
-    those of several inputs. With several inputs, `partitions` is 0.
+    They are from the input `streams`. One input has `partitions` partitions by the columns `keyed`;
+    `partitions` is 0 for several inputs. `flow` is the partitioning as if no exchange had moved the
+    records. `why` is the reason if they have no order by columns, and `lost_at` the operator that
+    drops or changes the columns `keyed`.
 
     `positions` is the stream that their positions are in, or the operator that gave them others.
-    `made_by` is the operator whose results the records are, if it gives them an order of its own:
-    of those with equal columns `keyed`.
+    `renumbered` is the operator that writes an output stream whose positions have replaced those of
+    several inputs. `made_by` is set for the results of an operator that orders results with equal
+    columns `keyed` by time.
     """
 
     flow: Flow
@@ -463,10 +476,10 @@ class _Origin:
 class _SendConflicts:
     """A send to a table, and how other sends to that table conflict with it.
 
-    `changed` are the columns that it changes. `same_columns` are the ids of the sends
-    that change the same columns, so that the order between them matters; `other_columns` those that
-    set other columns, which one newer record would hide. `mixed`: this send or one of
-    `same_columns` adds or appends.
+    `changed` are the columns that it changes. `same_columns` are the ids of the sends that change
+    the same columns, so that the order between them and this send matters. `other_columns` are the
+    ids of those that set other columns: where the newest record wins, it would hide those columns
+    of an older one. `mixed`: this send or one of `same_columns` adds or appends.
     """
 
     changed: ChangedColumns
@@ -559,7 +572,9 @@ def _find_send_conflicts(
 
 
 def _compare_sends(operator: str, sends: Mapping[str, ChangedColumns]) -> _SendConflicts:
-    """Return how the other sends to a table conflict with one of them."""
+    """Return how the other sends to a table conflict with the send of `operator`. `sends` has the
+    columns that each send changes, by operator.
+    """
     changed = sends[operator]
     same = []
     hidden = []
@@ -584,6 +599,9 @@ def _trace_origin(
 ) -> _Origin:
     """Return where the records that leave an operator come from; `read` has the origins of
     operators before it.
+
+    In this order: an input, results with an order of their own, several inputs, the beginning of a
+    stream, the final results of a window, and any other operator.
     """
     spec = operator.spec
     context = PlanContext(operator.id, app, catalog, columns=arriving_columns(operator, columns))
@@ -599,7 +617,7 @@ def _trace_origin(
         return _merge_origins(operator, flow, before)
     (origin,) = before
     if spec.role is not None:
-        # Records of several input partitions have no order in new partitions, either.
+        # The order stays that of the input: new partitions mix records of several old ones.
         return _enter_stream(operator, origin)
     if spec.keeps_only_final and origin.made_by:
         maker = app.operator(origin.made_by)
@@ -610,8 +628,9 @@ def _trace_origin(
 
 
 def _keep_final(origin: _Origin) -> _Origin:
-    """Return the origin of a window's final results: of a key, these are in the order of windows,
-    so the last column, the window's start, is left out.
+    """Return the origin of a window's final results. For updates, key and window are `keyed`; the
+    final results of a key are in the order of windows, so the last column, the window's start, is
+    left out.
     """
     flow = replace(origin.flow, partitioned_by=origin.flow.partitioned_by[:-1])
     return replace(origin, flow=flow, keyed=origin.keyed[:-1])
@@ -622,7 +641,7 @@ def _pass_on(operator: Operator, flow: Flow, origin: _Origin) -> _Origin:
     if operator.spec.assigns_positions:
         origin = replace(origin, positions=operator.id)
     loses_key = origin.flow.partitioned_by and not flow.partitioned_by
-    if loses_key and origin.partitions != 1:
+    if loses_key and origin.partitions != 1:  # one partition has its order without a key
         origin = replace(origin, lost_at=operator.id)
     return replace(origin, flow=flow)
 
@@ -684,8 +703,8 @@ def _all_streams(several: Sequence[_Origin]) -> frozenset[str]:
 
 
 def _enter_stream(operator: Operator, origin: _Origin) -> _Origin:
-    """Return the origin of records that continue after they were repartitioned, or written to an
-    output stream.
+    """Return the origin of records that begin a stream: unchanged after an exchange; after an
+    output stream, with the positions that they have there.
     """
     if operator.spec.role != "output":
         return origin
@@ -734,7 +753,10 @@ def _plan_table(
 def _decide_order(
     operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts
 ) -> _TableOrder:
-    """Return the order in which a table gets the records of a key, or keeps them."""
+    """Return the order of the records of a key in a table: "newest" if its store keeps the newest
+    one, "per key" if the table gets them in order, "any" if their order does not matter, else "per
+    source partition".
+    """
     if table.newest_by is not None:
         reason = f"the store keeps the newest record by {table.newest_by}"
         return _add_late_loss(_TableOrder("newest", reason), sent)
@@ -768,7 +790,7 @@ def _explain_order(before: _Origin) -> str:
 
 def _explain_disorder(key: Sequence[str], before: _Origin, sent: _SendConflicts) -> str:
     """Return why a table does not get the records of a key in their order; "" if it does. `key`
-    says where the records have it.
+    are the columns or paths where the records have the table's key.
     """
     if before.why:
         return before.why
@@ -792,7 +814,8 @@ def _explain_disorder(key: Sequence[str], before: _Origin, sent: _SendConflicts)
 
 def _suggest_order(sent: _SendConflicts, before: _Origin) -> str:
     """Return the next step: how to give a table the order that it lacks."""
-    if sent.same_columns and (sent.mixed or sent.other_columns):
+    can_newest_by_order = not sent.mixed and not sent.other_columns
+    if sent.same_columns and not can_newest_by_order:
         return (
             f"Give it and {' and '.join(sent.same_columns)} columns or tables of their own; or"
             " bring their records together with merge() and send them once."
@@ -803,8 +826,10 @@ def _suggest_order(sent: _SendConflicts, before: _Origin) -> str:
 
 
 def _suggest_key(sent: _SendConflicts, before: _Origin) -> list[str]:
-    """Return how a key of the input or of the table would give the order, if one can."""
-    if sent.same_columns:
+    """Return how another key of the input or of the table would give the order; [] if none
+    would.
+    """
+    if sent.same_columns:  # no key orders the records of two sends
         return []
     if before.results_by:
         return [f"let the table's key have the columns {', '.join(before.results_by)}"]
@@ -815,13 +840,16 @@ def _suggest_key(sent: _SendConflicts, before: _Origin) -> list[str]:
 
 
 def _suggest_table(sent: _SendConflicts, before: _Origin, by_key: list[str]) -> list[str]:
-    """Return the ways `by_key`, and how a declaration of the table would give the order."""
+    """Return the ways to give the order: those `by_key`, and a declaration of the table, which
+    depends on how the send changes columns.
+    """
     if sent.other_columns:
         others = " and ".join(sent.other_columns)
         apart = f"give it and {others} tables of their own, and declare these with newest_by"
         return [*by_key, apart]
     if sent.changed.merged:
-        if before.partitions > 0 or before.results_by:
+        key_may_order = before.partitions > 0 or bool(before.results_by)
+        if key_may_order:
             return by_key
         return [*by_key, "let each input stream add to a column of its own"]
     if sent.changed.sets_nothing:
@@ -840,8 +868,8 @@ def _suggest_table(sent: _SendConflicts, before: _Origin, by_key: list[str]) -> 
 
 
 def _add_late_loss(newest: _TableOrder, sent: _SendConflicts) -> _TableOrder:
-    """Return the order of a table with `newest_by`, with what it may lose of this send's
-    records.
+    """Return the order `newest` of a table with `newest_by`, with the harm that it does: what it
+    may lose of this send's records. Unchanged if it loses nothing.
     """
     if sent.other_columns:
         return replace(
@@ -869,8 +897,8 @@ def _add_late_loss(newest: _TableOrder, sent: _SendConflicts) -> _TableOrder:
 
 
 def _describe_replay(order: str, table: AnyTable, adds: bool) -> str:
-    """Return in words what a replay leaves of a table: "unchanged: …", "changed: …" or "older
-    …".
+    """Return in words what a replay leaves of a table with this `order` (`_decide_order`):
+    "unchanged: …", "changed: …" or "older …". `adds`: the send adds or appends values.
     """
     if table.idempotent and table.on_replay == "skip":
         return (

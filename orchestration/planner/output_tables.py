@@ -59,7 +59,7 @@ def compare_output_table(
     unknown = _describe_unknown(columns)
     if unknown and stored is not None:
         return replace(planned, unchecked=unknown)
-    if unknown:
+    if unknown:  # there is no such table yet
         return replace(planned, changes=("the table is created",), unchecked=unknown)
     try:
         sent = OutputColumns(_to_schema(columns), output.hidden, output.changes)
@@ -74,6 +74,7 @@ def compare_output_table(
 
 
 def _list_sends(app: Application) -> Iterator[tuple[Operator, OutputTable]]:
+    """Yield the operators that send to output tables, each with its table."""
     for operator in app.operators:
         output = app.output_tables.get(operator.spec.writes or "")
         if output is not None:
@@ -81,7 +82,7 @@ def _list_sends(app: Application) -> Iterator[tuple[Operator, OutputTable]]:
 
 
 def _describe_unknown(columns: Columns) -> str:
-    """Return why the records can't be compared with a table yet; nothing if they can."""
+    """Return why the records can't be compared with a table yet; "" if they can."""
     missing = "The columns of the records"
     if columns.complete:
         unknown = [name for name in filter(is_own, columns.known) if not _is_typed(columns, name)]
@@ -95,11 +96,13 @@ def _describe_unknown(columns: Columns) -> str:
 
 
 def _is_typed(columns: Columns, name: str) -> bool:
+    """Whether the type of a column is known, as one that a table can store."""
     kind = columns.known[name].type
     return columns.typed and kind is not None and is_storable(kind)
 
 
 def _to_schema(columns: Columns) -> Schema:
+    """Return the schema of the columns, whose types are known, without the hidden ones."""
     fields = []
     for name, facts in columns.known.items():
         if is_own(name):

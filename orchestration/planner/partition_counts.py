@@ -45,11 +45,11 @@ from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 
 class EqualCounts:
-    """Disjoint sets of streams, named by node ids, with one partition count for each set, None
-    while it is open.
+    """Disjoint sets of streams with equal partition counts. Streams are named by node ids. The
+    count of a set is None while it is open.
 
-    The streams that an operator merges may be in different sets until something relies on their
-    counts.
+    A node may also be an operator that merges streams. These may be in different sets until an
+    operator relies on their counts; from then on the merging node counts as a stream.
     """
 
     def __init__(self, counts: Mapping[str, int | None]) -> None:
@@ -63,8 +63,8 @@ class EqualCounts:
         self._count[node] = count
 
     def record_inputs(self, operator: str, streams: Sequence[str]) -> None:
-        """Record the input streams of an operator: if it merges them, its id stands for all of
-        them.
+        """Record the input streams of an operator: if it merges them, its id is a node that stands
+        for all of them.
         """
         self._merged[operator] = self._all_leaves(streams)
 
@@ -88,8 +88,8 @@ class EqualCounts:
         return f"it has {' and '.join(map(str, other))} partitions"
 
     def join(self, nodes: Sequence[str], count: int | None) -> None:
-        """Unite the sets of these streams; the new set has the count `count` or, with None, that
-        of the first set.
+        """Unite the sets of these streams. The new set has this count; with None, it keeps that of
+        the first set. Nothing is done without streams.
         """
         if not nodes:
             return
@@ -99,20 +99,17 @@ class EqualCounts:
         if count is not None:
             self._count[roots[0]] = count
         for node in nodes:
-            # An operator that merges streams counts as one stream from now on.
-            self._parent.setdefault(node, roots[0])
+            self._parent.setdefault(node, roots[0])  # a merging node, which becomes a stream
 
     def _counts(self, node: str) -> set[int]:
-        """Return the known counts of a stream; several if it is merged of streams with
-        different ones.
+        """Return the known counts of a node; several if it is merged of streams with different
+        counts.
         """
         known = {self._count[self._root(leaf)] for leaf in self._leaves(node)}
         return {count for count in known if count is not None}
 
     def _leaves(self, node: str) -> list[str]:
-        """Return the streams that the operator `node` merges, or `node` itself if it is a
-        stream.
-        """
+        """Return the streams that a merging `node` stands for, or [`node`] if it is a stream."""
         return [node] if node in self._parent else self._merged[node]
 
     def _all_leaves(self, nodes: Iterable[str]) -> list[str]:
@@ -123,7 +120,7 @@ class EqualCounts:
         return list(leaves)
 
     def _root(self, node: str) -> str:
-        """Return the stream that stands for the set of this one; shortens the way to it."""
+        """Return the stream that stands for the set of this one; shortens the chain of parents."""
         while self._parent[node] != node:
             self._parent[node] = self._parent[self._parent[node]]
             node = self._parent[node]
@@ -210,8 +207,8 @@ def assign_tasks(streams: tuple[PlannedStream, ...], limit: int | None) -> tuple
     """Return at most `limit` tasks, each with its partitions of all inputs and buckets of
     partitioned datasets.
 
-    Without the limit, there are as many as the input, dataset or intermediate stream with most
-    partitions has. Every task reads all partitions of broadcast inputs.
+    With `limit` None, there are as many tasks as the input, dataset or intermediate stream with
+    most partitions has partitions. Every task reads all partitions of broadcast inputs.
     """
     by_role: dict[str, list[PlannedStream]] = defaultdict(list)
     total = 0
@@ -235,7 +232,7 @@ def assign_tasks(streams: tuple[PlannedStream, ...], limit: int | None) -> tuple
     for task in range(count):
         owned = _list_buckets(buckets, task, count)
         ssps = _list_partitions(by_role["input"], task, count)
-        ssps += _list_partitions(shared, 0, 1)
+        ssps += _list_partitions(shared, first=0, step=1)  # all of them
         tasks.append(Task(f"{called} {task}", tuple(ssps), tuple(owned), broadcast))
     return tuple(tasks)
 
@@ -254,7 +251,9 @@ def _list_buckets(buckets: Mapping[str, int], first: int, step: int) -> list[str
 def _list_partitions(
     streams: Sequence[PlannedStream], first: int, step: int
 ) -> list[SystemStreamPartition]:
-    """Return every `step`-th partition of each stream, from the partition `first` on."""
+    """Return every `step`-th partition of each stream, from the partition `first` on; none of a
+    stream whose number of partitions is unknown.
+    """
     partitions = []
     for stream in streams:
         system, name = split_stream_name(stream.name)
@@ -291,8 +290,8 @@ class Counts:
 
 
 def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]:
-    """Return the declared partition count of each stream and dataset, by node id; None where it
-    is open.
+    """Return the declared partition count of each stream and dataset, by node id; None where it is
+    open. Datasets that every task reads as a whole are left out.
     """
     counts: dict[str, int | None] = {}
     for operator in app.operators:
@@ -316,7 +315,9 @@ class DefaultCount:
 
 
 def default_count(app: Application, catalog: Catalog) -> DefaultCount:
-    """Return the count for streams that have neither a declared nor an inferred one."""
+    """Return the count for streams that have neither a declared nor an inferred one: that of the
+    application, else the largest one of its inputs and outputs up to MAX_DEFAULT_PARTITIONS.
+    """
     if app.intermediate_partitions is not None:
         return DefaultCount(
             app.intermediate_partitions, "intermediate_partitions of the application"
@@ -413,7 +414,7 @@ def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
             "Read one input without broadcast=: its partitions are divided among the tasks.",
             application=app.name,
         )
-    divided = []
+    divided = []  # the counts of what is divided among the tasks
     for node, count in counts.partitions.items():
         if roles.get(node) not in ("output", *BROADCAST):
             divided.append(count)
@@ -445,7 +446,7 @@ def collect_requirements(app: Application) -> Requirements:
     joined = set()
     for operator in app.operators:
         for number, need in enumerate(operator.spec.requirements(app)):
-            if need is None:
+            if need is None:  # any partitioning of this input will do
                 continue
             required.setdefault(operator.id, {})[number] = need
             if not need.feeds:
@@ -540,7 +541,7 @@ def _plan_stream(draft: Draft, operator: Operator) -> PlannedStream:
     origin = spec.declared_count(context).declared_in
     name = spec.reads or spec.writes or f"{draft.app.name}-{operator.id}"
     if spec.role == "broadcast-input" and spec.reads:
-        # The flow describes the tasks' copies.
+        # Not those of the flow, which is what the tasks read: each all partitions.
         facts = require_facts(draft.catalog, spec.reads, operator.id)
         return PlannedStream(
             name,
@@ -570,7 +571,9 @@ def _resolve_count_source(
     counts: Counts,
     default_from: str,
 ) -> PlannedStream:
-    """Return the planned stream with where its count comes from."""
+    """Return the planned stream `node` with where its count comes from: as it was declared,
+    inferred from another stream or dataset, or `default_from`.
+    """
     if stream.count_from:
         return stream
     reason = default_from

@@ -56,8 +56,8 @@ class ExecutionPlan(PlannedApplication):
     def stream(self, name: str) -> PlannedStream:
         """Return the planned stream of this name; raises PlanningError for an unknown one.
 
-        If the application reads or writes the stream and a dataset is also built from it, that is
-        the former.
+        A stream that the application reads or writes comes before the side input of a dataset that
+        is built from the same stream.
         """
         streams = sorted(self.streams, key=lambda stream: stream.dataset is not None)
         return self._find("stream", name, {stream.name: stream for stream in reversed(streams)})
@@ -76,7 +76,9 @@ class ExecutionPlan(PlannedApplication):
         return self._find("task", name, {task.name: task for task in self.tasks})
 
     def _find(self, kind: str, name: str, known: Mapping[str, T]) -> T:
-        """Return the member of this name; raises PlanningError, which lists some that there are."""
+        """Return the value of this name in `known`; without one, raises PlanningError, which lists
+        the first names. `kind` says what they name.
+        """
         if name not in known:
             shown = [*known][:10]
             if len(known) > len(shown):
@@ -86,7 +88,7 @@ class ExecutionPlan(PlannedApplication):
                 f" {', '.join(shown)}."
             )
             about = {"application": self.application}
-            if kind != "task":
+            if kind != "task":  # errors have no field for a task
                 about[kind] = name
             raise PlanningError(problem, "Check the name.", **about)
         return known[name]
@@ -107,7 +109,10 @@ class ExecutionPlan(PlannedApplication):
         return owned
 
     def operators_that_restate(self, datasets: Collection[str]) -> RestatingOperators:
-        """Return the operators that compute results again when these datasets have changed."""
+        """Return the operators that compute results again when these datasets have changed.
+
+        An operator is unsent only if it is so for all of these datasets.
+        """
         needed: set[str] = set()
         sent: set[str] = set()
         unsent: set[str] = set()

@@ -109,8 +109,8 @@ R = TypeVar("R")
 def _in_words_of_source(
     function: Callable[Concatenate[Application, P], R],
 ) -> Callable[Concatenate[Application, P], R]:
-    """Let the errors of a function be those of the text that declares its application, if it is
-    not declared in Python.
+    """Return the function with errors in the words of the file that declares its application, for
+    an application that is not declared in Python.
     """
 
     @wraps(function)
@@ -146,8 +146,8 @@ def plan_application(
     systems: Mapping[str, StreamSystem] | None = None,
     writes_as: str | None = None,
 ) -> ExecutionPlan:
-    """Return the application's plan over the current streams; raises PlanningError if it can't be
-    planned.
+    """Return the application's plan over the current streams, with costs and with notes on stored
+    datasets; raises PlanningError if it can't be planned.
 
     `systems` defaults to those of the application in `lake`, and `lake` to `open_lake()`.
     `writes_as` is the former name of a renamed application, by which tables know its marks.
@@ -162,7 +162,7 @@ def plan_application(
 
 @_in_words_of_source
 def compare_output_tables(app: Application, plan: ExecutionPlan) -> ExecutionPlan:
-    """Return the plan with what the next commits would make of the application's output tables.
+    """Return the plan with what the next commits would change in the application's output tables.
 
     Opens their catalogues and stores. Raises PlanningError for a table that can't take the records.
     """
@@ -317,19 +317,29 @@ def build_plan(
     )
 
 
-def _draft_plan(
-    app: Application, catalog: Catalog, columns: Mapping[str, Columns]
-) -> partition_counts.Draft:
-    """Return the streams of an application with their partition counts, proven to agree."""
-    needs = partition_counts.collect_requirements(app)
-    inserted = plan_repartitioning(app, catalog, columns, needs)
-    flows = trace_flows(app, catalog, columns, apply_insertions(inserted))
+def _check_declarations(app: Application, catalog: Catalog) -> None:
+    """Raise an error for rate budgets, datasets, state names, output tables and expectations that
+    can't work, whatever the partition counts are.
+    """
     if app.tables:
         check_budgets(list_budgets(app.tables.values()))
     check_datasets(app, catalog)
     notes.check_state_names(app)
     notes.check_replaced_rows(app)
     notes.check_expectations(app)
+
+
+def _draft_plan(
+    app: Application, catalog: Catalog, columns: Mapping[str, Columns]
+) -> partition_counts.Draft:
+    """Return the streams of an application with their partition counts, proven to agree.
+
+    Raises PlanningError for counts that do not agree, and for declarations that can't work.
+    """
+    needs = partition_counts.collect_requirements(app)
+    inserted = plan_repartitioning(app, catalog, columns, needs)
+    flows = trace_flows(app, catalog, columns, apply_insertions(inserted))
+    _check_declarations(app, catalog)
     groups = partition_counts.find_join_groups(app, needs, flows)
     default = partition_counts.default_count(app, catalog)
     open_counts = partition_counts.declared_counts(app, catalog)
@@ -368,7 +378,11 @@ def _iter_spark_needs(
 
 
 def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:
-    """Yield the exchanges of a plan, in order of definition."""
+    """Yield the exchanges of a plan, in order of definition.
+
+    At each operator these are, if there are any: the inserted ones before its inputs, its own
+    (partition_by or broadcast), and the one before what it writes.
+    """
     app = draft.app
     streams = draft.streams
     counts = draft.counts.partitions
@@ -439,7 +453,9 @@ def _iter_operators(
 
 
 def _iter_join_groups(draft: partition_counts.Draft) -> Iterator[JoinGroup]:
-    """Yield the streams and datasets that are co-partitioned, by the operator that needs it."""
+    """Yield a group for each operator that needs its streams and datasets to be co-partitioned,
+    except sends to datasets (`_plan_fed_datasets`).
+    """
     for join, requirements in draft.needs.items():
         joined = {number: needed for number, needed in requirements.items() if not needed.feeds}
         if not joined:
@@ -458,7 +474,8 @@ def _plan_fed_datasets(draft: partition_counts.Draft) -> tuple[FedDataset, ...]:
     """Return the joined datasets that the application itself sends records to, in order of
     declaration.
     """
-    streams: dict[str | None, dict[str, str]] = defaultdict(dict)  # by operator that sends them
+    # {dataset: {operator that sends to it: label of the stream that is sent}}
+    streams: dict[str | None, dict[str, str]] = defaultdict(dict)
     for operator, requirements in draft.needs.items():
         for number, needed in requirements.items():
             if needed.feeds:
@@ -521,8 +538,8 @@ def _iter_unused(app: Application, written: AbstractSet[str | None]) -> Iterator
 def check_syntax(app: Application) -> None:
     """Raise PlanningError for the first SQL of an application that Spark can't parse.
 
-    Spark's parser runs in a JVM without a session, which is started only for a query, or for an
-    expression that is not certain to be valid. Without Java, these are not checked.
+    Spark's parser runs in a JVM without a session. It is started only for a query, or for an
+    expression that is not certain to be valid. Without Java, that SQL is not checked.
     """
     to_parse = []
     for each in _iter_sql(app):
@@ -535,7 +552,7 @@ def check_syntax(app: Application) -> None:
     mistakes: list[str] = []
     with suppress(ConfigurationError):  # there is no Java
         mistakes = syntax_errors([(each.text, each.is_query) for each in to_parse])
-    for mistake, each in zip(mistakes, to_parse, strict=False):
+    for mistake, each in zip(mistakes, to_parse, strict=False):  # without Java there are none
         if mistake:
             kind = "query" if each.is_query else "expression"
             problem = f"{each.owner}: {each.text!r} is not a valid Spark SQL {kind}: {mistake}."
@@ -590,7 +607,7 @@ def _iter_sql(app: Application) -> Iterator[_Sql]:
 
 
 def _iter_queries(dataset: AdjunctDataset) -> Iterator[DatasetSql]:
-    """Yield the queries that a dataset is made of."""
+    """Yield the queries that a dataset is made of, with a text for each parameter."""
     if isinstance(dataset.input, QuerySource) and isinstance(dataset.input.query, str):
         query = dataset.input.query.replace("{version}", "''").replace("{partition}", "''")
         yield DatasetSql("the query", query, is_query=True)
@@ -601,8 +618,8 @@ def _iter_queries(dataset: AdjunctDataset) -> Iterator[DatasetSql]:
 
 
 def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, ...]:
-    """Return, for each dataset that is made from a source, what needs Spark to advance it,
-    however few records.
+    """Return, for each dataset except local tables, what needs Spark to advance it, however few
+    records there are.
     """
     advances = []
     for dataset in app.datasets:
@@ -622,7 +639,8 @@ def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str
         if isinstance(dataset.input, QuerySource):
             yield from list_query_spark_needs(dataset, dataset.input)
             return
-        if not isinstance(dataset.input, str):
+        is_stream = isinstance(dataset.input, str)
+        if not is_stream:
             yield from list_extractor_spark_needs(dataset)
             return
     facts = catalog.get(str(dataset.input))
@@ -666,8 +684,11 @@ def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
 
 
 def note_stored_datasets(app: Application, systems: Mapping[str, StreamSystem]) -> tuple[str, ...]:
-    """Return a note for each dataset that was built under another declaration or from other
-    columns, and for each without a version whose stream has no end-of-dataset marker.
+    """Return a note for each dataset whose next advance fails, because it was built under another
+    declaration or from other columns, and for each dataset without a version whose stream has no
+    end-of-dataset marker.
+
+    () without the lake, in which datasets are stored.
     """
     streams = systems.get(LAKE)
     if not isinstance(streams, LakeStreams):
@@ -700,7 +721,7 @@ def _note_stored(
     try:
         if systems[LAKE].markers(stream):
             return None
-    except StreamNotFoundError:
+    except StreamNotFoundError:  # the plan itself says so
         return None
     return (
         f"Dataset {dataset.name} has no version yet, and {dataset.stream} has no end-of-dataset"
@@ -711,7 +732,9 @@ def _note_stored(
 def _check_stored_columns(
     dataset: UnboundedDataset, manifest: UnboundedManifest, systems: Mapping[str, StreamSystem]
 ) -> None:
-    """Raise DatasetError for a table that can't get the columns that its stream has now."""
+    """Raise DatasetError for a table that can't get the columns that its stream has now; do nothing
+    for a stream that can't be read, which the plan reports.
+    """
     try:
         source = open_changes(systems, dataset)
     except (
@@ -721,8 +744,8 @@ def _check_stored_columns(
         ConfigurationError,
         DatasetError,
     ):
-        return  # the plan itself says so
-    must_evolve(dataset, manifest, source)
+        return
+    must_evolve(dataset, manifest, source)  # raises if it can't
 
 
 def find_empty_folders(app: Application) -> Mapping[str, str]:

@@ -98,16 +98,16 @@ class _Pair:
 
 
 def _pair_operators(older: Sequence[Item], newer: Sequence[Item]) -> list[_Pair]:
-    """Return pairs of operators whose ids differ at most in the number; first those without a
-    partner in the newer plan.
+    """Return the operators of both plans in pairs whose ids differ at most in the number; first
+    those without a partner in the newer plan, then all of the newer plan in its order.
 
-    Operators that also have the same summary are paired first.
+    Operators that also have the same summary find their partners first.
     """
     partners: dict[int, Item] = {}  # the older operator, by the place of the newer one
     unpaired = {item["id"]: item for item in older}
     for signature in (_kind_and_summary, _kind):
         alike: dict[object, list[Item]] = defaultdict(list)
-        for old in reversed(unpaired.values()):
+        for old in reversed(unpaired.values()):  # the last one of a list is taken first
             alike[signature(old)].append(old)
         for place, new in enumerate(newer):
             candidates = alike[signature(new)]
@@ -169,11 +169,12 @@ def _describe_items(part: str, older: Sequence[Item], newer: Sequence[Item]) -> 
 
 
 def _by_label(part: str, items: Sequence[Item]) -> dict[str, Item]:
-    """Return the items of a list by the names that differences have for them."""
+    """Return the items of the list `part` by the names that differences have for them."""
     kind, template = _ITEMS[part]
     result: dict[str, Item] = {}
     for item in items:
-        what = "state at" if part == "join_groups" and item.get("dataset") is None else kind
+        is_state = part == "join_groups" and item.get("dataset") is None
+        what = "state at" if is_state else kind
         place = item.get("role") if item.get("dataset") is None else item["dataset"]
         name = f"{what} {template.format(**{**item, 'place': place})}"
         label = name
@@ -373,6 +374,7 @@ def _outside(name: str) -> str:
 def _draw_known(plan: PlannedApplication) -> dict[str, _Node]:
     """Return the nodes of the planned tables, streams and datasets, by name."""
     known = {item.table: _Node("table", "outside", (item.table,)) for item in plan.tables}
+    # A dataset comes last, and replaces a stream of the same name.
     for stream in sorted(plan.streams, key=lambda stream: stream.dataset is not None):
         shape = "stream" if stream.dataset is None else "dataset"
         name = stream.dataset or stream.name
@@ -381,8 +383,8 @@ def _draw_known(plan: PlannedApplication) -> dict[str, _Node]:
 
 
 def _draw_outside(name: str, known: Mapping[str, _Node]) -> _Node:
-    """Return the node of a stream, dataset or table; one without partitions if the plan does
-    not list it.
+    """Return the node of a stream, dataset or table. If the plan does not list it, the node has no
+    partitions, and a name with a dot is taken for a stream.
     """
     if name in known:
         return known[name]
@@ -515,6 +517,7 @@ def render_text(plan: PlannedApplication) -> str:
 
 
 def _list_output_tables(plan: PlannedApplication) -> list[str]:
+    """Return lines about the output tables, with changes of columns if the plan was compared."""
     lines = _table(_OUTPUT_TABLES, plan.output_tables)
     for item in plan.output_tables:
         name = f"{item.table} at {item.operator}"
@@ -528,7 +531,9 @@ def _list_output_tables(plan: PlannedApplication) -> list[str]:
 
 
 def _note_as_of(plan: PlannedApplication) -> list[str]:
-    """Return what becomes of output if the datasets of joins by time learn of earlier changes."""
+    """Return lines about the output of joins by time if their datasets learn of earlier changes
+    later; joins whose results are restated have lines of their own.
+    """
     restating = [one.join for one in plan.restatements]
     stays = [one.join for one in plan.by_time if one.join not in restating]
     lines = [f"  {AS_OF_NOTE}"]
@@ -673,16 +678,17 @@ def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:
         for source in operator.inputs:
             following[source].append(operator)
     lines: list[str] = []
-    missing = {operator.id: len(operator.inputs) for operator in operators}
+    missing = {operator.id: len(operator.inputs) for operator in operators}  # inputs to draw
     waiting = []
     for operator in reversed(operators):
         if not operator.inputs:
             waiting.append(_Drawn(operator, 0, begins_branch=False))
-    while waiting:
+    while waiting:  # a stack: its last operator is drawn next
         drawn = waiting.pop()
         operator = drawn.operator
         missing[operator.id] -= 1
-        if missing[operator.id] > 0:
+        has_further_inputs = missing[operator.id] > 0
+        if has_further_inputs:
             lines.append(f"  {drawn.indent}-> {operator.id}")
             continue
         summary = _truncate(" ".join(operator.summary.split()), 80)
@@ -720,7 +726,7 @@ def _describe_tasks(tasks: Sequence[Task]) -> list[str]:
     the same things.
     """
     lines: list[str] = []
-    if tasks and tasks[0].name.startswith("Task"):
+    if tasks and tasks[0].name.startswith("Task"):  # else each is "Partition i" (assign_tasks)
         lines.append(f"  task i modulo {len(tasks)} owns partition i, and bucket i of each dataset")
     last = -1
     for owned, alike in groupby(tasks, _describe_owned):
@@ -745,7 +751,7 @@ def _describe_owned(task: Task) -> str:
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines of aligned columns."""
+    """Return rows of cells as lines of aligned columns; the last column is not padded."""
     *aligned, last = zip(*rows, strict=True)
     columns = []
     for cells in aligned:

@@ -29,7 +29,7 @@ def describe_costs(
 ) -> dict[str, tuple[str, ...]]:
     """Return, by join, what a restatement of its results reads at most, a line for each input.
 
-    A stream that can't be asked now is left out.
+    An input stream that can't be asked now has no line.
     """
     lines = {}
     for restated in restatements:
@@ -40,7 +40,9 @@ def describe_costs(
 def _describe_inputs(
     app: Application, restated: PlannedRestatement, systems: Mapping[str, StreamSystem]
 ) -> Iterator[str]:
-    """Yield, for each input of a join that restates, what is searched and read again at most."""
+    """Yield, for each input of a join that restates, what is searched and read again at most.
+    Inputs whose stream system does not answer are left out.
+    """
     match = app.operator(restated.join).spec.match
     assert match is not None, "it is a join"
     assert match.restate is not None, "it restates"
@@ -58,7 +60,9 @@ def _describe_inputs(
 
 
 def _describe_searched(system: StreamSystem, one: RestatedInput, since: int) -> str:
-    """Return which records of an input are searched, of those since this time in milliseconds."""
+    """Return which records of an input are searched, and how. `since` is the time in milliseconds
+    from which records are searched.
+    """
     stream = split_stream_name(one.stream)[1]
     ssps = system.partitions(stream)
     upcoming = system.upcoming(ssps)

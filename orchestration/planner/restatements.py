@@ -30,7 +30,7 @@ def plan_restatements(
     app: Application, catalog: Catalog, columns: Mapping[str, Columns]
 ) -> tuple[PlannedRestatement, ...]:
     """Return the joins whose results follow later changes of their datasets. Raises PlanningError
-    for results that can't.
+    if the results of one can't follow.
     """
     graph = _Graph(app, catalog, columns)
     restatements = []
@@ -48,6 +48,8 @@ def plan_restatements(
                 operator=operator.id,
                 dataset=match.dataset,
             )
+        inputs = tuple(graph.find_inputs(operator))
+        graph.check_effects(operator)
         restatements.append(
             PlannedRestatement(
                 operator.id,
@@ -55,7 +57,7 @@ def plan_restatements(
                 changes=stream,
                 partitions=app.dataset(match.dataset).partitions or 1,
                 records=match.restate.describe(),
-                inputs=tuple(graph.find_inputs(operator)),
+                inputs=inputs,
                 operators=tuple(graph.list_operators(operator)),
                 unsent=tuple(graph.list_unsent(operator)),
                 effects=tuple(graph.describe_effects(operator)),
@@ -67,7 +69,8 @@ def plan_restatements(
 def check_restated_sums(app: Application) -> None:
     """Raise PlanningError if results that follow later changes of a dataset are added to a table.
 
-    That is so whatever the table declares, which is checked later and advises other things.
+    This is checked before the declarations of tables, whose errors would advise to change the
+    declaration, which does not help here.
     """
     graph = _Graph(app, Catalog(), {})
     for join in app.operators:
@@ -85,8 +88,8 @@ _SUMS = {"add", "append"}
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    """Where a value that arrives at a join comes from: its name in the input's records; None if it
-    is `made_by` an operator.
+    """Where a value that arrives at a join comes from: its name in the input's records, or None for
+    a value that the operator `made_by` computes, or may compute.
     """
 
     name: str | None
@@ -106,7 +109,10 @@ class _Graph:
     # -- what is read again
 
     def find_inputs(self, join: Operator) -> Iterator[RestatedInput]:
-        """Yield how the records of each input that reaches the join are found."""
+        """Yield how the records of each input that reaches the join are found.
+
+        Raises PlanningError for an input whose records can't be found by the join's key.
+        """
         match = join.spec.match
         assert match is not None
         on = dict(match.on)
@@ -120,7 +126,7 @@ class _Graph:
             if match.as_of is not None:
                 time = self._trace(match.as_of.column, path).name
             facts = require_facts(self.catalog, stream, source.id)
-            indexed = tuple(sorted(keys)) in facts.find_by
+            indexed = tuple(sorted(keys)) in facts.find_by  # which has sorted names
             restated = RestatedInput(stream, keys, time, indexed)
             if found.setdefault(stream, restated) != restated:
                 raise PlanningError(
@@ -133,7 +139,7 @@ class _Graph:
         yield from found.values()
 
     def _paths_above(self, operator: Operator) -> list[tuple[Operator, ...]]:
-        """Return the ways to the operator: the input, what comes after it, and the operator."""
+        """Return each path from an input to the operator, as the operators on it, both included."""
         if operator.spec.reads is not None:
             return [(operator,)]
         paths = []
@@ -160,7 +166,9 @@ class _Graph:
         )
 
     def _trace(self, name: str, path: Sequence[Operator]) -> _Traced:
-        """Return where a value comes from that arrives at the end of a path."""
+        """Return where a value comes from that arrives at the join, the end of a path from its
+        input.
+        """
         for operator in reversed(path[1:-1]):
             arriving = self.columns[operator.inputs[0]]
             before = operator.spec.came_from(name, arriving)
@@ -210,10 +218,10 @@ class _Graph:
         writers = [operator.id for operator in below if operator.spec.writes is not None]
         inputs = self._streams_above(join.id)
         for operator in self.app.operators:
-            if self._written_stream(operator) not in streams or self._has_state(operator.id):
-                continue
+            writes_same_stream = self._written_stream(operator) in streams
             is_of_same_records = self._streams_above(operator.id) <= inputs
-            if is_of_same_records:
+            # Results of state have positions of their own, which no epoch of a record replaces.
+            if writes_same_stream and is_of_same_records and not self._has_state(operator.id):
                 writers.append(operator.id)
         needed = set()
         for writer in writers:
@@ -221,44 +229,64 @@ class _Graph:
         return [operator.id for operator in self.app.operators if operator.id in needed]
 
     def list_unsent(self, join: Operator) -> Iterator[str]:
-        """Yield the operators before the join that send records to tables, which have them."""
+        """Yield the operators that send records to tables and are not below the join. They compute
+        the records again but don't send them: the table has the same records.
+        """
         below = {operator.id for operator in self.list_below(join.id)}
         for name in self.list_operators(join):
             if name not in below and self.app.operator(name).spec.send is not None:
                 yield name
 
-    def describe_effects(self, join: Operator) -> Iterator[str]:
-        """Yield what a restatement does to each output. Raises PlanningError for what it would
-        leave wrong.
+    def check_effects(self, join: Operator) -> None:
+        """Raise PlanningError for an operator that would keep or send wrong results after a
+        restatement.
         """
+        # Operators below the join may keep state although their records reach no output.
+        affected = {operator.id for operator in self.list_below(join.id)}
+        affected.update(self.list_operators(join))
         unsent = set(self.list_unsent(join))
-        below = {operator.id for operator in self.list_below(join.id)}
-        for name in sorted({*below, *self.list_operators(join)}, key=self._place):
-            operator = self.app.operator(name)
-            spec = operator.spec
+        for operator in self.app.operators:
+            if operator.id not in affected:
+                continue
             self._check_state(join, operator)
-            if spec.role in BROADCAST:
+            if operator.spec.role in BROADCAST:
                 raise self._refused(
                     join,
                     operator,
                     "hands all records to every task",
                     "Leave it out, or send the results to a stream, and broadcast that one.",
                 )
-            if name in unsent:
+            if operator.id in unsent:
+                continue
+            if operator.spec.send is not None:
+                self._check_table(join, operator)
+            elif operator.spec.role == "output":
+                self._check_stream(join, operator)
+
+    def describe_effects(self, join: Operator) -> Iterator[str]:
+        """Yield what a restatement does to each output that it sends to again.
+
+        In these texts "they" are the records that are read again.
+        """
+        unsent = set(self.list_unsent(join))
+        for name in self.list_operators(join):
+            operator = self.app.operator(name)
+            spec = operator.spec
+            if spec.writes is None or name in unsent:
                 continue
             if spec.send is not None:
-                self._check_table(join, operator)
                 yield f"table {spec.send.table}: their records replace earlier ones, by newest_by"
             elif spec.role == "output":
-                self._check_stream(join, operator)
                 yield f"{spec.writes}: {self._describe_epoch(join, operator)}"
             elif spec.writes in self.app.output_tables:
-                yield f"{spec.writes}: {self._describe_rows(str(spec.writes))}"
-            elif spec.writes is not None and spec.feeds is None:
+                yield f"{spec.writes}: {self._describe_rows(spec.writes)}"
+            else:  # a user's function: local tables are refused by check_effects
                 yield f"{spec.writes} is called again with them"
 
     def _describe_rows(self, table: str) -> str:
-        """Return what a restatement does to the rows of an output table."""
+        """Return what a restatement does to the rows of an output table; "they" are as in
+        `describe_effects`.
+        """
         if self.app.output_tables[table].on_replay == "replace":
             return "their rows replace those of their earlier results"
         return "their rows come again in a higher epoch, and those of earlier results stay"
@@ -301,7 +329,9 @@ class _Graph:
             )
 
     def _describe_epoch(self, join: Operator, operator: Operator) -> str:
-        """Return what a restatement does to the records of an output stream."""
+        """Return what a restatement does to the records of an output stream; "they" are as in
+        `describe_effects`.
+        """
         again = "their results come again in a higher epoch"
         dropping = self._find_dropping(join, operator)
         if dropping is None:
@@ -366,8 +396,8 @@ class _Graph:
         )
 
     def _find_dropping(self, join: Operator, operator: Operator) -> Operator | None:
-        """Return the first operator up to this one that may drop a record which it passed on before
-        a dataset or table changed; None if none may.
+        """Return the first operator up to this one that may drop a record now that it passed on
+        before a dataset or table changed; None if none may.
         """
         below = {each.id for each in self.list_below(join.id)}
         for above in self._above(operator.id):
@@ -377,11 +407,15 @@ class _Graph:
         return None
 
     def _may_depend_on_entries(self, operator: str, name: str) -> bool:
-        """Whether a column may be made of values of a dataset or remote table."""
+        """Whether a column of the records that leave an operator may be made of values of a dataset
+        or remote table; True if its sources are unknown.
+        """
         column = self.columns[operator].find(name)
         if column is None or not column.sources:
             return True
-        before_output = {}  # the operator before each output that records are read back from
+        # Records may have come through an output stream of the application itself: then the sources
+        # of their columns are those of the records that were sent to it.
+        before_output = {}
         for above in self._above(operator):
             if above.spec.role == "output":
                 before_output[LineageNode("stream", str(above.spec.writes))] = above.inputs[0]
@@ -396,7 +430,9 @@ class _Graph:
     def _refused(
         self, join: Operator, operator: Operator, problem: str, next_step: str
     ) -> PlanningError:
-        """Return the error for a join whose results can't be restated because of an operator."""
+        """Return the error for a join whose results can't be restated because of an operator: its
+        id, the `problem` and the `next_step` are parts of the text.
+        """
         match = join.spec.match
         return PlanningError(
             f"{join.id} has restate=, but {operator.id} {problem}.",
@@ -407,12 +443,10 @@ class _Graph:
 
     # -- the graph
 
-    def _place(self, operator: str) -> int:
-        """Return the place of an operator in the order of definition."""
-        return [each.id for each in self.app.operators].index(operator)
-
     def _written_stream(self, operator: Operator) -> str | None:
-        """Return the stream that an operator writes; None for other targets and for none."""
+        """Return the stream that an operator writes; None if it writes something else or
+        nothing.
+        """
         target = operator.spec.target(self.app)
         if target is None or target.kind != "stream":
             return None

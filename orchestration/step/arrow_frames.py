@@ -238,7 +238,7 @@ class ArrowFrames:
 
     def call(self, frame: pa.Table, call: RecordCall, kept: Sequence[str]) -> pa.Table:
         """Return what a user's function returns for each record. Results of a rehearsal are used
-        again.
+        again, so that the function is not called twice.
         """
         streams = set(self.planned.origins[call.operator].streams.values())
         if not streams <= self.planned.app.inputs.keys():
@@ -330,7 +330,8 @@ class ArrowFrames:
         keys = _select_keys(frame, lookup)
         found = KeyedEntries.of(answers, tuple(keys.column_names))
         places = found.find(keys.columns)
-        for number, answer in enumerate(lookup.answers, start=len(lookup.keys) + 1):
+        first_answer = len(lookup.keys) + 1  # after the key and FOUND
+        for number, answer in enumerate(lookup.answers, start=first_answer):
             frame = frame.append_column(answer.name, found.entries.column(number).take(places))
         there = found.entries.column(lookups.FOUND).take(places)
         return frame.append_column(MATCHED, _true_or_null(pc.fill_null(there, False)))
@@ -377,7 +378,9 @@ def _struct_types(kind: pa.DataType, *, is_update: bool) -> dict[str, str]:
 
 
 def _struct_of(columns: dict[str, Any], frame: pa.Table) -> pa.Array:
-    """Return a struct with these fields for each record; true where it has none."""
+    """Return a struct with these fields for each record; true without fields, as Spark has no
+    struct without any.
+    """
     if not columns:
         return pa.repeat(pa.scalar(True), frame.num_rows)
     return to_struct_array(columns, frame.num_rows)

@@ -119,7 +119,9 @@ class SparkOpened:
 
     @staticmethod
     def of(planned: PlannedBatch, opened: ExitStack) -> SparkOpened:
-        """Open it; `opened` discards what is not committed, and releases cached records."""
+        """Open what a batch on Spark needs. When `opened` is closed, it discards what is not
+        committed, and releases cached records.
+        """
         times = BatchTimes(planned.context, planned.inputs)
         opened.callback(times.close)
         kept = PersistedFrames()
@@ -185,8 +187,8 @@ class SparkCompiler:
     arrived: dict[str, list[DataFrame]] = field(default_factory=dict)
 
     def hand_on(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
-        """Return the records that leave an operator as the next ones get them: cached if these
-        are several.
+        """Return the records that leave an operator as the operators after it get them: cached if
+        several get them.
         """
         frame = self.compile(operator, sources)
         if self.batch.planned.is_shared(operator):
@@ -231,8 +233,10 @@ class SparkCompiler:
         return rename_copies(leaving, before, after)
 
     def _compile(self, operator: Operator) -> DataFrame:
-        """Return the records that leave an operator whose inputs are in `arrived`. A failed job, as
-        compiling an output runs one, is explained; `compile` explains an AnalysisException.
+        """Return the records that leave an operator whose inputs are in `arrived`.
+
+        Compiling an output runs a job. Its failure is explained here, an AnalysisException by
+        `compile`.
         """
         from pyspark.errors import AnalysisException
 
@@ -305,11 +309,11 @@ def _add_branch(frame: DataFrame, branch: str, origin: str | None) -> DataFrame:
 
 
 def classify_batch(app: Application, inputs: BatchInputs) -> BatchInputs:
-    """Return the inputs of a batch with whether it runs best in one task per stage, and with plans
-    that Spark interprets.
+    """Return the inputs of a batch with whether it runs best in one task per stage (`few`), and
+    with plans that Spark interprets.
 
-    Datasets that are broadcast are read whole by every task, however many there are; so are the
-    records of broadcast inputs.
+    A dataset that is broadcast is read whole by every task in any batch, so its size decides
+    nothing about tasks. The records of broadcast inputs count once for each task.
     """
     whole = read_whole(app, inputs)
     partitioned = dict(whole)
@@ -342,7 +346,7 @@ def read_whole(app: Application, inputs: BatchInputs) -> dict[str, View]:
 
 
 def _count_rows(view: View) -> int:
-    """Return the rows of a version, by its manifest."""
+    """Return the rows of a version, by its manifest; 0 if the dataset has none yet."""
     if view is None:
         return 0
     if isinstance(view, VersionReader):
@@ -358,12 +362,13 @@ def _count_bytes(view: View) -> int:
 
 
 def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs | None:
-    """Return the inputs of a batch with the records of its input streams, read here; None if tasks
-    must read them.
+    """Return the inputs of a batch with the records of its input streams, which this process has
+    read; None if tasks must read them.
 
-    They must for a batch that is not small, or that retention has cut; whose operators keep state
-    or need tasks; whose stream systems can't read into this process; whose datasets have more than
-    SMALL_ROWS; and whose records, joined with entries of an average size, are too large for memory.
+    Tasks must read a batch that is not small or that retention has cut. They also must if an
+    operator keeps state or needs tasks, if a stream system can't read into this process, if the
+    datasets have more than SMALL_ROWS rows, or if the records, each with an entry of average size
+    from each dataset, are too large for memory.
     """
     if not inputs.few or inputs.intent.cut:
         return None
@@ -422,8 +427,8 @@ class FetchedWrites:
         """Return the records of an output; None if they may be too large for this process."""
         arrived = self.frames.planned.inputs.arrived.values()
         records = sum(rows.num_rows for rows in arrived)
-        largest = SMALL_BYTES // max(1, records)
-        return fetch_small(frame, largest)
+        largest_row = SMALL_BYTES // max(1, records)
+        return fetch_small(frame, largest_row)
 
     def append(self, operator: str, frame: DataFrame, append: Append) -> AppendResult:
         """Append records to a stream: of the lake from this process, if they are few enough."""

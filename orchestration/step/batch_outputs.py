@@ -73,7 +73,7 @@ original.
 """
 TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times", EARLY: "early"}
 """The counters of records by the columns that joins by time mark them with."""
-_LETTER_IDENTITY = ("table", "kind", "key", "record")
+_LETTER_IDENTITY = ("table", "kind", "key", "record")  # all but the problem
 
 
 class BatchCounts:
@@ -275,11 +275,13 @@ class WrittenOutputs(Generic[Frame]):
             self.before_output(stream)
         schema = self.frames.schema(frame)
         changes = declared_changes(self.planned.app, stream)
-        create = partial(system.create, append.name, schema=schema, key=key, partitions=partitions)
+        create_or_change = partial(
+            system.create, append.name, schema=schema, key=key, partitions=partitions
+        )
         if changes and evolves:
-            create = partial(create, changes=changes)
+            create_or_change = partial(create_or_change, changes=changes)
         if sent is None:
-            create()
+            create_or_change()
             result = self.writes.append(operator, frame, append)
         elif is_cut:
             result = sent  # of all records that the batch began with
@@ -289,9 +291,9 @@ class WrittenOutputs(Generic[Frame]):
             # is a repeat. Declared renames and removals come first: they tell which columns of the
             # first append these records still have.
             if changes:
-                create()
+                create_or_change()
             result = self.writes.append(operator, frame, append)
-            create()
+            create_or_change()
         self._sent[operator] = _SentRecords(append, result)
         counters = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
         self.counts.count(stream, counters)
@@ -300,7 +302,7 @@ class WrittenOutputs(Generic[Frame]):
         """Return the append of an operator's records to a stream, in this batch."""
         context = self.planned.context
         system = require_writer(self.planned.system_of(stream))
-        # one snapshot for all requests: appending fails, and is retried, if the stream has changed
+        # One snapshot for all requests: appending fails, and is retried, if the stream has changed.
         can = system.capabilities
         if can.evolves:
             system = require_writer(system.snapshot(split_stream_name(stream)[1]))
@@ -375,8 +377,10 @@ class WrittenOutputs(Generic[Frame]):
     # -- remote tables
 
     def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
-        """Write records to a remote table; in a replay none to a table that has, or will get, the
-        same records otherwise.
+        """Write records to a remote table and keep its dead letters.
+
+        Nothing is written in a replay to a table with on_replay="skip", nor by an operator whose
+        records the table has (`PlannedBatch.unsent`).
         """
         self.before_output(send.table)
         planned = self.planned
@@ -385,8 +389,8 @@ class WrittenOutputs(Generic[Frame]):
         is_replay = planned.inputs.consumed is None
         skips = is_replay and table.on_replay == "skip"
         if skips or operator in planned.unsent:
-            # The table has these records, or will get them from the main position. If the replay
-            # left marks, what the main position writes could look old.
+            # The table has these records, or will get them from the main position. If a replay left
+            # marks, what the main position writes could look old.
             self._refused[operator] = _RefusedRecords(send.table)
             self.counts.count(send.table, {"skipped": self.frames.count(frame)})
             return
@@ -493,11 +497,11 @@ def _epochs_of(sources: Sources) -> dict[int, int]:
 
 
 def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
-    """Return the records with the columns of POSITION; without, if `sources` is None: their output
-    keeps none.
+    """Return the records with the columns of POSITION; without them if `sources` is None, for an
+    output that does not keep them.
 
-    Records that were read back from another output of this batch have them already: the positions
-    in the input.
+    Records that were read back from another output of this batch have the columns already: their
+    positions in the input.
     """
     if sources is None:
         return records.drop(*POSITION)
@@ -514,8 +518,9 @@ def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
 
 
 def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table:
-    """Return records in memory as an output stream gets them: in order, with the columns of
-    POSITION if it keeps these (`add_positions`)."""
+    """Return records in memory as an output stream gets them: in order, and with the columns of
+    POSITION if there are `sources`, as for `add_positions`.
+    """
     order = (PARTITION, OFFSET, *tie_breakers(records.column_names))
     unsent = {*order, *list_batch_columns(records.column_names)}
     if sources is None:
@@ -544,7 +549,7 @@ def with_positions(records: pa.Table, sources: Sources | None) -> pa.Table:
 @contextmanager
 def naming_records(system: StreamWriter, stream: str, rows: pa.Table) -> Iterator[None]:
     """Make the error for a value that can't be stored describe its record, as in tasks, instead
-    of a row number.
+    of a row number: the `rows` are checked again, by what raises that error.
     """
     try:
         yield
@@ -589,7 +594,8 @@ def table_of_letters(table: str, letters: Letters) -> pa.Table:
 
 def check_letters_sent(append: Append, sent: AppendResult, letters: Letters, what: str) -> None:
     """Raise TableError if a retried batch rejects records that its first run did not send as dead
-    letters.
+    letters. `sent` is the append of the first run, `letters` what the retry rejects; `what` names
+    the operator.
 
     A batch appends to a stream only once, so these records would be lost.
     """
@@ -641,14 +647,16 @@ def build_marking(
         epoch = 0
         if per_epoch:
             epoch = inputs.intent.epochs.get(ssp, 0)
-        if epoch and inputs.consumed is None:
+        is_replay = inputs.consumed is None
+        if epoch and is_replay:
             name += f"~{epoch}"
             epoch = 0
         sources[str(ssp)] = MarkedSource(name, epoch)
     prefix = f"{writer}/"
-    if SOURCE in columns and planned.sources(operator) is not None:
+    is_of_one_input = planned.sources(operator) is not None
+    if SOURCE in columns and is_of_one_input:  # records read back from an output stream
         return Marking((SOURCE,), SOURCE_OFFSET, sources, prefix=prefix)
-    if ORIGIN in columns:
+    if ORIGIN in columns:  # records of several streams
         return Marking((ORIGIN, PARTITION), OFFSET, sources, prefix=prefix)
     stream = planned.stream_of(operator) or ""
     return Marking((PARTITION,), OFFSET, sources, stream=stream, prefix=prefix)

@@ -38,7 +38,6 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 )
 from dagster_adjunct.orchestration.batch_log.event_times import TimeState
 from dagster_adjunct.orchestration.batch_log.intent import (
-    Epochs,
     Intent,
     JoinedVersions,
     Offsets,
@@ -134,16 +133,17 @@ class BatchInputs:
 
     @property
     def consumed(self) -> Offsets | None:
-        """The offsets at which the main input continues after the batch; None for one that reads
-        records again, and a dry run.
+        """The offsets at which the main input continues after the batch; None for a batch that
+        reads records again, and for a dry run.
         """
-        if self.intent.reads_again or self.intent.batch == 0:
+        is_dry_run = self.intent.batch == 0
+        if self.intent.reads_again or is_dry_run:
             return None
         return {ssp: span.end for ssp, span in self.intent.ranges.items()}
 
     def sources(self, application: str, stream: str) -> Sources | None:
         """Return the ranges that the batch reads of a stream, as outputs store them; None if
-        offsets are no numbers.
+        offsets are no numbers. Of a restating batch, they are the spans of the read records.
         """
         ranges = []
         for ssp, span in sorted(self.intent.ranges_of(stream).items()):
@@ -160,10 +160,12 @@ class BatchInputs:
 
 
 def list_spans(places: pa.Table, partition: int) -> list[tuple[int, int]]:
-    """Return the spans [start, end) of adjacent offsets among the places in a partition."""
+    """Return the spans [start, end) of adjacent offsets among the places in a partition, whose
+    offsets ascend.
+    """
     here = places.filter(pc.equal(places.column(PARTITION), partition))
     offsets = here.column(OFFSET).to_numpy()
-    is_first = np.diff(offsets, prepend=-2) != 1
+    is_first = np.diff(offsets, prepend=-2) != 1  # -2 is not adjacent to any offset
     first_places = np.flatnonzero(is_first)
     last_places = np.append(first_places[1:], len(offsets)) - 1
     starts = offsets[first_places].tolist()
@@ -239,7 +241,7 @@ class BatchVersions:
         return self._tables[name]
 
     def keep(self, readers: Mapping[str, VersionReader | None]) -> None:
-        """Take over these readers, by dataset, so that `view` need not open their versions
+        """Keep these open readers, by dataset, so that `view` need not open their versions
         again.
         """
         for name, reader in readers.items():
@@ -270,7 +272,9 @@ class BatchVersions:
         return self._reader(name, version).sealed.named_columns
 
     def served_until_now(self, name: str, columns: NamedColumns) -> ServedOverTime | None:
-        """Return what a dataset has served, with these columns; None if it serves nothing."""
+        """Return what a dataset has served up to now, with these columns; None if it serves
+        nothing. What was read before of its history is not read again.
+        """
         history = ServedHistory.read(self._runtime.lake, name)
         known = self._histories.get(name)
         if known is not None:
@@ -279,8 +283,8 @@ class BatchVersions:
         return read_served(history, columns=columns)
 
     def served(self, name: str, commits: ServedCommits, columns: NamedColumns) -> ServedOverTime:
-        """Return what a dataset has served after these commits, with these columns. Raises
-        VersionDiscardedError if a part of it is gone.
+        """Return what a dataset has served from the first to the last of these commits, with these
+        columns. Raises VersionDiscardedError if a part of it is gone.
         """
         history = self._histories.get(name)
         if history is None or history.number < commits.last:
@@ -332,12 +336,12 @@ class BatchVersions:
         return self._plans[plan]
 
     def lease(self, joined: JoinedVersions, *, reopened: bool = False) -> list[str]:
-        """Lease the dataset versions that a batch reads.
+        """Lease the dataset versions that a batch reads; return the names of the datasets whose
+        versions could not be leased.
 
-        Leases begin before the intent is committed; an open intent retains its versions, too.
-        Raises VersionDiscardedError if a version can't be leased. For a `reopened` batch, whose
-        intent alone may retain a version, returns the names of the datasets of such versions
-        instead.
+        Leases begin before the intent is committed; an open intent retains its versions, too. So
+        for a `reopened` batch a version may be retained that can't be leased. For any other batch,
+        VersionDiscardedError is raised for such a version.
         """
         missing: dict[str, set[str]] = {}
         for name, versions in joined.list_all().items():
@@ -367,17 +371,17 @@ class BatchVersions:
             self._forget_readers(name, wanted)
 
     def _holds(self, name: str, wanted: set[str]) -> bool:
-        """Return whether the lease on a dataset has all these versions."""
+        """Return whether the lease on a dataset, if it is not lost, has all these versions."""
         if not wanted:
             return True
         held = self._leases.get(name)
         return held is not None and not held.lost and wanted <= set(held.versions)
 
     def _forget_readers(self, name: str, wanted: Collection[str]) -> None:
-        """Drop the readers of versions that the batch does not read: a run that stays sees
-        thousands of versions.
+        """Drop the readers of a dataset's versions, except those in `wanted`: a run that stays
+        reads thousands of versions.
         """
-        # Several threads do so at the same time, of different datasets.
+        # A list, because other threads change the dictionary, for other datasets.
         for dataset, version in list(self._readers):
             if dataset == name and version not in wanted:
                 del self._readers[dataset, version]
@@ -476,7 +480,9 @@ class StepContext:
 
     @cached_property
     def fence(self) -> Fence | None:
-        """The fence of the run's writes, under the name that tables know the application by."""
+        """The fence of the run's writes, under the name that tables know the application by; None
+        without a lease.
+        """
         return None if self.lease is None else self.lease.fence.of_application(self.writer)
 
     @property
@@ -531,7 +537,7 @@ class StepContext:
         """Return the system of a stream ("lake.flights")."""
         return self.systems[split_stream_name(stream)[0]]
 
-    def count_offsets(self, ranges: Ranges) -> Epochs:
+    def count_offsets(self, ranges: Ranges) -> dict[SystemStreamPartition, int]:
         """Return the number of offsets in each of these ranges."""
         return {
             ssp: self.systems[ssp.system].distance(ssp, span.start, span.end)
@@ -568,8 +574,8 @@ class StepState:
     shapes: Mapping[str, object] | None = None
 
     def with_messages(self, context: StepContext, texts: Sequence[str]) -> StepState:
-        """Send an event for each text about startpoints; return the state whose report has these
-        texts, too.
+        """Send an event for each of these texts about startpoints; return the state in whose report
+        they are, too.
         """
         for text in texts:
             context.report("startpoint", self.logged.state.batch, text=text)
@@ -624,8 +630,10 @@ class StepState:
 def list_sensitive_columns(
     app: Application, systems: Mapping[str, StreamSystem]
 ) -> frozenset[tuple[LineageNode, str]]:
-    """Return the columns that datasets and schemas, also those in operators, mark as sensitive,
-    in lower case.
+    """Return the columns, in lower case, that datasets and schemas mark as sensitive.
+
+    A column of a schema that an operator was given belongs to the node of kind "stream" with the
+    operator's id.
     """
 
     @cache
@@ -633,7 +641,7 @@ def list_sensitive_columns(
         system, name = split_stream_name(stream)
         try:
             return _sensitive_names(systems[system].info(name).schema)
-        except (errors.StreamNotFoundError, KeyError):  # a dataset of a deleted stream
+        except (errors.StreamNotFoundError, KeyError):  # it was deleted, or its system is not open
             return frozenset()
 
     found = {LineageNode("stream", stream): of_stream(stream) for stream in app.inputs}
@@ -654,8 +662,8 @@ def list_sensitive_columns(
 
 
 def _with_made_columns(dataset: AdjunctDataset, sensitive: frozenset[str]) -> frozenset[str]:
-    """Return the sensitive columns of a dataset's input, and those that the dataset makes of
-    them.
+    """Return the `sensitive` columns of a dataset's input, and those that the dataset makes of
+    values inside them.
     """
     made = [path.name.lower() for path in dataset.paths if path.steps[0].lower() in sensitive]
     return sensitive.union(made)

@@ -138,8 +138,8 @@ class CheckedLookups(Generic[Frame]):
     stored: StoredColumns
 
     def look_up(self, operator: str, frame: Frame, lookup: TableLookup) -> Frame:
-        """Return the records with the columns of the lookup, unknown; raises PlanningError for
-        columns that the table's store has not.
+        """Return the records with the columns of the lookup, whose values are unknown. Raises
+        PlanningError for a column that the table's store does not have.
         """
         table = self.planned.app.tables[lookup.table]
         stored = self.stored.read(lookup.table, table.read_function)
@@ -307,10 +307,12 @@ class DryCompiler:
     compiler: SparkCompiler
 
     def hand_on(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
-        """Return the records that leave an operator as the next ones get them.
+        """Return the records that leave an operator as the next ones get them. They are marked with
+        the operator, unless the next operators read them from a stream or there are none.
 
-        Where they are read back from an output, or the read has an exchange of its own, they are
-        cached: so Spark's plan for them starts there.
+        Records that a batch reads back from an output are cached, and so are those whose read has
+        an exchange of its own. Then Spark's plan for the next operators starts at the cached
+        records.
         """
         planned = self.compiler.batch.planned
         frames = self.compiler.batch.records

@@ -70,6 +70,7 @@ class SmallBatchesInProcess(BatchEngine):
 
     def __init__(self) -> None:
         self._cache = EntryCache()
+        # The inputs of the last dry run, until Spark has compiled them, too.
         self._unproven: BatchInputs | None = None
 
     def analyze(self, context: StepContext, inputs: BatchInputs) -> PhysicalProof:

@@ -1,7 +1,8 @@
 """Reads a batch's records with their event times, and finds those that are behind their partition's
 watermark.
 
-A record is behind if its time is below the watermark that its source partition had when it arrived:
+A record is behind, or late, if its time is below the watermark that its source partition had when
+it arrived:
 the newest time of all earlier records, less the delay. Few records are checked by the driver. Many
 are checked by the tasks that read them: each task reports blocks of offsets with their oldest and
 newest times, and the records that it found behind. A block is checked again, exactly, where its
@@ -141,8 +142,8 @@ class TimeBlockMapper:
         """Yield rows of BLOCK_SCHEMA for batches of (partition, offset, time), the records of one
         task.
 
-        Within a partition, a batch whose offsets do not follow those before it begins anew: from
-        the times before the batch.
+        Where the offsets of a partition do not ascend from one Arrow batch to the next, the next
+        one is checked with the times before the records of this run (`prior`) alone.
         """
         reached: dict[int, _Reached] = {}
         for batch in batches:
@@ -238,9 +239,10 @@ def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], dela
 def _find_late_by_blocks(
     times: DataFrame, prior: Mapping[int, PriorTimes], delay: int, in_tasks: TaskTimeReader | None
 ) -> Measured:
-    """Return the event times and late records; each record is checked in the task that reads it,
-    and again where that task can't be sure. `in_tasks` reads the records, if given; else `times`
-    has them.
+    """Return the event times and late records of `times`, which has PARTITION, OFFSET and TIME.
+
+    Each record is checked in the task that reads it, and again where that task can't be sure. If
+    `in_tasks` is given, it reads the same records for the first check, instead of `times`.
     """
     mapper = TimeBlockMapper(prior, delay, BLOCK_LENGTH)
     if in_tasks is None:
@@ -426,7 +428,9 @@ class _TimeReads:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read besides those of the position."""
+        """The columns that are read besides those of the position; [] for the stream's timestamp,
+        which is read with the position.
+        """
         if self.name == TIMESTAMP:
             return []
         return [self.name]
@@ -457,8 +461,8 @@ class AskedRanges:
 
 
 def ranges_to_read(streams: StreamSystem, stream: str, intent: Intent) -> AskedRanges:
-    """Return the ranges that a batch reads of a stream; empty ones in a batch that only reads
-    others, so that its records have their columns.
+    """Return the ranges that a batch reads of a stream; for a batch that reads only other streams,
+    an empty range, so that the frame without records has their columns.
     """
     ranges = intent.ranges_of(stream)
     if not ranges:  # the batch replays other streams: read no records of this one
@@ -506,10 +510,10 @@ class BatchTimes:
 
     def arriving(self, operator: Operator, frame: DataFrame) -> DataFrame:
         """Return the records that arrive at an operator; at a stateful one, records below its
-        watermark count as behind it.
+        watermark are behind, too.
 
-        This includes records of a partition that was idle, and of a new input: what is closed stays
-        closed.
+        They may be above the watermark of their own partition, if that was idle or is of a new
+        input: what the operator has closed stays closed.
         """
         name = operator.spec.over_time
         closed = None if name is None else self._inputs.times.operators.get(name)
@@ -611,9 +615,9 @@ class BatchTimes:
         for ssp, prior in known.items():
             if prior.read_to:
                 read_to[ssp.partition] = prior.read_to
-        if not read_to and not self._is_dry_run:
+        if not read_to and not self._is_dry_run:  # for which it is not a literal, either
             return F.lit(False)
-        again = F.col(OFFSET) < number_by_partition(read_to)
+        again = F.col(OFFSET) < number_by_partition(read_to)  # 0 for partitions that are new
         for ssp, prior in known.items():
             for low, high in prior.skipped:  # skipped before, so this is the first read
                 is_within = (F.col(OFFSET) >= low) & (F.col(OFFSET) < high)

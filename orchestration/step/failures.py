@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from types import CodeType, SimpleNamespace
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -49,14 +49,18 @@ _QUOTED = re.compile(
     r"^== SQL[^\n]*==\n(?P<text>.*?(?P<line>[^\n]*))\n(?P<before> *)(?P<part>\^+)[ ^]*$",
     re.MULTILINE | re.DOTALL,
 )
+# The name of Spark's error condition, "[DIVIDE_BY_ZERO]".
 _CONDITION = re.compile(r"\[(?P<condition>[A-Z][A-Z0-9_.]+)\]")
+# The conditions of values that Spark could not read.
 _DATA = re.compile(
     r"\[(?:MALFORMED_RECORD_IN_PARSING|MALFORMED_CSV_RECORD|MALFORMED_PROTOBUF_MESSAGE)[A-Z_.]*\]"
 )
+# The last line of a traceback: "ValueError: MESSAGE".
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): ?(?P<said>.*)$")
 
 
-_OTHER_KINDS = ("SparkException", "Py4JJavaError", "AnalysisException")
+# Classes of Spark's errors that may be failures of expressions or anything else.
+_GENERAL_CLASSES = ("SparkException", "Py4JJavaError", "AnalysisException")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,8 @@ class Failure:
     """What Spark reported of an expression or function that failed on a record.
 
     `kind` is the class of a Python error or the name of Spark's condition, `message` its text.
-    `quoted` is the expression as Spark quotes it, `part` the part that failed, and `place` the line
-    of a Python function.
+    `quoted` is the expression as Spark quotes it, and `part` the part of it that failed; None if it
+    quotes none. `place` is the line of a Python function; None for an expression.
     """
 
     kind: str
@@ -82,7 +86,9 @@ class Failure:
         return self.kind.isupper()
 
     def problem(self, what: str, *, show_text: bool) -> str:
-        """Return the failure as a sentence; with the error's own text only if `show_text`."""
+        """Return the failure as a sentence about `what`, an operator and maybe its function; with
+        the error's own text only if `show_text`.
+        """
         shown = self.message if show_text else self.kind
         if self.part is not None:
             return f"{what}: {truncate_text(self.part)}: {shown}"
@@ -103,11 +109,11 @@ def parse_failure(error: Exception) -> Failure | None:
     if condition is None:
         return None
     quoted = _QUOTED.search(text)
-    # Errors of such classes are of expressions. Others are only if they quote one, or if Spark
-    # could not read a value, which it reports without the exception's class.
-    has_class = "Exception" in kind and kind not in _OTHER_KINDS
+    # A class of its own, such as ArithmeticException, is that of a failed expression. Any other
+    # class may be, if the error quotes an expression or says that Spark could not read a value.
+    has_own_class = "Exception" in kind and kind not in _GENERAL_CLASSES
     is_of_data = quoted is not None or _DATA.search(text) is not None
-    if not has_class and not is_of_data:
+    if not has_own_class and not is_of_data:
         return None
     message = _shorten_message(first_message_line(error))
     if quoted is None:
@@ -125,7 +131,9 @@ def _shorten_message(message: str) -> str:
 
 
 def _parse_python_failure(text: str) -> Failure:
-    """Return the failure whose traceback is in the text; its last line has the error."""
+    """Return the failure whose traceback is in the text: its last line like "KIND: MESSAGE" has the
+    error.
+    """
     place = failing_line_in_text(text)
     for line in reversed(text.strip().splitlines()):
         raised = _RAISED.match(line)
@@ -135,8 +143,10 @@ def _parse_python_failure(text: str) -> Failure:
 
 
 def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operator]:
-    """Return those of the operators `before` that most likely failed; [] if it may be any of
-    them.
+    """Return the operators among `before` that most likely failed; [] if any of them may have.
+
+    If operators quote the failed expression, these are the suspects. For a function, they are the
+    operators with the failed line or, without any, all that call functions.
     """
     for text in (failure.quoted, failure.part):
         quoting = [candidate for candidate in before if _quotes(candidate.spec, text)]
@@ -146,15 +156,15 @@ def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operato
         return []
     calling = [candidate for candidate in before if _functions(candidate.spec)]
     at_line = []
-    for candidate in calling:
+    for candidate in calling:  # several, if they have the same function
         if any(_has_line(function, failure.place) for function in _functions(candidate.spec)):
             at_line.append(candidate)
     return at_line or calling
 
 
 def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
-    """Yield this operator and those before it, back to the inputs and outputs that its records
-    are read from.
+    """Yield this operator and the operators before it, back to the inputs, and to the outputs that
+    its records are read back from.
     """
     waiting = [operator]
     seen = set()
@@ -170,7 +180,7 @@ def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
 
 
 def _quotes(spec: Any, text: str | None) -> bool:
-    """Return whether an expression of an operator has this text."""
+    """Return whether an expression of an operator has this text; False without a text."""
     if text is None:
         return False
     return any(isinstance(part, str) and text in part for part in _iter_parts(spec))
@@ -186,7 +196,9 @@ def _functions(spec: Any) -> list[Callable[..., Any]]:
 
 
 def _iter_parts(value: Any) -> Iterator[Any]:
-    """Yield the values in a dataclass or sequence, those of nested ones in place of them."""
+    """Yield the values in a dataclass or sequence, at any depth; a value that is neither,
+    itself.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from _iter_parts(getattr(value, field.name))
@@ -197,27 +209,37 @@ def _iter_parts(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _find_code(function: Callable[..., Any]) -> CodeType | None:
-    """Return the code of a function, or of what a decorator or `partial` wraps, or of an object's
-    `__call__`; None if it is not written in Python.
+def _iter_codes(function: object) -> Iterator[CodeType]:
+    """Yield the code of a function and of what it wraps: by decorators, as a `partial`, or as an
+    object with `__call__`. What is not written in Python has no code.
     """
-    inner: object = function
-    for wrapped in ("func", "__wrapped__"):
-        if hasattr(function, wrapped):
-            inner = getattr(function, wrapped)
-    code: CodeType | None = getattr(inner, "__code__", None)
-    if code is None:
-        method = type(inner).__dict__.get("__call__")
-        code = getattr(method, "__code__", None)
-    return code
+    seen: list[object] = []
+    waiting = [function]
+    while waiting:
+        here = waiting.pop()
+        if any(here is each for each in seen):
+            continue
+        seen.append(here)
+        code = getattr(here, "__code__", None)
+        if isinstance(code, CodeType):
+            yield code
+        if isinstance(here, partial):
+            waiting.append(here.func)
+        if callable(here) and isinstance(type(here).__call__, FunctionType):
+            waiting.append(type(here).__call__)
+        waiting.append(getattr(here, "__wrapped__", None))
 
 
 def _has_line(function: Callable[..., Any], place: CodeLine | None) -> bool:
-    """Return whether this line is in a function, or in a function that is defined inside it."""
-    waiting: list[object] = [_find_code(function)]
+    """Whether this line is in a function, in one that it wraps, or in one that is defined inside
+    of these; False without a line.
+    """
+    if place is None:
+        return False
+    waiting: list[object] = list(_iter_codes(function))
     while waiting:
         here = waiting.pop()
-        if place is None or not isinstance(here, CodeType):
+        if not isinstance(here, CodeType):  # another constant
             continue
         lines = {line for _, _, line in here.co_lines()}
         if here.co_filename == place.file and place.line in lines:
@@ -226,8 +248,8 @@ def _has_line(function: Callable[..., Any], place: CodeLine | None) -> bool:
     return False
 
 
-SEARCH_SECONDS = 60.0
-_MAX_POSITIONS = 2_000_000
+SEARCH_SECONDS = 60.0  # for the failed operator, and again for a sample record
+_MAX_POSITIONS = 2_000_000  # of records that are searched, in the driver's memory
 Probe = Callable[["DataFrame"], "DataFrame"]
 
 
@@ -243,8 +265,10 @@ class Sample:
 def _run_with_timeout(
     arriving: DataFrame, search: Callable[[float], T], seconds: float = SEARCH_SECONDS
 ) -> T | None:
-    """Return the result of `search`, called with the monotonic time of its end; None if it fails
-    or takes longer.
+    """Return the result of `search`, which gets the monotonic time at which it must end; None if it
+    fails or takes longer than `seconds`.
+
+    Spark jobs of the session of `arriving` that still run then are interrupted.
     """
     session = arriving.sparkSession
     tag = f"adjunct-sample-{uuid.uuid4().hex}"
@@ -264,7 +288,8 @@ def _run_with_timeout(
 def _bisect_records(
     arriving: DataFrame, probe: Probe, same: Callable[[Exception], bool], ends: float
 ) -> Sample | None:
-    """Return a record on which `probe` fails with the `same` error; None if none is found.
+    """Return a record on which `probe` fails with the `same` error; None if none is found by the
+    monotonic time `ends`, or if there are more than `_MAX_POSITIONS` positions.
 
     Each half is computed again: a batch of 100,000 records takes some twenty small jobs.
     """
@@ -283,7 +308,7 @@ def _bisect_records(
     if not places:
         return None
     found = _filter_range(arriving, places)
-    if not _fails(probe(found), same):
+    if not _fails(probe(found), same):  # only several records together fail, or none any more
         return None
     row = found.first()
     if row is None:
@@ -306,7 +331,9 @@ def _filter_range(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFr
 
 
 def _fails(frame: DataFrame, same: Callable[[Exception], bool]) -> bool:
-    """Whether computing the records raises the `same` error; raises any other one."""
+    """Whether computing the records raises an error for which `same` is true; raises any other
+    one.
+    """
     try:
         frame.write.format("noop").mode("overwrite").save()
     except Exception as error:
@@ -339,7 +366,8 @@ def explain_failure(
     failed.
 
     Finding the operator and the record runs small jobs, for at most a minute each. If columns are
-    sensitive, their values, the text of the failing code's error and the error itself are left out.
+    sensitive, the result leaves out their values, the text of the failing code's error, and that
+    error as its cause.
     """
     ours = find_adjunct_error(error)
     if isinstance(ours, errors.ManifestMismatchError) and ours.partition_by is not None:
@@ -353,15 +381,15 @@ def explain_failure(
     before = list(iter_upstream(batch.planned.app, operator))
     suspects = _find_suspects(before, failure)
     failed = None
-    # Unless one operator is known, Spark's text may quote a column of any of them.
-    quoted = before
+    # Unless there is one suspect, Spark's text may quote a column of any operator.
+    maybe_quoted = before
     if len(suspects) == 1:
         failed = suspects[0]
-        quoted = suspects
+        maybe_quoted = suspects
     elif failure.of_expression:
         failed = _find_failing_operator(batch, suspects or before, failure)
     hidden = frozenset[str]()
-    for each in quoted:
+    for each in maybe_quoted:
         hidden |= batch.sensitive(each.id)
     if failed is None:
         explained = _explain_any(suspects, operator, failure, hidden)
@@ -374,8 +402,8 @@ def explain_failure(
 def _explain_any(
     suspects: Sequence[Operator], operator: str, failure: Failure, hidden: frozenset[str]
 ) -> errors.OperatorFailedError:
-    """Return the error of a job in which any of several operators may have failed; `operator` is
-    the one whose job it is.
+    """Return the error of a job in which any of the suspects may have failed; without suspects, it
+    names `operator`, whose job it is.
     """
     names = [suspect.id for suspect in suspects] or [operator]
     problem = failure.problem(" or ".join(names), show_text=not hidden)
@@ -385,8 +413,8 @@ def _explain_any(
 def _explain_broken_promise(
     batch: FailedBatch, operator: str, error: errors.AdjunctError
 ) -> errors.OperatorFailedError | None:
-    """Return the error that blames the functions with keeps_partitioning=True; None if there is
-    none.
+    """Return the error that blames the functions with keeps_partitioning=True before the operator;
+    None if there are none. `error` says that records are in wrong buckets.
     """
     upstream = iter_upstream(batch.planned.app, operator)
     promising = [each for each in upstream if each.spec.keeps_partitioning]
@@ -411,11 +439,11 @@ def _explain_broken_promise(
 def _find_failing_operator(
     batch: FailedBatch, likely: list[Operator], failure: Failure
 ) -> Operator | None:
-    """Return the first of these operators that fails in the same way when it is computed alone;
-    None if none is found in time.
+    """Return the first of the likely operators that fails in the same way when it is computed
+    alone; None if none is found within SEARCH_SECONDS.
 
-    This is for errors that do not name it: Spark quotes the failed expression only if it has not
-    rewritten it.
+    This is for errors that do not tell the operator: Spark quotes a failed expression only if it
+    has not rewritten it. Operators with several inputs are not tried.
     """
     deadline = time.monotonic() + SEARCH_SECONDS
     likely_ids = {operator.id for operator in likely}
@@ -434,8 +462,8 @@ def _find_failing_operator(
 
 
 def _fails_alone(batch: FailedBatch, operator: Operator, failure: Failure, seconds: float) -> bool:
-    """Whether the operator of one input fails in the same way when it is computed over the records
-    that arrive; False if that takes longer.
+    """Whether the operator, which has one input, fails in the same way when it is computed over the
+    records that arrive; False if that takes longer than `seconds`.
     """
     (arriving,) = batch.arrived[operator.id]
 
@@ -514,7 +542,8 @@ these, and have no other effect.
 
 
 class _Probed:
-    """A part of a batch of which an operator that is probed may call only some methods.
+    """A part of a batch of which an operator that is probed may call only some methods: those in
+    `own`, which replace methods of the part, and those in `_WITHOUT_EFFECT`.
 
     Others raise AttributeError, so that no function gets records twice and no table is queried
     again. The failure is then reported without a sample.
@@ -534,8 +563,10 @@ class _Probed:
 
 
 def probe_operator(batch: FailedBatch, operator: Operator, frame: DataFrame) -> DataFrame:
-    """Return the records that an operator makes of these, or that it sends; nothing is written or
-    stored.
+    """Return the records that an operator makes of these, or else those that it sends; nothing is
+    written or stored.
+
+    Raises AttributeError for an operator that calls anything else with an effect.
     """
     sent: list[DataFrame] = []
 

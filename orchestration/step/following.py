@@ -286,7 +286,7 @@ class Following:
         """
         try:
             who = self._watched.asked()
-        except RunLeaseLostError:
+        except RunLeaseLostError:  # a TransientError, too
             raise
         except TransientError as error:
             _log.warning("%s It is looked at again.", error.problem)
@@ -315,8 +315,8 @@ def follow_application(
     say: Callable[[str], None],
     tick: Callable[[], None] = lambda: None,
 ) -> Following:
-    """Return what a run that stays with this application waits for; `refresh` is as in
-    `Watched`.
+    """Return what a run that stays with this application for the time `lasts` waits for; `asked`
+    and `refresh` are as in `Watched`, `say` and `tick` as in `Following`.
     """
     fed = {operator.spec.feeds for operator in app.operators}
     names = {*app.inputs, *app.restated}
@@ -326,8 +326,8 @@ def follow_application(
         if not is_advanced_by_runs(dataset):
             continue
         if dataset.stream is None:
-            is_own = dataset.is_owned_by(app.name)
-            sources = sources or not is_own
+            is_written_here = dataset.is_owned_by(app.name)  # a local table, which reads no source
+            sources = sources or not is_written_here
             continue
         names.add(dataset.stream)
         if not advances_between_batches(dataset, fed):

@@ -51,7 +51,7 @@ def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
     """Return why a batch needs Spark, although no operator of its application does; "" if it does
     not.
 
-    Without a session, batches of any size are computed in this process.
+    Without a session, batches of any size are computed in this process, except cut ones.
     """
     if inputs.intent.cut:
         return "a batch that retention has cut"
@@ -78,6 +78,7 @@ def run_in_process(
     rehearsed = Rehearsed()
     counts = BatchCounts()
     if any(operator.spec.send is not None for operator in context.app.operators):
+        # The rehearsal asks the tables of lookups, and records their answers for the batch.
         counts = _rehearse(planned, cache, rehearsed).of_tables()
     frames = ArrowFrames(planned, counts, rehearsed)
     outputs = WrittenOutputs(planned, counts, frames, ProcessWrites(), before_output)
@@ -127,10 +128,10 @@ def _compute(
 
 
 def _read_at_once(frames: ArrowFrames, datasets: ArrowDatasets) -> None:
-    """Read the input streams and the datasets of a batch, which are kept for its operators.
+    """Read the input streams and the datasets of a batch at the same time, before its operators ask
+    for them one after the other: a store may be behind a network.
 
-    A store behind a network is asked for all at the same time, and not by one operator after the
-    other.
+    What is read is kept by `frames` and `datasets`.
     """
     planned = frames.planned
     streams = set()

@@ -9,6 +9,7 @@ one before, so that changes which come before any record has gone are late for n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.application.application import Application
@@ -23,10 +24,11 @@ def pass_watermarks(
     manifests: Mapping[str, UnboundedManifest],
     before: Mapping[str, PassedTime],
 ) -> JoinedVersions:
-    """Return what a batch joins, with the times that its joins pass, and the changes that are late
-    for the batches before it, which had passed the times `before`.
+    """Return what a batch joins, with the times that its joins pass (`passed`) and the numbers of
+    changes that came late since the batch before (`late`).
 
-    `manifests` are those of the unbounded datasets that records wait for.
+    `manifests` are those of the unbounded datasets that records wait for, and `before` has the
+    times that earlier batches had passed, by dataset.
     """
     passed = {}
     late = {}
@@ -49,8 +51,10 @@ def pass_watermarks(
 
 
 def _count_since(last: PassedTime, manifest: UnboundedManifest) -> int:
-    """Return how many changes came since with times before that which was passed then: exactly,
-    while the dataset keeps that watermark, else at most.
+    """Return how many changes came since the `last` batch with times that it had passed.
+
+    The number is exact while the dataset still counts changes for that watermark. Otherwise it is
+    the number of all changes that came late since then, which is not lower.
     """
     late = _count_late(manifest, last.until)
     if late is None:
@@ -58,9 +62,9 @@ def _count_since(last: PassedTime, manifest: UnboundedManifest) -> int:
     return max(late - last.late, 0)
 
 
-def _count_late(manifest: UnboundedManifest, until: object) -> int | None:
-    """Return how many changes came after this watermark had passed their time; None if it is not
-    among the ones that are kept.
+def _count_late(manifest: UnboundedManifest, until: datetime) -> int | None:
+    """Return how many changes came with times before `until`, after the dataset's watermark had
+    reached it; None if the dataset does not count them for this watermark, or no longer.
     """
     for mark in manifest.passed:
         if mark.until == until:
@@ -69,8 +73,8 @@ def _count_late(manifest: UnboundedManifest, until: object) -> int | None:
 
 
 def late_counters(app: Application, intent: Intent) -> Counters:
-    """Return the number of late changes by join that waits, as counters; none of replays, whose
-    records have been counted.
+    """Return the number of late changes by join that waits, as counters; {} for a batch that reads
+    records again, whose changes have been counted.
     """
     counters: Counters = {}
     if intent.reads_again:

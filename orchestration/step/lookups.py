@@ -47,8 +47,8 @@ class OpenTables:
     _readers: dict[str, BulkReader] = field(default_factory=dict)
 
     def limit(self, table: AnyTable, session: SparkSession | None) -> AnyTable:
-        """Return the table as this session's tasks may use it (None: this process): within the
-        part of its rate that the run has.
+        """Return the table as this session's tasks may use it (None: this process): within the part
+        of its rate that the run has. Without `credits`, return it unchanged.
         """
         if self.credits is None:
             return table
@@ -77,8 +77,8 @@ def describe_lookup(lookup: TableLookup, columns: Columns) -> dict[str, Any]:
     """Return what a lookup asks of its table, for `RecordedAnswers.about`; `columns` are those of
     the records.
 
-    `args` are included as a digest of their JSON, since they may be secret. They are left out if
-    they are not JSON values, which can't be compared between processes.
+    `args` are included as a digest of their JSON, since they may be secret. If they are not JSON
+    values they are left out, as they can't be compared between processes.
     """
     asked: dict[str, Any] = {
         "table": lookup.table,
@@ -119,10 +119,10 @@ def answer_keys(
 ) -> tuple[pa.Table, TableMetrics]:
     """Return the answers for these distinct keys, and the metrics of reading the table.
 
-    Recorded answers are used; for other keys the table is read, by at most this number of Spark
-    `tasks`, and what it answers is recorded. If the batch runs several times, the first run that
-    records an answer decides for all. The columns are `key_columns(…)`, FOUND, and one for each
-    column that is looked up.
+    Recorded answers are used. For keys without one the table is read, by at most this number of
+    Spark `tasks`, and its answers are recorded. If the batch runs several times, the first run that
+    records an answer decides for all. The columns of the result are `key_columns(…)`, FOUND, and
+    one for each value that is looked up.
     """
     schema = _answers_schema(keys, lookup)
     known = [schema.empty_table()]

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import LocalTable
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("adjunct.step")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Exchanges in DataFrames; those of other reasons happen when records are written.
 _IN_FRAMES = ("partition_by", "auto_repartition")
 
@@ -107,13 +105,12 @@ class PhysicalProof:
 def _check_write_placement(
     operator: str, source: PlannedOperator, on: Mapping[str, str], spark_plan: SparkPlan
 ) -> str | None:
-    """Return a note if records are written without an exchange and Spark can't confirm their
+    """Return a note on records that are written without an exchange, if Spark can't confirm their
     partitioning; None if it does.
 
     `source` is the planned operator that the records come from, and `on` gives the columns of a
-    table's key that their values are written to. Raises PlanningError if they are
-    certainly partitioned differently: writing them would fail, or lose the order of a key's
-    records.
+    table's key that their values are written to. Raises PlanningError if the records are certainly
+    partitioned differently: writing them would fail, or lose the order of a key's records.
     """
     by = ", ".join(source.partitioned_by)
     expected = f"hashpartitioning({by}, {source.partitions})"
@@ -161,7 +158,7 @@ class SparkJoin:
     broadcast: bool = False
 
     def describe_scan(self) -> str:
-        """Return in words how the dataset's side is read."""
+        """Return in words how the dataset's side is read: broadcast, by buckets, or neither."""
         if self.broadcast:
             return "all of it in every task"
         if self.buckets is None:
@@ -330,7 +327,9 @@ class PlanInspector:
         )
 
     def inspect_kept(self, operator: str, frame: DataFrame) -> None:
-        """Inspect records that were just cached; Spark's plans of others no longer contain it."""
+        """Inspect records that were just cached. Spark's plans of records that are made of them
+        begin at the cached ones, so this plan is seen only now.
+        """
         self._inspect(operator, frame, persisted=True)
 
     def inspect(self, operator: str, frame: DataFrame, *, placed: bool) -> None:
@@ -361,7 +360,8 @@ class PlanInspector:
                 self._notes.append(_UNSEEN)
             return None
         spark_plan = inspect_spark_plan(operator, frame, self._datasets, persisted=persisted)
-        for name in sorted(spark_plan.exchanges.keys() - self._inspected):
+        new = spark_plan.exchanges.keys() - self._inspected
+        for name in sorted(new):
             self._inspected.add(name)
             self._compare(name, spark_plan.exchanges[name], spark_plan.joins.get(name))
         return spark_plan
@@ -400,7 +400,9 @@ class PlanInspector:
         self._note_unlisted(operator, dataset, of_records[listed:])
 
     def _note_unlisted(self, operator: str, dataset: str | None, unlisted: Sequence[str]) -> None:
-        """Note exchanges of records that the plan does not list."""
+        """Record exchanges of records that the plan does not list: as a difference or, where the
+        plan makes no claim about the records' partitioning, as a note.
+        """
         if not unlisted:
             return
         times = "once" if len(unlisted) == 1 else f"{len(unlisted)} times"

@@ -34,11 +34,11 @@ from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application, list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
 from dagster_adjunct.orchestration.batch_log.intent import (
-    Epochs,
     HeldTime,
     Intent,
     JoinedVersions,
     Ranges,
+    ReadVersions,
     Restating,
     ServedCommits,
 )
@@ -71,11 +71,7 @@ from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readabl
 from dagster_adjunct.orchestration.startpoints.restatement import find_restatement
 from dagster_adjunct.orchestration.step.context import BatchVersions, StepContext, StepState, View
 from dagster_adjunct.orchestration.step.late_changes import pass_watermarks
-from dagster_adjunct.orchestration.step.restated_places import (
-    describe_read,
-    ranges_of_places,
-    store_places,
-)
+from dagster_adjunct.orchestration.step.restated_places import ranges_of_places, store_places
 from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting, to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -177,7 +173,7 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     a local table whose declaration does not match what is stored.
     """
 
-    # Before the served versions: what a batch reads is never older than the changes before it.
+    # Changes are read before versions, so that the versions of a batch include its changes.
     changes = snapshot_changes(context)
     _, served, handed, streams = call_in_threads(
         context.check,
@@ -220,7 +216,7 @@ def _open_served_versions(context: StepContext) -> ServedVersions:
         name = dataset.name
         if not dataset.persistent or dataset in own:
             continue
-        if name in app.max_staleness:
+        if name in app.max_staleness:  # the manifest is kept, to check how stale it is
             limited[name] = stored(name).manifest()
             readers[name] = stored(name).reader_of(limited[name])
         else:
@@ -230,7 +226,7 @@ def _open_served_versions(context: StepContext) -> ServedVersions:
         if manifest is not None:
             manifest = require_local_manifest(manifest, table)
         readers[table.name] = stored(table.name).reader_of(manifest)
-    manifests = current_manifests(unlimited)
+    manifests = current_manifests(unlimited)  # in one snapshot
     for name, found in manifests.items():
         readers[name] = unlimited[name].reader_of(found)
     _require_bootstrapped(context, readers)
@@ -316,11 +312,12 @@ def store_first_positions(context: StepContext, run: StepState, seen: BatchSnaps
 def plan_batch(
     context: StepContext, run: StepState, seen: BatchSnapshot
 ) -> NextBatch | NothingToRead:
-    """Return the plan of the next batch over a snapshot; nothing is committed but the places of
+    """Return the plan of the next batch over a snapshot; nothing is stored but the places of
     records to restate.
 
-    Batches that read records again, in a restatement or a replay, take turns with batches of the
-    main input. Too much to restate is an error once nothing else is left to read.
+    Batches that read records again take turns with batches of the main input. Among the former, a
+    restatement comes first on its turn; when it is the turn of the main input and that has nothing
+    to read, a replay does. Too much to restate is an error once nothing else is left to read.
     """
     state = run.logged.state
     streams = {**seen.streams, **seen.changes}
@@ -343,6 +340,7 @@ def plan_batch(
     intent = _plan_main_batch(context, state, positions, readable)
     if intent is not None:
         return NextBatch(intent, seen.streams, losses)
+    # The main input has nothing to read.
     if too_much is not None:
         raise too_much
     if is_turn_of_main:
@@ -361,10 +359,11 @@ def _find_readable(
     positions: InputPositions,
     stored: Mapping[SystemStreamPartition, HeldTime],
 ) -> HeldRanges:
-    """Return what a batch of the main input may read, and what waits.
+    """Return what a batch of the main input may read, and what waits. `stored` has what the last
+    batch found waiting.
 
-    What one partition may not read yet is shared among the others, so that records that wait leave
-    them no less.
+    Where records of a partition wait, its share of the batch goes to the other partitions, so that
+    the batch is no smaller.
     """
     unread = dict(sorted(positions.unread.items()))
     now = context.lake.now()
@@ -402,7 +401,7 @@ def _plan_restatement(
         return None
     refused = context.versions.refused
     due_changes = tuple(sorted(changes.items()))
-    if due_changes in refused:
+    if due_changes in refused:  # an earlier batch of this run has found it out
         raise refused[due_changes]
     now = context.lake.now()
     asked = AskedApplication(context.lake, context.systems, context.app, context.plan, state, now)
@@ -411,7 +410,7 @@ def _plan_restatement(
     except errors.RestatementError as error:
         refused[due_changes] = error
         raise
-    places = ""
+    places = ""  # no object is stored if no record has a changed key
     if due.records:
         places = store_places(context, state.batch + 1, due.places)
     ranges = ranges_of_places(due.places)
@@ -456,7 +455,8 @@ def _plan_replay_batch(
             spans[ssp] = OffsetRange(replay.next, replay.until)
     read = {}
     for ssp, span in _limit_ranges(context, spans).items():
-        if not _are_all_empty(context, {ssp: span}):
+        has_share = not _are_all_empty(context, {ssp: span})
+        if has_share:
             read[ssp] = span
     joined = JoinedVersions(reading=first.versions)
     return _new_replay_intent(context, state, read, replays, joined)
@@ -484,7 +484,9 @@ def _plan_recorded_batch(
 
 
 def _find_next_piece(context: StepContext, plan: RecordedPlan, replay: Replay) -> RecordedPiece:
-    """Return the first piece of the plan that the replay has not read to its end."""
+    """Return the first piece of the plan that the replay has not read to its end. A replay that has
+    read all of its plan is not stored any more.
+    """
     for piece in plan.pieces[replay.ssp]:
         if context.compare(replay.ssp, piece.end, replay.next) > 0:
             return piece
@@ -515,7 +517,7 @@ def _plan_main_batch(
             epochs[ssp] = epoch
         time = context.app.inputs[ssp.qualified_stream].event_time
         may_be_idle = time is not None and time.idle_after is not None
-        leaves_records = context.compare(ssp, span.end, unread[ssp].end) < 0
+        leaves_records = context.compare(ssp, span.end, unread[ssp].end) < 0  # so it is not idle
         if may_be_idle and leaves_records:
             waiting.append(ssp)
     return _new_intent(
@@ -532,16 +534,18 @@ def _plan_main_batch(
 
 
 def _list_in_time(app: Application, readable: HeldRanges) -> tuple[str, ...]:
-    """Return the waiting joins of which no record is read before the dataset is complete."""
+    """Return the waiting joins none of whose records are read before their dataset is complete."""
     joins = [wait.join for wait in list_waits(app.operators)]
     return tuple(join for join in joins if join not in readable.early)
 
 
-def share_by_lag(lags: Epochs, limit: int) -> Epochs:
+def share_by_lag(
+    lags: Mapping[SystemStreamPartition, int], limit: int
+) -> dict[SystemStreamPartition, int]:
     """Share `limit` records among partitions in proportion to their lags; the sum is exactly
     min(limit, all lags).
 
-    The largest remainders get what rounding leaves. No share exceeds its lag.
+    The largest remainders get what rounding leaves. No share exceeds its lag; a share may be 0.
     """
     total = sum(lags.values())
     if total <= limit:
@@ -579,7 +583,7 @@ def _new_replay_intent(
     replays: Mapping[SystemStreamPartition, Replay],
     joined: JoinedVersions,
 ) -> Intent:
-    """Return the intent to read these ranges of the replays."""
+    """Return the intent to read these ranges of the replays, with the dataset versions `joined`."""
     ids = {ssp: replays[ssp].id for ssp in ranges}
     epochs = {ssp: replays[ssp].epoch for ssp in ranges}
     return _new_intent(context, state, ranges, replays=ids, epochs=epochs, joined=joined)
@@ -592,9 +596,10 @@ def _limit_ranges(context: StepContext, spans: Ranges) -> Ranges:
     limited = dict(spans)
     lags = context.count_offsets(spans)
     for ssp, share in share_by_lag(lags, context.app.max_batch_records).items():
-        # A whole range keeps its end as it is written: `advance` might write the same offset in
-        # another way, but a replay ends only at exactly this text.
-        if share == lags[ssp]:
+        # A whole range keeps the text of its end: `advance` might write the same offset in another
+        # way, but a replay ends only at exactly this text.
+        is_whole = share == lags[ssp]
+        if is_whole:
             continue
         start = spans[ssp].start
         end = context.systems[ssp.system].advance(ssp, start, share)
@@ -673,14 +678,17 @@ def find_lost_ranges(context: StepContext, intent: Intent) -> Ranges:
 
 
 def _truncate_batch(context: StepContext, intent: Intent, deleted: Ranges, lost: Ranges) -> Intent:
-    """Return the intent without the offsets that retention has `deleted`; `lost` are those to
-    report.
+    """Return the intent without the offsets that retention has `deleted`: a range that is deleted
+    as a whole becomes empty, at the oldest offset that is left.
+
+    `lost` are those of them that are reported and counted as lost.
     """
     ranges = dict(intent.ranges)
     counted = dict(intent.lost)
     for ssp, span in deleted.items():
         end = ranges[ssp].end
-        if context.compare(ssp, end, span.end) < 0:
+        is_all_deleted = context.compare(ssp, end, span.end) < 0
+        if is_all_deleted:
             end = span.end
         ranges[ssp] = OffsetRange(span.end, end)
     for ssp, span in lost.items():
@@ -754,25 +762,49 @@ def _lease_served(
             versions[dataset.name] = _advance_transient(context, state, dataset.name)
     for name in context.states:
         versions[name] = served.versions[name]
-    restated = {}
-    for dataset in context.app.restated.values():
-        view = context.versions.view(dataset.name, versions[dataset.name], state)
-        sealed = view.sealed if isinstance(view, VersionReader) else None
-        restated[dataset.name] = describe_read(sealed, served.over_time.get(dataset.name, ()))
     joined = joined.model_copy(
         update={
             "versions": versions,
             "over_time": over_time,
             "served": commits,
             "known": dict(served.known),
-            "restated": restated,
+            "restated": _list_read_versions(context, state, versions, served.over_time),
         }
     )
     return pass_watermarks(context.app, joined, served.waited, state.passed)
 
 
+def _list_read_versions(
+    context: StepContext,
+    state: ApplicationState,
+    versions: Mapping[str, str | None],
+    over_time: Mapping[str, tuple[str, ...]],
+) -> dict[str, ReadVersions]:
+    """Return what the batch reads of each dataset whose later changes results follow.
+
+    `versions` are the served ones by dataset, `over_time` those that are joined by time.
+    """
+    read = {}
+    for dataset in context.app.restated.values():
+        name = dataset.name
+        view = context.versions.view(name, versions[name], state)
+        if not isinstance(view, VersionReader):  # the dataset has no version yet
+            read[name] = ReadVersions(version=None)
+            continue
+        base = None
+        follows_changes = view.sealed.positioned
+        if follows_changes:  # its first generation is the base, the others are deltas
+            base = view.sealed.generations[0].folder
+        read[name] = ReadVersions(
+            version=view.sealed.id, over_time=over_time.get(name, ()), base=base
+        )
+    return read
+
+
 def _find_served_commits(context: StepContext, served: ServedVersions) -> dict[str, ServedCommits]:
-    """Return the commits that joins with what was known then look back to, by dataset."""
+    """Return the commits that joins with what was known then look back to, by dataset; a dataset
+    that serves nothing yet is left out.
+    """
     found: dict[str, ServedCommits] = {}
     for name in list_known_then(context.app):
         version = served.versions.get(name)

@@ -60,7 +60,7 @@ def trace_origins(
 
 def merge_origins(origins: Sequence[Origin]) -> Origin:
     """Return the origin of the merged records of several inputs."""
-    if len(origins) == 1:  # `streams` are shared: after a merge of many inputs there may be many
+    if len(origins) == 1:  # not copied: after a merge of many inputs it may have many streams
         return origins[0]
     streams: dict[str, str] = {}
     positions: set[str | None] = set()
@@ -235,8 +235,8 @@ class PlannedBatch:
         return operator in self.diverted_from
 
     def is_shared(self, operator: Operator) -> bool:
-        """Return whether several operators use this one's records, which no stream or table
-        stores.
+        """Whether several operators use this operator's records, and no stream or table stores
+        them.
         """
         if operator.spec.reads is not None or operator.spec.writes is not None:
             return False
@@ -255,7 +255,7 @@ class PlannedBatch:
         return not self.gathered and operator not in self.exchanges
 
     def operator_before(self, operator: str) -> str:
-        """Return the id of the operator before one that has one input."""
+        """Return the id of the operator before `operator`, which has one input."""
         (before,) = self.app.operator(operator).inputs
         return before
 
@@ -284,6 +284,7 @@ class PlannedBatch:
         match = compiled.spec.match
         names: set[str] = set()
         for node, name in self.context.sensitive:
+            # Errors of a join may show values of its dataset, too.
             if match is not None and match.dataset is not None and node == match.node:
                 names.add(name)
         for source, columns in zip(compiled.inputs, arriving, strict=True):
@@ -301,10 +302,11 @@ def system_of(context: StepContext, inputs: BatchInputs, stream: str) -> StreamS
 def sensitive_columns(
     context: StepContext, operator: str, columns: Iterable[str]
 ) -> frozenset[str]:
-    """Return which columns of an operator's records hold values that a schema or a dataset marks as
-    sensitive; none of the hidden ones does.
+    """Return which columns of an operator's records may hold values that a schema or a dataset
+    marks as sensitive; none of the hidden columns does.
 
-    If anything is sensitive, a column of unknown origin counts as sensitive too.
+    If anything is sensitive, a column of unknown origin counts as sensitive too, and a column that
+    has the name of a sensitive one.
     """
     if not context.sensitive:
         return frozenset()
@@ -341,7 +343,8 @@ def _may_be_sensitive(context: StepContext, sources: ColumnSources) -> bool:
 def schema_of_dataset(planned: PlannedBatch, dataset: str, *, over_time: bool = False) -> Schema:
     """Return the columns of the entries that a batch reads of a dataset, or of its rows over time.
 
-    Without a version, they are those that it will have; none if its input has none yet.
+    A local table of the application has its declared columns. A dataset without a version has those
+    that it will have; none if its input has none yet.
     """
     declared = planned.app.dataset(dataset)
     is_own = planned.is_dry_run or declared.is_owned_by(planned.app.name)
@@ -380,7 +383,12 @@ class DatasetHistory:
 
 
 def find_history(planned: PlannedBatch, dataset: str) -> DatasetHistory:
-    """Return the history of a dataset that a batch joins by time."""
+    """Return the history of a dataset that a batch joins by time; an empty one if it has no
+    version.
+
+    An unbounded dataset has its history in the version that the batch reads. For a bounded one it
+    is made of all versions, or of that version alone if the intent names no others.
+    """
     view = planned.inputs.views[dataset]
     versions = planned.inputs.over_time.get(dataset)
     if versions is None and isinstance(view, VersionReader):

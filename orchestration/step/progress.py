@@ -77,8 +77,11 @@ def snapshot_system(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
 def measure_stream_progress(
     system: StreamSystem, source: InputSpec, state: ApplicationState
 ) -> StreamProgress:
-    """Return how far the application has come in one input stream; `system` is a snapshot for
-    that stream.
+    """Return how far the application has come in one input stream; `system` is a snapshot for that
+    stream.
+
+    There is nothing to read of a stream that does not exist. A partition without a stored position
+    counts if a run would read it from its beginning.
     """
     name, stream = split_stream_name(source.stream)
     try:
@@ -142,8 +145,8 @@ def _describe_lost_end(system: StreamSystem, starts: Offsets, upcoming: Offsets)
 
 
 def position_to_json(app: Application, state: ApplicationState) -> dict[str, object]:
-    """Return the application's position as JSON values; it changes with every batch and every
-    startpoint.
+    """Return the application's position, in the streams that it reads now, as JSON values; it
+    changes with every batch and every startpoint.
     """
     offsets = state.offsets
     checkpoint = {}
@@ -172,10 +175,10 @@ def describe_unfinished(state: ApplicationState) -> tuple[str, ...]:
 def find_version_delivered_to_all(
     lake: Lake, systems: Mapping[str, StreamSystem], datasets: Sequence[BoundedDataset]
 ) -> NextVersion:
-    """Return the next version that a dataset, or all members of a version set, can build; else what
-    they wait for.
+    """Return the next version that a dataset, or all members of a version set, can build; without
+    one, what they wait for.
 
-    A member that published the version before it joined the set is not waited for.
+    A member that has published the version already, before it joined the set, is not waited for.
     """
     delivered = {}
     for dataset in datasets:
@@ -219,8 +222,7 @@ def describe_waiting_datasets(
 ) -> tuple[str, ...]:
     """Return a text for each dataset with `bootstrap` that can't be built yet: what it waits for.
 
-    A dataset that has a version, or whose first version is delivered, does not delay the input: a
-    run builds it.
+    A dataset has no text if it has a version, or if a run can build its first one.
     """
     waiting = []
     for dataset in app.datasets:
@@ -235,7 +237,9 @@ def describe_waiting_datasets(
 def _describe_waiting(
     lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
 ) -> str:
-    """Return what a dataset waits for; "" if it has a version, or a run builds it."""
+    """Return what a dataset waits for; "" if it has a version, or a run builds it. Raises
+    StreamNotFoundError for a dataset of a stream that does not exist.
+    """
     store = StoredVersions(lake, dataset)
     try:
         manifest = store.manifest()
@@ -247,7 +251,7 @@ def _describe_waiting(
         return ""
     if dataset.follows_changes:  # a run bootstraps it
         system, stream = dataset.system_stream
-        systems[system].info(stream)
+        systems[system].info(stream)  # raises if the stream does not exist
         return ""
     if dataset.versions is not None:
         return f"dataset {dataset.name!r} has no version yet: materialise a partition of its asset"
@@ -450,11 +454,11 @@ def declared_event_times(app: Application) -> dict[str, EventTime]:
 
 
 def times_at_batch_start(app: Application, state: ApplicationState, intent: Intent) -> TimeState:
-    """Return the event times with which a batch begins: the stored ones, plus all source partitions
-    known by now.
+    """Return the event times with which a batch begins: the stored ones, with an entry for each
+    source partition that is known by now.
 
-    Partitions with records that wait for a later batch count as active, so that a backlog never
-    makes them idle.
+    Partitions with records for a later batch (`Intent.waiting`) count as active, so that a backlog
+    never makes them idle.
     """
     declared = declared_event_times(app)
     partitions = dict(state.times.partitions)
@@ -486,7 +490,7 @@ def times_after_batch(
     for ssp, prior in times.partitions.items():
         read = measured.get(ssp.qualified_stream, Measured())
         read_to = read.read_to.get(ssp.partition)
-        if read_to is None:
+        if read_to is None:  # the batch has no record of it
             continue
         skipped = prior.skipped
         if ssp in spans:
@@ -523,8 +527,8 @@ def _latest(*times: datetime | None) -> datetime | None:
 def compute_operator_watermark(
     app: Application, times: TimeState, name: str, clock: datetime
 ) -> datetime | None:
-    """Return the watermark of a stateful operator at these times of its sources; never below its
-    former one.
+    """Return the watermark of a stateful operator, by name, at these times of its sources; it is
+    never below its former watermark. None before any.
     """
     lowest = _find_lowest_mark(app, times, name, clock).watermark
     return _latest(lowest, times.operators.get(name))
@@ -543,7 +547,9 @@ class _LowestMark:
 def _find_lowest_mark(
     app: Application, times: TimeState, name: str, clock: datetime
 ) -> _LowestMark:
-    """Return the lowest watermark of the source partitions of an operator that are not idle."""
+    """Return the lowest watermark of the source partitions of an operator that are not idle; a
+    partition without a watermark is lower than all others.
+    """
     declared = declared_event_times(app)
     lowest = _LowestMark(None, None)
     for stream, span in watermark_inputs(app.operators)[name].items():
@@ -581,8 +587,8 @@ def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) 
 
 @dataclass(frozen=True, slots=True)
 class InputTimes(Report):
-    """The event times of one input: the watermark of the partition that holds it back; None if that
-    had no record.
+    """The event times of one input. Its `watermark` is that of the partition `held_by`, which holds
+    it back; None if that had no record.
 
     `lag` is how far the watermark is behind the clock, `behind_newest` behind the newest event
     time. `idle` partitions are not waited for; if all are idle, the newest watermark of any counts.
@@ -619,7 +625,7 @@ class InputTimes(Report):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the times as JSON values, durations in seconds."""
+        """Return the times as JSON values, durations in seconds; without the declared `max_lag`."""
         facts = Report.to_json(self)
         del facts["max_lag"]
         return facts

@@ -150,6 +150,7 @@ def frame_from_results(spark: SparkSession, table: pa.Table, partitions: int | N
 
 
 _CALL = "__call"
+"""The column with the number of the call, within its Spark partition, that a result is of."""
 
 
 def _sort_records(frame: DataFrame) -> DataFrame:
@@ -158,7 +159,9 @@ def _sort_records(frame: DataFrame) -> DataFrame:
 
 
 def _call_in_task(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield what `_call_on_batches` does, and encode errors for the driver."""
+    """Yield the numbers of records, or the results, of the calls in a task (`_call_on_batches`);
+    errors are encoded for the driver.
+    """
     yield from encode_task_errors(_call_on_batches(call, kept, batches))
 
 

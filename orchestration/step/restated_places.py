@@ -6,11 +6,9 @@ streams and datasets have become.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from uuid import uuid4
 
-from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.orchestration.batch_log.intent import Ranges, ReadVersions, Restating
+from dagster_adjunct.orchestration.batch_log.intent import Ranges, Restating
 from dagster_adjunct.orchestration.startpoints.restatement import Places
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.recorded_answers import answers_prefix
@@ -25,16 +23,6 @@ from dagster_adjunct.resources.streams.system import (
 )
 
 STREAM = "stream"
-
-
-def describe_read(version: SealedVersion | None, over_time: Sequence[str]) -> ReadVersions:
-    """Return what is read of a dataset with this version, and these over time."""
-    if version is None:
-        return ReadVersions(version=None)
-    base = None
-    if version.positioned:
-        base = version.generations[0].folder
-    return ReadVersions(version=version.id, over_time=tuple(over_time), base=base)
 
 
 def store_places(context: StepContext, batch: int, places: Places) -> str:

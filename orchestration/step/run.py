@@ -65,6 +65,7 @@ from dagster_adjunct.orchestration.step.progress import (
 )
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -131,7 +132,7 @@ def _discard_retired(
     lake: Lake, dataset: AdjunctDataset, report: AdvanceReport, by: str, on_stage: OnStage
 ) -> AdvanceReport:
     """Delete what a new version made unnecessary; return the report with the time that this
-    took.
+    took, unchanged if there is nothing to delete.
     """
     if not report.sealed:
         return report
@@ -293,14 +294,14 @@ def longest_request(app: Application, systems: Mapping[str, StreamSystem]) -> fl
     limits = [0.0]
     for operator in app.operators:
         send = operator.spec.send
-        target = operator.spec.writes or ""
-        system = target.partition(".")[0]
+        target = operator.spec.target(app)
         if send is not None:
             limits.append(app.tables[send.table].retry.timeout or _UNLIMITED_REQUEST)
-        elif target.endswith("()"):  # a user's function
+        elif target is not None and target.kind == "sink":
             limits.append(_UNLIMITED_REQUEST)
-        elif system in systems:
-            limits.append(getattr(systems[system], "longest_request", 0.0))
+        elif target is not None and target.kind == "stream":
+            system = systems.get(split_stream_name(target.name)[0])
+            limits.append(getattr(system, "longest_request", 0.0))
     return max(limits)
 
 
@@ -362,7 +363,10 @@ class _LeasedRun:
         return self.planned.plan
 
     def begin(self) -> StepContext:
-        """Plan a step, advance the datasets, and return what the step works with."""
+        """Plan a step, advance the datasets, and return what the step works with.
+
+        The first time, also checks that the application may run, and registers its remote tables.
+        """
         app = self.app
         runtime = self.runtime
         if self.planned is None:
@@ -396,7 +400,9 @@ class _LeasedRun:
         )
 
     def refresh(self) -> bool:
-        """Advance the datasets; return whether the plan still holds, and change nothing if not."""
+        """Advance the datasets if the plan still holds for the streams as they are now; return
+        whether it does.
+        """
         if self._plan_step(self._read_catalog()) != self.planned:
             return False
         advance_changed(
@@ -549,6 +555,9 @@ def run_application(  # noqa: PLR0913
         on_event(StepEvent("follow", 0, {"text": text}))
 
     def record_report(report: AdvanceReport) -> None:
+        """Keep the report; a run that stays drops old ones now and then, except those with a
+        rejected version.
+        """
         on_event(report)
         datasets.append(report)
         if len(datasets) >= 2 * MAX_REPORTS:

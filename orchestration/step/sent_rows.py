@@ -50,7 +50,7 @@ class SentRows:
         return OutputColumns(schema, self.output.hidden, self.output.changes)
 
     def replaces(self) -> tuple[ReplacedRange, ...]:
-        """Return the ranges of records that the batch reads again."""
+        """Return the ranges of records that the batch reads again: their epoch is not 0."""
         found = []
         if self.sources is not None:
             for span in self.sources.ranges:
@@ -60,8 +60,11 @@ class SentRows:
         return tuple(found)
 
     def shape(self, records: pa.Table) -> pa.Table:
-        """Return the rows made of records that have their hidden columns. Raises
-        SchemaMismatchError for a tombstone that the table takes not.
+        """Return the rows made of `records`, which have all hidden columns; rows keep only the
+        hidden columns that the table has.
+
+        Raises SchemaMismatchError for a tombstone if the table does not say what becomes of
+        tombstones.
         """
         deleted = pc.fill_null(records.column(TOMBSTONE), False)
         tombstones = pc.sum(deleted).as_py() or 0
@@ -81,7 +84,8 @@ class SentRows:
         kept = []
         unsent = {*list_batch_columns(records.column_names)}
         for name in records.column_names:
-            if name in hidden or not (name.startswith("__") or name in unsent):
+            is_own = not name.startswith("__") and name not in unsent
+            if is_own or name in hidden:
                 kept.append(name)
         rows = records.select(kept)
         if EPOCH in hidden:

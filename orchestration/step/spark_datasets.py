@@ -59,11 +59,13 @@ _FROM = "__row_from"
 _TO = "__row_to"
 _FIRST = "__row_first"
 _ROW_ENTRY = "__row_entry"
+"""Whether the row is an entry, not a deletion."""
 _BEGINS = "__row_begins"
-_BIN = "__row_bin"
 """The start of the key's history, in the one row that also matches all earlier times; null in
 the other rows.
 """
+_BIN = "__row_bin"
+"""The number of an interval of time that the row overlaps (`TimeBins`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +311,7 @@ class AsOfMatch:
         if self.rows.bins is not None:
             is_matched = (self.rows.bins.number_of(at) == side[_BIN]) & is_matched
         joined = frame.join(side, _same_key(frame, side, on) & is_matched, "left")
-        row = F.col(_ROW_ENTRY)
+        row = F.col(_ROW_ENTRY)  # null for a record without a row
         early = row.isNotNull() & (at < F.col(_FROM))
         entry = row if self.as_of.before_history == "oldest" else row & ~early
         is_pruned = self._is_pruned(frame.columns, row, at)
@@ -341,7 +343,7 @@ class AsOfMatch:
         )
         begins = F.when(F.col(_FIRST), F.col(_FROM))
         if self.as_of.before_history == "oldest":
-            if self.scattered:
+            if self.scattered:  # the window over a key needs its rows in one partition
                 side = side.coalesce(1)
             of_key = Window.partitionBy(*_key_names(on))
             first_entry = F.min(F.when(F.col(_ROW_ENTRY), F.col(_FROM))).over(of_key)
@@ -360,7 +362,7 @@ class AsOfMatch:
         dropped.
 
         The record has the columns `names`; `row` is null if it matches no row. A record with a null
-        in its key never matches one, so it is not the history that it lacks.
+        in its key never matches a row, whatever the history.
         """
         known_from = self.rows.known_from
         if known_from is None:

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 _NUMBER = "__number"
 _ELEMENT = "__element"
-_SAMPLE = "sample"
-_SHOWN = "__shown"
+_SAMPLE = "sample"  # begins the names of observed samples
+_SHOWN = "__shown"  # begins the names of the values that they show
 # By this, records that fail a check are ordered.
 _PLACE = (PARTITION, OFFSET, TASK, BRANCH, ORDINAL, ORIGIN)
 
@@ -318,7 +318,9 @@ class SparkFrames:
         return kept.drop(MATCHED, *TIME_COUNTS)
 
     def observed(self) -> Counters:
-        """Return what `count_records` has counted, by operator, once the records are computed."""
+        """Return what `count_records` and `count_failed` have counted, by operator, once the
+        records are computed.
+        """
         counters: Counters = {}
         for operator, observation in self._observed:
             of_operator = counters.setdefault(operator, {})
@@ -429,8 +431,11 @@ def _with_lists(frame: DataFrame, update: Update) -> Update:
 
 
 def _check_copies(operator: str, frame: DataFrame, paths: Sequence[str]) -> DataFrame:
-    """Return the records that a function has made. Computing them fails if it has changed one of
-    the copied values at these paths, by which they are still partitioned as it promises.
+    """Return the records that a function has made with keeps_partitioning=True. `paths` are those
+    by which they are partitioned and of which they have copies.
+
+    Computing the records fails if the function has changed the value at a path, so that it differs
+    from its copy.
     """
     for path in paths:
         column, *steps = split_path(path)
@@ -464,7 +469,7 @@ def rename_copies(frame: DataFrame, before: Sequence[str], after: Sequence[str])
     the operator may have changed their columns.
     """
     renamed: dict[str, str] = {}
-    if len(before) == len(after):
+    if len(before) == len(after):  # else the operator has lost the partitioning
         for old, new in zip(before, after, strict=True):
             renamed[copy_name(old)] = copy_name(new)
     outdated = [name for name in list_copies(frame.columns) if name not in renamed]

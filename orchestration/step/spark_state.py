@@ -193,10 +193,11 @@ class SparkState:
         return StateTable(context, dataset, writer, spec, watermarks, kept=kept, real=real)
 
     def check_zone_rules(self, name: str, zone: str, outdated: Column) -> None:
-        """Raise ZoneRulesError in a dry run for stored rows, not expired, to which the present
-        rules of a zone give other times.
+        """Raise ZoneRulesError, in a dry run, for stored rows that have not expired and to which
+        the present rules of a zone give other times.
 
-        A Spark job looks for them if the rules are not those that the rows were stored under.
+        If the rows were stored under other rules, a Spark job looks for them by the condition
+        `outdated`.
         """
         if self.planned.is_dry_run:
             _check_zone_rules(self.planned.context, self.tables[name], zone, outdated)
@@ -213,8 +214,9 @@ class SparkState:
 
 
 def _check_zone_rules(context: StepContext, state: StateTable, zone: str, outdated: Column) -> None:
-    """Raise ZoneRulesError for stored rows that were computed by other rules of the zone and are
-    `outdated` by the present ones.
+    """Raise ZoneRulesError if rows are stored that were computed by other rules of the zone, and
+    for which the condition `outdated` is true: by the present rules they have other times. Expired
+    rows do not count.
     """
     _, manifest = DatasetLog(context.lake, state.writes.name).read()
     if manifest is None or manifest.version is None:
@@ -306,10 +308,13 @@ class WrittenLocalTables:
         return {**done, "null_keys": prepared.count_null_keys()}
 
     def commit(self, before_output: Callable[[str], Any]) -> Counters:
-        """Commit the tables, unless the batch is a bounded replay; return their counters."""
+        """Commit the tables that were written, each after a call of `before_output` with its name,
+        unless the batch is a bounded replay; return their counters.
+        """
         if self.planned.inputs.consumed is not None:
             for table, writer in self._opened.items():
-                if table in self.counters:
+                is_written = table in self.counters  # others were opened for joins
+                if is_written:
                     before_output(table)
                     is_repeated = writer.commit().is_repeated
                     self.counters[table]["duplicate_batches"] = int(is_repeated)
@@ -329,7 +334,12 @@ class PreparedRows:
 def prepare_table_rows(
     frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
 ) -> PreparedRows:
-    """Return the records with `__tombstone`, also where the SQL condition `deleted` is true."""
+    """Return the records as a local table with this `key` gets them: `__tombstone` is true also
+    where the SQL condition `deleted` is.
+
+    With `on_null_key` "skip", records without a key are left out and counted; else the writer
+    rejects them.
+    """
     from pyspark.sql import Observation
 
     if deleted is not None:

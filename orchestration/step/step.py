@@ -49,7 +49,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     add_counters,
     check_not_renamed,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges
+from dagster_adjunct.orchestration.batch_log.intent import HeldTime, Intent, Ranges
 from dagster_adjunct.orchestration.operators.lookups import RESTATED
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
 from dagster_adjunct.orchestration.startpoints.restatement import Places
@@ -89,7 +89,7 @@ from dagster_adjunct.orchestration.step.waiting import to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
-from dagster_adjunct.resources.streams.system import OffsetRange
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 from dagster_adjunct.resources.threads import call_in_threads, run_blocking
 
@@ -142,7 +142,7 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
             except errors.CommitConflictError as conflict:
                 if not step.may_restart:
                     raise
-                step.context.check()
+                step.context.check()  # raises if the lease is lost
                 if step.state.report.batches:
                     given = replace(given, earlier=step.state.report)
                 engine = step.engine
@@ -197,11 +197,12 @@ class _RunningStep:
 
     @property
     def may_restart(self) -> bool:
-        """Whether the run may start again after a conflict: it has a lease, and has begun no batch
-        since it started.
+        """Whether the run may start again after a conflict: it has a lease, and no batch is open
+        that it has begun itself.
         """
-        has_begun = self.logged.open is not None and self.state.logged is not self.begun
-        return self.context.still_ours is not None and not has_begun
+        has_lease = self.context.still_ours is not None
+        has_begun_one = self.logged.open is not None and self.state.logged is not self.begun
+        return has_lease and not has_begun_one
 
     def run(self) -> StepReport:
         """Run batch after batch; return the report of the run."""
@@ -215,9 +216,12 @@ class _RunningStep:
                     self._commit_positions(batch)
                     report = replace(self.state.report, held=batch.held)
                     self.state = replace(self.state, report=report)
-                    if not hooks.wait(bool(batch.held) or batch.restates_later):
+                    has_later_work = bool(batch.held) or batch.restates_later
+                    if not hooks.wait(has_later_work):
                         return self.state.finish(self.context, caught_up=True)
-                elif self._run_batch(batch, began) and not hooks.go_on():
+                    continue
+                is_closed = self._run_batch(batch, began)
+                if is_closed and not hooks.go_on():
                     break
         except errors.ManifestMismatchError as missing:
             self._check_inputs_are_there(missing)
@@ -225,13 +229,12 @@ class _RunningStep:
         return self.state.finish(self.context, caught_up=False)
 
     def _check_inputs_are_there(self, missing: errors.ManifestMismatchError) -> None:
-        """Raise StreamNotFoundError or OffsetOutOfRangeError if files are missing with their
-        stream.
-
-        Somebody has deleted it since the batch was planned.
+        """Raise StreamNotFoundError or OffsetOutOfRangeError if files are missing because somebody
+        has deleted their stream since the batch was planned; else do nothing.
         """
         opened = self.context.log.read().state.open
         try:
+            # Both raise for an input that is gone.
             if opened is not None:
                 snapshot_open_inputs(self.context, opened, self.logged.offsets.streams)
             else:
@@ -270,8 +273,9 @@ class _RunningStep:
         return lease_versions(self.context, self.logged, planned, seen)
 
     def _run_batch(self, batch: NextBatch, began: float) -> bool:
-        """Run a batch whose planning `began` at this time; return False if retention was faster,
-        so that it is to be resumed as a batch that was left open.
+        """Run a batch whose planning `began` at this monotonic time; return whether it is closed.
+
+        It is left open, to be resumed, if retention deletes records of it before they are read.
         """
         inputs = self._commit_intent(batch)
         committed = time.monotonic()
@@ -346,10 +350,10 @@ class _RunningStep:
         return views
 
     def _name_views(self, intent: Intent, views: Mapping[str, View]) -> Intent:
-        """Return the intent with the versions that were opened.
+        """Return the intent with the versions that were opened; unchanged if they are the same.
 
-        They are others where a resumed batch reads a per-run table of which retention has left a
-        later version.
+        They differ where a resumed batch reads a table of one run, and retention has deleted
+        changes of the version that the intent names. Then a later version was opened.
         """
         versions = dict(intent.versions)
         for name, view in views.items():
@@ -369,7 +373,7 @@ class _RunningStep:
         self, intent: Intent, views: Mapping[str, View], streams: Mapping[str, StreamSnapshot]
     ) -> None:
         """Find out in a dry run whether outputs accept the batch, once a run, and when columns or
-        buckets change.
+        buckets change; create the state tables that the batch needs.
 
         The stores of its remote tables are asked whether they can be used, too.
         """
@@ -413,7 +417,7 @@ class _RunningStep:
         context = self.context
         intent = inputs.intent
         try:
-            if not inputs.streams:
+            if not inputs.streams:  # the batch is retried
                 now = snapshot_open_inputs(context, intent, inputs.identities)
                 systems = {name: stream.system for name, stream in now.items()}
                 inputs = replace(inputs, streams=systems)
@@ -449,8 +453,8 @@ class _RunningStep:
     def _close_batch(
         self, inputs: BatchInputs, outputs: BatchMetrics, seconds: dict[str, float]
     ) -> None:
-        """Commit the end of the batch, which applies its startpoints; then remove these from the
-        fan-outs.
+        """Commit the end of the batch, which applies its startpoints; then remove these startpoints
+        from the fan-outs, and delete answers and commits that nobody needs any more.
         """
         began = time.monotonic()
         context = self.context
@@ -468,7 +472,7 @@ class _RunningStep:
         logged = context.log.close(self.state.logged, done, outputs.times, checks=[context.check])
         context.startpoints.remove_applied(context.tasks, intent.startpoints)
         records_answers = any(call.recorded for call in context.plan.calls)
-        if records_answers or intent.restating is not None:
+        if records_answers or intent.restating is not None:  # whose places are stored with answers
             purge_answers(context.lake, context.app.name, intent.batch)
         if intent.batch % _FORGETTING == 0:
             _forget_old_batches(context)
@@ -486,12 +490,20 @@ class _RunningStep:
             watermarks=measure_input_times(context.app, logged.state.times, done.closed_at),
         )
 
+    def _commit_held(self, held: dict[SystemStreamPartition, HeldTime]) -> None:
+        """Commit the records that wait, unless they are those that waited before."""
+        if held == self.logged.held:
+            return
+        waits = self.logged.model_copy(update={"held": held})
+        logged = self.context.log.commit(self.state.logged, waits, by=self.context.run)
+        self.state = replace(self.state, logged=logged)
+
     def _commit_positions(self, nothing: NothingToRead) -> None:
         """Commit the positions that the inputs have been read up to, with the startpoints applied
         there, and the records that wait.
 
-        Does nothing if no startpoint or loss has moved a position, and the same records wait as
-        before.
+        If no startpoint or loss has moved a position, commits only the records that wait, and
+        nothing if these are the same as before.
         """
         context = self.context
         positions = nothing.positions
@@ -501,15 +513,13 @@ class _RunningStep:
             if ssp in positions.unread:
                 applied[ssp] = start.id
         if not applied and not positions.lost:
-            if held != self.logged.held:
-                waits = self.logged.model_copy(update={"held": held})
-                logged = context.log.commit(self.state.logged, waits, by=context.run)
-                self.state = replace(self.state, logged=logged)
+            self._commit_held(held)
             return
         starts = {ssp: span.start for ssp, span in positions.unread.items()}
         lost = _count_lost(context, positions.lost)
         before = self.logged
         offsets = before.offsets.with_applied(applied, None, context.lake.now())
+        # Nothing is read there, but the offsets before are skipped.
         here = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
         update = {
             "checkpoint": before.checkpoint | starts,
@@ -572,8 +582,8 @@ def _describe_shapes(
 
 
 def _announce_run(context: StepContext) -> None:
-    """Let tables refuse writes of earlier runs, if one of them may have been paused and wake up
-    (`Fence`).
+    """Let tables refuse writes of earlier runs, once a run, if one of them may have been paused and
+    wake up (`Fence`). Without a lease there is no fence, and nothing is done.
     """
     lease = context.lease
     fence = context.fence
@@ -594,8 +604,8 @@ def _announce_run(context: StepContext) -> None:
 
 
 def _add_next_steps(error: errors.AdjunctError, app: str, batch: int) -> errors.AdjunctError:
-    """Return the error with how to finish or abandon the batch that it leaves open, in its next
-    step or as a note.
+    """Return the error with how to finish or abandon the batch that it leaves open: in the next
+    step of a new error, or as a note of the given one.
     """
     give_up = f"adjunct checkpoint abandon {app} --reason …"
     if isinstance(error, errors.ProducerConflictError):

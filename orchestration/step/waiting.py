@@ -87,7 +87,10 @@ class _StreamTimes:
 
     def read(self, ranges: Ranges) -> pa.Table:
         """Return PARTITION, OFFSET, TIME (null for none) and ARRIVED of the records in these
-        ranges, or of records that stand for them.
+        ranges.
+
+        A range that has only the record that was found waiting before is not read: what was stored
+        of that record is returned.
         """
         parts = []
         others = {}
@@ -102,8 +105,9 @@ class _StreamTimes:
         return pa.concat_tables(parts)
 
     def read_rest(self, ssp: SystemStreamPartition, span: OffsetRange) -> pa.Table:
-        """Return the event times of the records in a range of a partition, or their newest one, and
-        newer ones from before it: what a run has seen is not read again.
+        """Return times among which is the newest event time of the records in this range of a
+        partition. What a run has seen is not read again: its newest time stands for it, which may
+        be of a record before the range.
         """
         held = self._find_stored(ssp)
         if held is None:
@@ -119,7 +123,9 @@ class _StreamTimes:
         return pa.concat_tables([known, self._read_stream({ssp: span})])
 
     def _find_stored(self, ssp: SystemStreamPartition) -> HeldTime | None:
-        """Return what a run has stored of a partition of this stream, by this event time."""
+        """Return what a run has stored of a partition of this stream, by this event time; None if
+        it has stored nothing, or of another stream or time.
+        """
         held = self.stored.get(ssp)
         if held is None:
             return None
@@ -228,10 +234,10 @@ class Waiting:
     stored: Mapping[SystemStreamPartition, HeldTime] = field(default_factory=dict)
 
     def hold_back(self, ranges: Ranges, unread: Ranges) -> HeldRanges:
-        """Return the parts of these ranges that may be read now.
+        """Return the parts of these ranges that may be read now, and the records that wait.
 
-        `unread` are the ranges up to the ends of the streams: records there decide, too, how long
-        one has waited by event time.
+        `unread` are the ranges up to the ends of the streams: by event time, also the records after
+        the given ranges decide how long a record has waited.
         """
         declared = declared_event_times(self.app)
         cut = dict(ranges)
@@ -309,10 +315,10 @@ class Waiting:
         return datetime_from_micros(newest)
 
     def _is_within(self, held: pa.Table, wait: Wait, partition: _PartitionTimes) -> pa.Array:
-        """Return for each of these records whether it has not waited as long as is allowed.
+        """Return for each of the `held` records whether it has not waited as long as is allowed.
 
-        Times further ahead of the clock than a record may wait are not believed: one from the year
-        3000 neither holds its partition until then, nor ends the waiting of others.
+        A time further ahead of the clock than a record may wait is not believed. So a record from
+        the year 3000 neither holds its partition until then, nor ends the waiting of other records.
         """
         at_most = wait.at_most // timedelta(microseconds=1)
         now = to_microseconds(self.now)
@@ -339,10 +345,11 @@ def describe_held(
     unread: Offsets,
     stored: Mapping[SystemStreamPartition, HeldTime],
 ) -> tuple[str, ...]:
-    """Return, for each partition with `unread` records, what its first one waits for, if a run
-    could read none of these; else (). `stored` is what the last run has found of them.
+    """Return, for each partition with `unread` records, what its first record waits for; () unless
+    all of them wait. `stored` is what the last run has found of the first records.
 
-    A run advances the datasets first, so none is waited for if one has anything to read.
+    A run advances the datasets first. So () is returned also if a dataset has no version yet or has
+    anything to read.
     """
     waits = waits_by_input(app.operators)
     may_all_wait = all(ssp.qualified_stream in waits for ssp in unread)
@@ -366,11 +373,11 @@ def find_held(
     unread: Offsets,
     stored: Mapping[SystemStreamPartition, HeldTime],
 ) -> tuple[HeldRecord, ...]:
-    """Return the first `unread` record of each partition, if it waits; none of partitions whose
-    event times only Spark can compute, and of which the last run has not `stored` one.
+    """Return the first `unread` record of each partition in which it waits. `stored` is what the
+    last run has found of the first records.
 
-    A dataset that a run would find silent counts as silent. What retention has dropped does not
-    wait.
+    A record is left out if only Spark can compute its event time and none is stored, or if
+    retention has deleted it. A dataset that a run would find silent counts as silent.
     """
     waits = waits_by_input(app.operators)
     names = {ssp.qualified_stream for ssp in unread}
@@ -409,7 +416,7 @@ def to_stored(
             time=record.time,
             since=record.since,
             newest=record.newest,
-            seen_to=None if record.newest is None else record.seen_to,
+            seen_to=None if record.newest is None else record.seen_to,  # they count together
         )
     return stored
 

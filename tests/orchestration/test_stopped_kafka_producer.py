@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct import Application
+from dagster_adjunct import Application, unbounded_dataset
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.step.run import longest_request
 from dagster_adjunct.resources.errors import ConfigurationError, RunLeaseLostError
@@ -151,5 +151,13 @@ def test_dead_letters_in_kafka_count_by_its_limit() -> None:
     )
     source = app.input_stream("lake.numbers")
     source.update(app.table(table), set={"n": "n"}, dead_letters=letters, at_most=1)
+    kafka: Any = SimpleNamespace(longest_request=9.0)
+    assert longest_request(app, {"kafka": kafka}) == 9.0
+
+
+def test_changes_sent_to_a_dataset_in_kafka_count_by_its_limit() -> None:
+    app = Application("feeds")
+    people = app.table(unbounded_dataset("people", input="kafka.people", key="id", partitions=1))
+    app.input_stream("lake.numbers").send_to(people)
     kafka: Any = SimpleNamespace(longest_request=9.0)
     assert longest_request(app, {"kafka": kafka}) == 9.0

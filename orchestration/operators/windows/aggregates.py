@@ -74,7 +74,7 @@ class ExactSum:
 
     @property
     def scale(self) -> int:
-        """The number of digits after the point."""
+        """The number of digits after the point; 0 for a type other than a decimal."""
         digits = decimal_digits(self.kind)
         if digits is None:
             return 0
@@ -126,7 +126,7 @@ class ExactSum:
         return (_decimal_partial(self._low, total, scale),)
 
     def total(self) -> str:
-        """Return Spark SQL for the sum: a number; if it is wide a text, maybe with too many
+        """Return Spark SQL for the sum: a number; for a wide sum a text, which may have too many
         digits for any type.
         """
         if not self.is_wide:
@@ -207,7 +207,7 @@ class Aggregation(ABC):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the records that the value is computed from."""
+        """The columns of the records that the value is computed from; () for a count of records."""
         if self.column is None:
             return ()
         return (self.column,)
@@ -528,8 +528,8 @@ def _unit(kind: str, *, whole: bool = False) -> str:
 
 
 def _scale_of_mean(precision: int, scale: int) -> int:
-    """Return how many digits after the point the mean of a decimal has: four more, or fewer if
-    Spark computes fewer.
+    """Return how many digits after the point the mean of a decimal has: four more or, for decimals
+    with more than _DIVIDED_APART of them, as many as Spark's division gives it.
     """
     if scale <= _DIVIDED_APART:
         return scale + 4
@@ -545,6 +545,8 @@ def _quotient(total: str, number: str, precision: int, scale: int, returns: str)
     number of records.
     """
     rest = f"({total} % {number})"
+    # A sum has ten digits more than its records. Any number of records has 19 digits at most; where
+    # there is no room for them, 13.
     whole = f"cast({total} - {rest} as decimal({precision + 10 - scale},0)) / {number}"
     digits_of_number = 19 if scale + 4 <= 18 else 13
     fraction = f"cast({rest} as decimal({digits_of_number + scale},{scale})) / {number}"

@@ -163,8 +163,8 @@ def aggregate_rows(
     """Return a row for each group of records with equal columns `by`: its partial values, and the
     aggregates `more`.
 
-    With `partial`, `frame` has rows with partial values instead of records. Within a group, they
-    are added in the order of the columns `order`, if the order makes a difference.
+    With `partial`, `frame` has rows with partial values instead of records. Within a group, records
+    or rows are added in the order of the columns `order`, if the order makes a difference.
     """
     names = list(map(named_column, by))
     values = []
@@ -268,6 +268,7 @@ def classify_window_records(
         late = F.col(TIME) < F.col(_LIMIT) - lateness
     else:
         frame = add_window_starts(frame, windows)
+        # The start of an earlier window could not be stored.
         frame = frame.withColumn(TIME, F.when(F.col(_FIRST) >= MIN_MICROS, F.col(TIME)))
         late = window_end(F.col(_LAST), windows.kind) + lateness <= F.col(_LIMIT)
         partly = ~late & (window_end(F.col(_FIRST), windows.kind) + lateness <= F.col(_LIMIT))
@@ -285,8 +286,8 @@ def assign_windows(records: DataFrame, windows: Windows) -> DataFrame:
     if isinstance(windows.kind, Tumbling):
         return records.withColumn(BEGIN, F.timestamp_micros(_LAST))
     every = to_micros(windows.kind.every)
+    # A window is closed if it starts no later than this; without a watermark none is.
     last_closed = F.col(_LIMIT) - to_micros(windows.kind.size) - to_micros(windows.lateness)
-    # Without a watermark none is closed.
     last_closed = F.coalesce(last_closed, F.col(_FIRST) - 1)
     starts = F.sequence(_FIRST, _LAST, F.lit(every))
     open_starts = F.filter(starts, lambda start: start > last_closed)
@@ -305,7 +306,7 @@ def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
     size = to_micros(windows.kind.size)
     every = to_micros(windows.kind.every)
     last = F.col(TIME) - F.pmod(F.col(TIME), F.lit(every))
-    before = F.col(TIME) - size
+    before = F.col(TIME) - size  # the first window begins after it, since ends are exclusive
     first = before - F.pmod(before, F.lit(every)) + every
     return frame.withColumns({_FIRST: first, _LAST: last})
 
@@ -315,8 +316,8 @@ def update_fixed_windows(
 ) -> DataFrame:
     """Return the rows of the tumbling or sliding windows that a batch changes or closes.
 
-    `stored` has the stored rows, `records` the records that count. If both are partitioned by the
-    same columns of the key, Spark adds no exchange.
+    `stored` has the stored rows, `records` the batch's records without excluded ones. If both are
+    partitioned by the same columns of the key, Spark adds no exchange.
     """
     assert not isinstance(windows.kind, Session)
     key = (*windows.by, START)
@@ -336,8 +337,8 @@ def update_fixed_windows(
 
 
 def is_of_other_rules(windows: Windows) -> Column:
-    """Return whether a stored row's window starts or ends at another time by the present rules
-    of its zone.
+    """Return the condition that a stored row's window starts or ends at another time by the
+    present rules of its zone.
     """
     assert isinstance(windows.kind, Tumbling)
     start = F.unix_micros(START)
@@ -345,6 +346,9 @@ def is_of_other_rules(windows: Windows) -> Column:
     return (window_start(start, windows.kind) != start) | other_end
 
 
+# Hidden columns of records and rows while sessions are made: the number of the session within its
+# key, whether a session begins there, its stored sessions, whether the row is stored, the start of
+# the session, and whether a key has a session to close.
 _NUMBER = "__number"
 _BEGINS = "__begins"
 _ITEMS = "__items"
@@ -377,8 +381,8 @@ def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
 def union_sessions(
     stored: DataFrame, runs: DataFrame, windows: Windows, watermarks: Watermarks
 ) -> DataFrame:
-    """Return the batch's sessions (`runs`) and the stored ones of their keys and of keys with a
-    session to close.
+    """Return the batch's sessions (`runs`) and all stored sessions of a key that has one in the
+    batch, or that has a session to close.
 
     Each session is a row of its own, which Spark can spill to disk: one key may have most of them.
     Spark does not know how the result is partitioned.
@@ -388,6 +392,7 @@ def union_sessions(
     # Keys are never null, so the left join below leaves a null only where the batch lacks the key.
     is_in_batch = column_of("new", windows.by[0]).isNotNull()
     is_needed = is_in_batch
+    # A key with a session to close is needed as a whole.
     watermark = epoch_micros(watermarks.after)
     if watermark is not None:
         of_key = Window.partitionBy(*windows.keys)
@@ -460,10 +465,10 @@ def stored_record_schema(windows: Windows) -> Schema:
 
 
 def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
-    """Return the records that count, in the form in which they are stored.
+    """Return the records, without excluded ones, in the form in which they are stored.
 
-    EXPIRES is that of the last window that the record is in. Of a session, it is that of a session
-    with this record only, and becomes later as the session grows (`assign_sessions`).
+    EXPIRES is that of the last window that the record is in. For sessions, it is that of a session
+    with only this record, and becomes later as the session grows (`assign_sessions`).
     """
     if isinstance(windows.kind, Session):
         expires = F.col(TIME) + to_micros(windows.kind.gap + windows.lateness)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration
+from dagster_adjunct.orchestration.operators.columns import check_duration
 from dagster_adjunct.orchestration.operators.windows.zone_clock import (
     DAY,
     MONDAY,
@@ -77,7 +77,7 @@ class Tumbling:
             argument = given[-1] if given else "size"
             raise ConfigurationError(problem, step, argument=argument)
         if self.size is not None:
-            check_duration(self.size, "Tumbling has size", argument="size", most=MAX_DURATION)
+            check_duration(self.size, "Tumbling has size", argument="size", limited=True)
         follows_clock = self.size is None
         has_zone = self.zone is not None
         if follows_clock != has_zone:
@@ -150,8 +150,8 @@ class Sliding:
     every: timedelta
 
     def __post_init__(self) -> None:
-        check_duration(self.size, "Sliding has size", argument="size", most=MAX_DURATION)
-        check_duration(self.every, "Sliding has every", argument="every", most=MAX_DURATION)
+        check_duration(self.size, "Sliding has size", argument="size", limited=True)
+        check_duration(self.every, "Sliding has every", argument="every", limited=True)
         if not self.every <= self.size <= self.every * _MAX_OVERLAP:
             problem = (
                 f"Sliding has size={self.size} and every={self.every}: expected a size of 1 to"
@@ -179,7 +179,7 @@ class Session:
     gap: timedelta
 
     def __post_init__(self) -> None:
-        check_duration(self.gap, "Session has gap", argument="gap", most=MAX_DURATION)
+        check_duration(self.gap, "Session has gap", argument="gap", limited=True)
 
     def describe(self) -> str:
         """Return a description for plans."""
@@ -229,6 +229,8 @@ def window_start(time: Column, kind: Tumbling) -> Column:
     start = _reject_spans(start, time, kind, spans)
     if not clock.repeats_begins:
         return start
+    # The last time at which the clock showed the begin, if it showed it again after it was put
+    # back.
     repeated = time - (clock.show(time) - shown_begin)
     return F.when(clock.show(repeated) == shown_begin, repeated).otherwise(start)
 
@@ -237,9 +239,9 @@ def _reject_spans(
     start: Column, time: Column, kind: Tumbling, spans: Sequence[tuple[int, int]]
 ) -> Column:
     """Return the start of a record's window, which raises if the window may be in one of these
-    spans.
+    `spans`.
 
-    In them, long ago or far ahead, Java and Python have different rules for the zone.
+    The spans are long ago or far ahead: in them, Java and Python have different rules for the zone.
     """
     for first, last in spans:
         problem = F.concat(
@@ -269,6 +271,7 @@ def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
     end = clock.find(begins.shift(begin, 1))
     if not clock.repeats_begins:
         return end
+    # An hour later in UTC, the clock may show the same or another begin.
     later = begins.shift(start, 1)
     is_begin = begins.floor(clock.show(later)) == clock.show(later)
     is_nearer = (later < end) | (end <= start)

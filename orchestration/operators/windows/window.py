@@ -16,7 +16,6 @@ from dagster_adjunct.orchestration.operators.batch import SparkBatch
 from dagster_adjunct.orchestration.operators.columns import (
     EXPIRES,
     FINAL,
-    MAX_DURATION,
     RECORD,
     check_duration,
     check_new_names,
@@ -107,10 +106,10 @@ def make_results(
 ) -> DataFrame:
     """Return the results of a batch, with the column TOMBSTONE, given the windows' rows.
 
-    With `results` "final", these are the windows that the batch closes. With "updates", they are
-    all `rows`, with the column FINAL, and a tombstone for each session that was merged into another
-    one. A sum that its type can't hold fails the batch that closes the window; in earlier updates
-    it is null, because later records may reduce it.
+    With `results` "final", they are the windows that the batch closes. With "updates", they are all
+    `rows`, with the column FINAL, and a tombstone for each session that was merged into another
+    one. A sum that the type of the result can't hold fails the batch that closes the window. In
+    earlier updates the sum is null then, because later records may reduce it.
     """
     values = [F.col(START), F.col(END)]
     computed = {}
@@ -122,7 +121,7 @@ def make_results(
             computed[exact_column(name)] = F.expr(exact)
             value = _check_range(name, made, windows, operator, sensitive)
         values.append(value.alias(name))
-    if computed:
+    if computed:  # each analysed once, as columns
         rows = rows.withColumns(computed)
     if results == "final":
         return rows.filter(CLOSING).select(*windows.keys, *values, F.lit(False).alias(TOMBSTONE))
@@ -163,11 +162,11 @@ def _shown(windows: Windows, source: str, value: Column, sensitive: Collection[s
 
 
 def _suggest_wider_type(made: Aggregation, kind: str) -> str:
-    """Return the next step for a sum or mean that its type can't hold: a wider type, or another
-    application.
+    """Return the next step for a sum or mean of a column of the type `kind` that its type can't
+    hold: a wider type, or another application.
 
-    After a change to a wider type, the stored sum is continued only if that type's sums are stored
-    in the same way.
+    With a wider type, the next run continues the stored sum only if that type's sums are stored in
+    the same way.
     """
     column, *_ = made.columns
     flat = flat_name(column)
@@ -354,10 +353,10 @@ class Window(PassThroughSpec):
         """
         partials = [RECORDS]
         aggregated: list[str] = []
-        stored: Iterable[str] = ()
+        stored: Iterable[str] = ()  # the columns of records that are stored for functions
         for name, made in self.aggregates:
             aggregated += made.columns
-            for kind in ("", WIDEST):
+            for kind in ("", WIDEST):  # together they have the names of the partials of all types
                 partials += [partial.name for partial in made.partials(name, kind)]
             if isinstance(made, Aggregate) and not made.of:
                 stored = columns.known
@@ -540,7 +539,9 @@ def _derive_result(aggregate: Aggregation, columns: Columns) -> ColumnFacts:
 def _check_aggregated(
     operator: str, name: str, made: Aggregation, column: str, kind: str | None
 ) -> None:
-    """Raise PlanningError if the aggregate `name` can't be made of a column of this type."""
+    """Raise PlanningError if the aggregate `name` can't be made of a column of this type. An
+    unknown type, None, passes.
+    """
     if kind is None:
         return
     is_accepted = made.accepts(kind)
@@ -583,9 +584,7 @@ def build_window(
     what = f"window after {after}"
     check_name("window", name)
     found = f"{what} has allowed_lateness"
-    check_duration(
-        allowed_lateness, found, argument="allowed_lateness", zero=True, most=MAX_DURATION
-    )
+    check_duration(allowed_lateness, found, argument="allowed_lateness", zero=True, limited=True)
     key = validate_column_names(f"{what}: by=", by)
     if not key:
         problem = f"{what} has no key: by= is empty."

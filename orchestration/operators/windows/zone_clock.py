@@ -101,7 +101,9 @@ def _to_micros(date: Column) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class ZoneClock:
-    """The clock of a zone, and the begins of windows as it shows them."""
+    """The clock of a zone, and the begins of windows: the times, as the clock shows them, at which
+    windows begin.
+    """
 
     zone: str
     begins: Begins

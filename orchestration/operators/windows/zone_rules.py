@@ -211,10 +211,13 @@ def _check_near_spans(
 
 
 def _next_step(java: Database, python: Database) -> str:
-    """Return how to get the newer rules for both, and how to get Java's for Python."""
+    """Return how to get the newer rules for both and, if the release with Java's is known, how to
+    get Java's for Python.
+    """
+    is_folder_of_system = "/" in python.place
     if java.version < python.version:
         newest = f"Update Java to a release with the rules of {python.version}."
-    elif "/" in python.place:
+    elif is_folder_of_system:
         newest = "Update the system's package tzdata."
     else:
         newest = "Update the package: pip install --upgrade tzdata."
@@ -228,7 +231,9 @@ def _next_step(java: Database, python: Database) -> str:
 
 
 def _package_version(rules: str) -> str | None:
-    """Return the version of the package tzdata with these rules: "2025.2" for "2025b"."""
+    """Return the version of the package tzdata with these rules: "2025.2" for "2025b"; None if the
+    rules have another name.
+    """
     found = re.fullmatch(r"(?P<year>\d{4})(?P<letter>[a-z])", rules)
     if found is None:
         return None
@@ -246,7 +251,7 @@ class _JavaOffsets(NamedTuple):
 
 
 def _find_differences(zone: str, java: _JavaOffsets) -> tuple[tuple[int, int], ...]:
-    """Return the spans of time in which Java's offsets are not Python's.
+    """Return the spans of time in which Java's offsets are not Python's, () if there are none.
 
     Moments are at most a day apart, so a span begins a day before its first wrong moment, and ends
     a day after its last one.
@@ -258,7 +263,7 @@ def _find_differences(zone: str, java: _JavaOffsets) -> tuple[tuple[int, int], .
     wrong = np.unique(java.moments[java.offsets != ours])
     if not len(wrong):
         return ()
-    ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)
+    ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)  # the last moments of spans but the last
     firsts = wrong[[0, *(ends + 1)]]
     lasts = wrong[[*ends, -1]]
     spans = []
