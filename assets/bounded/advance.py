@@ -227,13 +227,16 @@ def advance_version_set(
 def advance_members(
     runtime: Runtime, specs: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore_stage
 ) -> list[AdvanceReport]:
-    """Do what `advance_version_set` does, with the given runtime."""
+    """Advance a version set as `advance_version_set` does, with the given runtime. Raises
+    ConfigurationError for datasets that are not declared in one set.
+    """
     name = specs[0].version_set if specs else None
     members = []
     for spec in specs:
         if isinstance(spec, BoundedDataset) and spec.version_set == name:
             members.append(spec)
-    if name is None or len(members) < max(2, len(specs)):
+    are_of_one_set = name is not None and len(members) == len(specs) and len(members) > 1
+    if name is None or not are_of_one_set:
         raise errors.ConfigurationError(
             f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version"
             " set.",

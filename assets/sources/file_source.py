@@ -603,7 +603,7 @@ class FileVersions(VersionSource):
         return tuple(notes)
 
     def _late_error(self, folder: Folder, newest: str) -> MarkerConflictError:
-        """Return the error for a complete folder that sorts before the delivered version `newest`."""
+        """Return the error for a complete folder that sorts before the delivered `newest`."""
         # Where the name states the valid-from time, a new name would state a wrong one.
         if self.spec.valid_from in (None, MARKER):
             rename = "Rename it so that it comes after, or abandon"

@@ -82,11 +82,11 @@ class QueryVersions(VersionSource):
         """Raise EmptyVersionError for an answer without entries, unless the query may be empty."""
         if self._query.allow_empty:
             return
-        left = "returned no rows"
+        problem = "returned no rows"
         if self.spec.extractor is not None:
-            left += " from which an entry is made"
+            problem += " from which an entry is made"
         raise EmptyVersionError(
-            f"{self._what(delivery)} {left}.",
+            f"{self._what(delivery)} {problem}.",
             "Correct the query or what it reads; if it may be empty, declare QuerySource(…,"
             " allow_empty=True).",
             dataset=self.spec.name,
