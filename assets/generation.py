@@ -74,13 +74,13 @@ def _sort_as_spark(rows: pa.Table, order_by: Sequence[str]) -> pa.Table:
     from dagster_adjunct.resources.bucketing.hashing import row_digests
 
     columns = {}
-    for place, name in enumerate(order_by):
+    for index, name in enumerate(order_by):
         column = rows.column(name)
         if pt.is_nested(column.type):
             column = row_digests(rows, [name])
         if column.null_count:  # Arrow sorts nulls last: false, for a null, comes first
-            columns[f"known{place}"] = column.is_valid()
-        columns[f"value{place}"] = column
+            columns[f"known{index}"] = column.is_valid()
+        columns[f"value{index}"] = column
     return rows.take(
         pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns])
     )

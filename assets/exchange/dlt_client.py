@@ -410,6 +410,7 @@ def _read_file(path: Path) -> Rows | pa.Table:
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file of JSON lines, each of which is one row or a list of rows."""
     with FileStorage.open_zipsafe_ro(str(path)) as lines:
         for line in lines:
             found = dlt_json.typed_loads(line)

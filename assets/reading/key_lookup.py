@@ -495,8 +495,8 @@ def _with_nulls(column: pa.Array, read: Callable[[int], Any]) -> Callable[[int],
     offset = column.offset
 
     def value(row: int) -> Any:
-        place = row + offset
-        is_valid = validity[place >> 3] >> (place & 7) & 1
+        bit = row + offset
+        is_valid = validity[bit >> 3] >> (bit & 7) & 1
         if is_valid:
             return read(row)
         return None

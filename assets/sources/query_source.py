@@ -164,10 +164,10 @@ def _type_nulls(answer: pa.Table, schema: Schema) -> pa.Table:
     pandas frame.
     """
     declared = schema.to_arrow()
-    for place, name in enumerate(answer.column_names):
-        if pa.types.is_null(answer.schema.field(place).type) and name in schema:
+    for index, name in enumerate(answer.column_names):
+        if pa.types.is_null(answer.schema.field(index).type) and name in schema:
             kind = declared.field(name).type
-            answer = answer.set_column(place, name, pa.nulls(answer.num_rows, kind))
+            answer = answer.set_column(index, name, pa.nulls(answer.num_rows, kind))
     return answer
 
 

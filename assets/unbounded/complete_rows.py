@@ -135,12 +135,12 @@ class _Changes(NamedTuple):
 
 
 class _StoredOfKeys(NamedTuple):
-    """The stored rows of keys. `places` has the index in `rows` of each key's newest row, -1 if
+    """The stored rows of keys. `newest` has the index in `rows` of each key's newest row, -1 if
     there is none or it is a deletion; `highest` has the position of that, the lowest integer if
     there is none.
     """
 
-    places: Any
+    newest: Any
     highest: Any
     rows: pa.Table
 
@@ -419,11 +419,13 @@ class BucketCompletion:
             self._report_incomplete(reported & ~kept[:, -1], rows, kept[:, :-1])
         return _Completed(pa.table(completed), ~incomplete)
 
-    def _report_incomplete(self, rows: Any, places: pa.Table, kept: Any) -> None:
-        """Record these changes as incomplete, or raise BadChangeError for the first."""
+    def _report_incomplete(self, is_incomplete: Any, rows: pa.Table, kept: Any) -> None:
+        """Record these changes of `rows` as incomplete, or raise BadChangeError for the first.
+        `kept` says which columns each leaves out.
+        """
         names = np.array(self._layout.schema.names, object)
-        for row in np.flatnonzero(rows).tolist():
-            offset, partition = (places.column(name)[row].as_py() for name in (OFFSET, PARTITION))
+        for row in np.flatnonzero(is_incomplete).tolist():
+            offset, partition = (rows.column(name)[row].as_py() for name in (OFFSET, PARTITION))
             missing = ", ".join(map(repr, names[kept[row]].tolist()))
             reason = (
                 f"it leaves out {missing}, and the dataset has no row of its key to take the value"
@@ -558,11 +560,11 @@ class BucketCompletion:
         for found in self._stored.iterate(keys, asked, schema, positions=not by_offset):
             position = found.rows.column(POSITION).to_numpy()
             is_deleted = found.rows.column(TOMBSTONE).to_numpy()
-            places = np.where(is_deleted, -1, np.arange(count, count + len(position)))
+            index = np.where(is_deleted, -1, np.arange(count, count + len(position)))
             # At equal positions, the newer generation wins, which was read before.
             is_newer = position > highest[found.keys]
             newer_keys = found.keys[is_newer]
-            stored[newer_keys] = places[is_newer]
+            stored[newer_keys] = index[is_newer]
             highest[newer_keys] = position[is_newer]
             tables.append(found.rows.select(schema.names))
             count += len(position)

@@ -117,8 +117,8 @@ def _newest_positions(
             matching = group.filter(pc.and_(is_wanted, is_above))
             columns = matching.select([*key, POSITION]).to_pydict().values()
             for *values, position in zip(*columns, strict=True):
-                place = tuple(values)
-                newest[place] = max(position, newest.get(place, position))
+                key_values = tuple(values)
+                newest[key_values] = max(position, newest.get(key_values, position))
     return newest
 
 

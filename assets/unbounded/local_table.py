@@ -235,6 +235,7 @@ def undo_batch(
         last = manifest.written
         if last is not None and _is_past(last, batch):
             return manifest.served_id
+        # Without a version of the batch, it is only recorded that the batch was abandoned.
         has_made_version = last is not None and last.before != manifest.served_id
         if last is not None and last.batch == batch and has_made_version:
             before = _find_version_before(log, manifest, last, declared, attempt)

@@ -589,6 +589,7 @@ def order_change_error(
 
 
 def _restore_or_rebuild(what: str, dataset: str) -> str:
+    """Return what to do where a declaration has changed that the table can't follow."""
     command = f"adjunct dataset rebuild {dataset} MODULE:APP --reason …"
     return (
         f"Restore {what}, or rebuild the dataset: {command}. The old table is served until the"
