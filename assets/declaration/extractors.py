@@ -530,12 +530,12 @@ class _FunctionCalls:
         at the steps `deleting`; without steps, none does.
         """
         metadata = records.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
-        wheres = [f"{self.what}: {_describe_record(each)}" for each in metadata]
+        wheres = [*map(self._describe_place, metadata)]
         data = [name for name in records.column_names if not name.startswith("__")]
         found = first_unreadable(records, data)
         if found is not None:
-            record = _describe_record(metadata[found.row])
-            raise found.error(self.what, record, hidden=self._is_hidden(found.column))
+            where = _describe_record(metadata[found.row])
+            raise found.error(self.what, where, hidden=self._is_hidden(found.column))
         entries: list[dict[str, Any]] = []
         origins: list[int] = []  # the row of each entry's record
         tombstones: list[bool] = []
@@ -685,6 +685,10 @@ class _FunctionCalls:
     def _is_hidden(self, column: str) -> bool:
         """Whether errors must not show values of this column."""
         return column.lower() in map(str.lower, self.extractor.sensitive)
+
+    def _describe_place(self, metadata: dict[str, Any]) -> str:
+        """Return the dataset and where a record is, from its metadata columns."""
+        return f"{self.what}: {_describe_record(metadata)}"
 
 
 def _value_at(record: dict[str, Any], steps: Sequence[str]) -> Any:

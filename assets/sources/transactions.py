@@ -125,9 +125,8 @@ def limit_to_complete_transactions(
         if not lacking or wider == ranges:
             continue
         found = count_by_transaction(_parts(_list_known(reader.aggregate(wider))))
-        for name in lacking:
-            if found[name] >= expected[name]:  # the rest is before the ranges, and applied already
-                expected[name] = counts[name]
+        # The rest of these is before the ranges, which have all that they should have.
+        expected |= {name: counts[name] for name in lacking if found[name] >= expected[name]}
     ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
     cuts = cut_at_incomplete(seen, expected, ends, unreadable=unreadable)
     return _end_at(ranges, cuts)

@@ -203,7 +203,7 @@ class TransientTable:
         if before is not None and not records:  # only markers, which take offsets
             view = replace(before, ranges=_move_ends(before.ranges, ends))
         else:
-            ranges = {ssp: (start, ends[ssp]) for ssp, start in starts.items()}
+            ranges: Ranges = {ssp: (start, ends[ssp]) for ssp, start in starts.items()}
             if before is not None:
                 ranges = _move_ends(before.ranges, ends)
             with stages("build"):
