@@ -68,7 +68,7 @@ def advance_with_runtime(
     make_current: bool = False,
     on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
-    """Do what `advance_dataset` does, with the given runtime."""
+    """Advance a dataset of any kind as `advance_dataset` does, with the given runtime."""
     if isinstance(spec, BoundedDataset):
         return advance_bounded(
             runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage

@@ -62,7 +62,7 @@ def write_arrow_table(
 
     if order_by:
         rows = _sort_as_spark(rows, order_by)
-    if options.completion is None:
+    if options.completion is None:  # else rows change while they are written
         rows = rows.append_column(DIGEST, row_digests(rows, layout.schema.names))
     return write_arrow_buckets(rows, store, folder, layout, options)
 
@@ -74,13 +74,13 @@ def _sort_as_spark(rows: pa.Table, order_by: Sequence[str]) -> pa.Table:
     from dagster_adjunct.resources.bucketing.hashing import row_digests
 
     columns = {}
-    for place, name in enumerate(order_by):
+    for index, name in enumerate(order_by):
         column = rows.column(name)
         if pt.is_nested(column.type):
             column = row_digests(rows, [name])
-        if column.null_count:
-            columns[f"known{place}"] = column.is_valid()
-        columns[f"value{place}"] = column
+        if column.null_count:  # Arrow sorts nulls last: false, for a null, comes first
+            columns[f"known{index}"] = column.is_valid()
+        columns[f"value{index}"] = column
     return rows.take(
         pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns])
     )
@@ -102,7 +102,9 @@ class RecordPlace(NamedTuple):
 def find_null_keys(
     rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int
 ) -> list[RecordPlace]:
-    """Return the first rows with a null key column, at most `limit`."""
+    """Return where the first rows with a null key column are, at most `limit` of them, in the order
+    of partition and offset.
+    """
     if isinstance(rows, pa.Table):
         has_null = reduce(pc.or_, [rows.column(name).is_null() for name in key])
         places = rows.filter(has_null).select([PARTITION, OFFSET])
@@ -164,7 +166,9 @@ class RuntimeOptions(TypedDict, total=False):
 def open_runtime(
     specs: Iterable[AdjunctDataset], *, by: str, **where: Unpack[RuntimeOptions]
 ) -> Iterator[Runtime]:
-    """Yield a runtime for these datasets, by whom and where it is to work."""
+    """Yield a runtime for these datasets; `by` is who works, and `where` says where. A session that
+    it starts ends with the context.
+    """
     lake = where.get("lake") or open_lake()
     systems = where.get("systems")
     spark = where.get("spark")
@@ -211,12 +215,13 @@ def write_generation(
     """Write the last row of each key into one file a bucket; return `into`, which has no files yet,
     with these, and counters.
 
-    `order_by` sorts the rows within each key, the one to keep last. Counters are the numbers of
-    superseded rows, which have a later one of their key, and of deleted keys, whose last row is a
-    dropped tombstone; for rows over time also of corrections of the past, pruned and forgotten
-    rows, and `forgotten_to`, a position. With `name_conflicting` in the options, raises
-    SchemaMismatchError if superseded rows have other values than the row that is kept; with
-    `one_per_key`, KeyOrderError if rows of a key differ and come from several partitions.
+    `order_by` sorts the rows within each key, the one to keep last. `partitioned` says that
+    partition i of a frame is exactly bucket i. Counters are the numbers of superseded rows, which
+    have a later one of their key, and of deleted keys, whose last row is a dropped tombstone; for
+    rows over time also of corrections of the past, pruned and forgotten rows, and `forgotten_to`, a
+    position. With `name_conflicting` in the options, raises SchemaMismatchError if superseded rows
+    have other values than the row that is kept; with `one_per_key`, KeyOrderError if rows of a key
+    differ and come from several partitions.
     """
     files = writer(
         rows,
@@ -256,8 +261,8 @@ def _list_keys(files: Sequence[BucketFile], name: str) -> list[str]:
 def _raise_if_repeated(
     files: Sequence[BucketFile], layout: BucketLayout, options: WriteOptions
 ) -> None:
-    """Raise KeyOrderError for keys without an order, and SchemaMismatchError for keys with several
-    values if each is to be delivered once.
+    """Raise KeyOrderError for keys whose rows differ in several partitions, and SchemaMismatchError
+    for keys with several values if each is to be delivered once; the files' stats count both.
     """
     scattered = _sum_counts(files, "scattered")
     if scattered:
@@ -290,7 +295,7 @@ def count_deletions(generation: Generation) -> int:
 
 
 def format_first(things: Sequence[str]) -> str:
-    """Return the first MAX_NAMED of these texts, joined, for errors."""
+    """Return the first MAX_NAMED of these texts, joined, for errors; "…" stands for the others."""
     first = ", ".join(things[:MAX_NAMED])
     if len(things) > MAX_NAMED:
         first += " …"

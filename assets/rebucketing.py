@@ -150,7 +150,7 @@ def check_repartitioning(
 
 
 def _list_readers(roots: Roots) -> tuple[str, ...]:
-    """Return in words which open batches need versions as they are."""
+    """Return in words which open batches need versions as they are; () if none does."""
     return tuple(sorted(set(roots().values())))
 
 
@@ -184,11 +184,13 @@ def _rebucket_generation(
     attempt: Attempt,
     options: WriteOptions,
 ) -> Generation:
-    """Write the rows of a generation into their new buckets, sorted by key. A key has one row.
+    """Write the rows of the generation `old` of a version into this number of buckets, sorted by
+    key, in the folder of `attempt`. A key has one row.
 
     Rows keep their hidden columns and get the columns of the layout. Buckets are written in passes
-    of about `_ROWS_AT_ONCE` rows, so that memory does not grow with the version. Raises
-    ManifestMismatchError for damaged files.
+    of about `_ROWS_AT_ONCE` rows, each of which reads all rows again, so that memory does not grow
+    with the version. Raises ManifestMismatchError for damaged files, and if another number of rows
+    was written than there are.
     """
     layout = replace(version.layout, partitions=partitions)
     folder = attempt.generation(old.id).folder
@@ -201,14 +203,14 @@ def _rebucket_generation(
         parts = [layout.arrow_schema().empty_table()]
         bucket_parts = [np.empty(0, np.int32)]
         for rows, buckets in _iterate_bucketed_rows(stored, layout):
-            is_now = (buckets >= first) & (buckets < first + buckets_at_once)
-            parts.append(rows.filter(pa.array(is_now)))
-            bucket_parts.append(buckets[is_now])
-        found = pa.concat_tables(parts)
+            is_of_pass = (buckets >= first) & (buckets < first + buckets_at_once)
+            parts.append(rows.filter(pa.array(is_of_pass)))
+            bucket_parts.append(buckets[is_of_pass])
+        rows_of_pass = pa.concat_tables(parts)
         bucket_of_row = np.concatenate(bucket_parts)
         for bucket in np.unique(bucket_of_row).tolist():
             # Sorted alone: Arrow copies what it sorts, and at most 2 GB of strings.
-            rows = found.filter(pa.array(bucket_of_row == bucket)).sort_by(order)
+            rows = rows_of_pass.filter(pa.array(bucket_of_row == bucket)).sort_by(order)
             starts = range(0, rows.num_rows, ROWS_PER_GROUP)
             slices = [rows.slice(start, ROWS_PER_GROUP) for start in starts]
             writer = BucketFileWriter(log.lake.store, folder, bucket, layout, options)
@@ -232,7 +234,9 @@ def _rebucket_generation(
 def _iterate_bucketed_rows(
     stored: Sequence[StoredFile], layout: BucketLayout
 ) -> Iterator[_BucketedRows]:
-    """Yield the rows of these files, each with its new bucket."""
+    """Yield the rows of these files, each with its bucket by the layout. Raises
+    ManifestMismatchError for a damaged file.
+    """
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
     for one in stored:
@@ -248,7 +252,9 @@ def _iterate_bucketed_rows(
 def _plan(
     log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: str, roots: Roots
 ) -> RebucketReport:
-    """Return what would be rewritten. Raises what `check_repartitioning` raises."""
+    """Return what would be rewritten, with "" for new ids. Raises what `check_repartitioning`
+    raises.
+    """
     before = check_repartitioning(log, manifest, partitions, reason)
     if isinstance(manifest, UnboundedManifest):
         version = manifest.version
@@ -272,7 +278,7 @@ def _plan(
 
 
 def _list_leased(log: DatasetLog, versions: Collection[str]) -> tuple[str, ...]:
-    """Return which of these versions readers hold by a lease, and who they are."""
+    """Return in words which of these versions readers hold by a lease, and who they are."""
     now = log.lake.now()  # the store's clock is read by writing
     held = version_holders(list_live_leases(log.lake, log.name, now), {}, now)
     leased = []
@@ -384,8 +390,8 @@ M = TypeVar("M", UnboundedManifest, BoundedManifest)
 def _declare_partitions(
     log: DatasetLog, manifest: M, partitions: int, version: str | None, reason: str
 ) -> M:
-    """Return the manifest with the new number of partitions in its declaration, and the commit's
-    description.
+    """Return the manifest with the new number of partitions in its declaration, and with the
+    description of the commit, which serves `version`.
     """
     before = manifest.declaration.partitions
     assert before is not None, "it is planned"
@@ -404,7 +410,7 @@ def _declare_partitions(
 
 
 class _Rewritten(NamedTuple):
-    """What was planned, and the committed manifest."""
+    """The report of what was planned, and the committed manifest."""
 
     plan: RebucketReport
     manifest: BoundedManifest

@@ -1,7 +1,7 @@
 """The advance of bounded datasets: arriving versions are built next to the served one, validated,
 and switched to.
 
-snapshot_inputs     -> AdvanceGroup      the datasets, their inputs, and their committed manifests
+prepare_inputs      -> AdvanceGroup      the datasets, their inputs, and their committed manifests
 poll_sources        -> PollResult        the version that all have completely, or what they wait for
 build_candidate     -> CandidateVersion  its files next to the served ones, and whether it is unfit
                                          or unchanged
@@ -83,8 +83,10 @@ class PollResult:
 
 
 def poll_sources(group: AdvanceGroup) -> PollResult:
-    """Ask each member's source for its next version. Raises MarkerConflictError if markers or
-    members disagree.
+    """Ask each member's source for its next version, and find one that all members have.
+
+    Raises MarkerConflictError if the markers of a version contradict each other, or if no version
+    is common to all members although two of them have delivered different ones.
     """
     complete: dict[str, Delivery] = {}
     waiting: dict[str, Awaiting] = {}
@@ -115,15 +117,17 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
     return PollResult(complete, waiting, {})
 
 
-def snapshot_inputs(
+def prepare_inputs(
     context: Runtime,
     specs: Sequence[BoundedDataset],
     on_stage: OnStage,
     partition: str | None = None,
 ) -> AdvanceGroup:
-    """Return the datasets and their inputs as they are now.
+    """Open the inputs, commit what has to change before an advance, and return the datasets.
 
     Commits the removal of expired pins, and the positions in inputs that were repartitioned.
+    `partition` is the name of the only version to look for, None for any. Raises DatasetError for
+    declarations that contradict what is committed.
     """
     log = context.log(specs[0].name)
     commit, manifests = log.read_all()
@@ -139,27 +143,32 @@ def snapshot_inputs(
         commit, manifests = log.read_all()
     stages = {spec.name: Stages(spec.name, on_stage) for spec in specs}
     sources: dict[str, VersionSource] = {}
-    carried: dict[str, DatasetManifest] = {}
+    repartitioned: dict[str, DatasetManifest] = {}
     for spec in specs:
         name = spec.name
         with stages[name]("collect"):
             sources[name] = open_source(context.systems, spec, context.lake, partition=partition)
         stored = manifests.get(name)
-        followed = None if stored is None else sources[name].follow_repartition(stored)
-        if followed is not None:
-            carried[name] = followed
-    if carried:
-        commit = log.commit_all(commit, carried, by=context.by)
-        manifests |= carried
+        if stored is not None:
+            followed = sources[name].follow_repartition(stored)
+            if followed is not None:
+                repartitioned[name] = followed
+    if repartitioned:  # a commit of its own, whose change says why the offsets differ
+        commit = log.commit_all(commit, repartitioned, by=context.by)
+        manifests |= repartitioned
     members = []
     for spec in specs:
         source = sources[spec.name]
         stored = manifests.get(spec.name)
-        with stages[spec.name]("collect"):
-            manifest = source.first_manifest() if stored is None else source.resume_manifest(stored)
-            committed = None if stored is None else as_bounded(stored)
+        with stages[spec.name]("collect"):  # adds to the time of opening the input
+            if stored is None:
+                manifest = source.first_manifest()
+                committed = None
+            else:
+                manifest = source.resume_manifest(stored)
+                committed = as_bounded(stored)
         member = Member(spec, context, source, stages[spec.name], manifest, committed)
-        evolve_known_columns(member)  # raises before anything is read
+        evolve_known_columns(member)  # only for its errors, before anything is read
         members.append(member)
     return AdvanceGroup(commit, tuple(members))
 
@@ -188,7 +197,7 @@ def advance_bounded(
             dataset=spec.name,
         )
     _check_partition(spec, partition)
-    group = snapshot_inputs(context, (spec,), on_stage, partition)
+    group = prepare_inputs(context, (spec,), on_stage, partition)
     # A query, or a requested partition, gives a version on each poll: publish one.
     return _advance(
         group, once=partition is not None or _has_query(group), make_current=make_current
@@ -218,13 +227,16 @@ def advance_version_set(
 def advance_members(
     runtime: Runtime, specs: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore_stage
 ) -> list[AdvanceReport]:
-    """Do what `advance_version_set` does, with the given runtime."""
+    """Advance a version set as `advance_version_set` does, with the given runtime. Raises
+    ConfigurationError for datasets that are not declared in one set.
+    """
     name = specs[0].version_set if specs else None
     members = []
     for spec in specs:
         if isinstance(spec, BoundedDataset) and spec.version_set == name:
             members.append(spec)
-    if name is None or len(members) < max(2, len(specs)):
+    are_of_one_set = name is not None and len(members) == len(specs) and len(members) > 1
+    if name is None or not are_of_one_set:
         raise errors.ConfigurationError(
             f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version"
             " set.",
@@ -232,7 +244,7 @@ def advance_members(
             argument="specs",
         )
     join_version_set(runtime.lake, name, [spec.name for spec in specs], by=runtime.by)
-    group = snapshot_inputs(runtime, members, on_stage)
+    group = prepare_inputs(runtime, members, on_stage)
     return _advance(group, once=_has_query(group), make_current=False)
 
 
@@ -362,27 +374,30 @@ def _delete_if_settled(candidate: CandidateVersion, now: BoundedManifest) -> Non
     Before that, another writer may still find and publish this one.
     """
     is_settled = candidate.delivery.version in now.taken - candidate.member.manifest.taken
+    # By another run, which found it as a finished build.
     is_used = any(candidate.attempt.folder in ref.folders for ref in now.versions)
     if is_settled and not is_used:
         candidate.delete_attempt(files=True)
 
 
 def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
-    """Return what other writers did to make a build unusable, "" if nothing."""
+    """Return what other writers have done, up to the manifest `now`, that makes a build unusable;
+    "" if nothing.
+    """
     before = candidate.member.manifest
     if candidate.attempt.folder in now.doomed:
         return "discarded this build"
     if _has_new_delivery(before, now):
         return "took in the same delivery"
     if candidate.document is not None:
-        # Checked after this manifest was read: a finished discard no longer lists the objects as
-        # doomed.
+        # A finished discard no longer lists what it deleted as doomed. So whether the objects are
+        # still there is asked after `now` was read.
         if candidate.document in now.doomed or not candidate.is_stored():
             return "discarded this build"
         return ""
     if candidate.unchanged:
-        still_equal = before.head == now.head and now.retains(candidate.unchanged)
-        if not still_equal:
+        is_still_equal = before.head == now.head and now.retains(candidate.unchanged)
+        if not is_still_equal:
             return "changed what is current, to which this version was equal"
     return ""
 
@@ -406,8 +421,8 @@ def rebase_waiting(group: AdvanceGroup) -> AdvanceGroup | None:
 
 
 def _follow_commits(group: AdvanceGroup) -> tuple[Members, AdvanceGroup]:
-    """Return the committed manifests, and the group with them, so that its commits undo no
-    concurrent change.
+    """Return the manifests that are committed now, and the group with them. A commit of that group
+    undoes no concurrent change.
     """
     commit, stored = group.members[0].log.read_all()
     manifests = {name: as_bounded(manifest) for name, manifest in stored.items()}
@@ -422,22 +437,23 @@ def _follow_commits(group: AdvanceGroup) -> tuple[Members, AdvanceGroup]:
 
 
 def _has_new_delivery(before: BoundedManifest, now: BoundedManifest) -> bool:
-    """Whether a version was delivered or abandoned between two manifests; dropping one does not
-    count.
+    """Whether a version was delivered or abandoned between two manifests. Names that became free
+    meanwhile are no deliveries.
     """
     if before.next_number != now.next_number:
         return True
     if before.offsets != now.offsets or before.abandoned != now.abandoned:
         return True
+    # What is left are deliveries without a number and offsets: of files that equal a version.
     # Version ids are ignored: an erasure changes them, and is no delivery.
     known = [(done.name, done.markers) for done in before.delivered]
     for done in now.delivered:
-        delivered = (done.name, done.markers)
         if done.freed:
             continue
+        delivered = (done.name, done.markers)
         if delivered not in known:
             return True
-        known.remove(delivered)
+        known.remove(delivered)  # each delivery from before accounts for one
     return False
 
 
@@ -467,7 +483,9 @@ def input_position(
 def _with_copies(
     manifest: BoundedManifest, copies: Mapping[str, Mapping[str, MarkerFacts]]
 ) -> list[Delivered]:
-    """Return the deliveries, with new markers where files were copied without a change."""
+    """Return the deliveries in the manifest, with the new marker facts of `copies` (see
+    `_Answer`) in the newest delivery of each name.
+    """
     newest = manifest.newest_deliveries
     after = []
     for done in manifest.delivered:
@@ -484,8 +502,8 @@ def _add_delivery(
     """Return the deliveries to record, with `done` as the last one, and the names of those that
     are too old to be recorded.
 
-    `done` replaces a delivery of its name that was freed. Deliveries whose names are free stay,
-    whatever their age.
+    `done` replaces a delivery of its name that was freed. Deliveries whose names are free stay
+    recorded, whatever their age.
     """
     recorded = []
     for earlier in delivered:
@@ -505,7 +523,7 @@ def _add_delivery(
 
 def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
     """Return the reason to store with a commit: `more`, then the losses and notes in the
-    source's answer.
+    source's answer; "" if there are none.
     """
     lost = answer.lost.summary() if answer.lost is not None else ""
     return "; ".join(filter(None, (*more, lost, *answer.notes)))
@@ -514,6 +532,8 @@ def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
 def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
     """Commit what the group waits for, if that has changed; return the group, with `awaiting`
     set in each member.
+
+    Members without a complete version wait for it themselves. The others wait for these members.
     """
     begun = next((delivery.version for delivery in polled.complete.values()), None)
     waits: dict[str, Awaiting] = {}
@@ -539,8 +559,8 @@ def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
 
 
 def commit_waits(group: AdvanceGroup, waits: Mapping[str, Awaiting]) -> AdvanceGroup:
-    """Commit these waits, and the start offsets of members without a commit; return the group after
-    it.
+    """Commit what members wait for (`waits`, by name), and the start offsets of members without a
+    commit; return the group after it, which is the same one if nothing has changed.
 
     Without a first commit, nobody could abandon the version that the dataset waits for.
     """
@@ -548,14 +568,17 @@ def commit_waits(group: AdvanceGroup, waits: Mapping[str, Awaiting]) -> AdvanceG
     def commit(group: AdvanceGroup) -> AdvanceGroup:
         members = []
         for member in group.members:
-            # Also the start of members without a commit.
-            start = Awaiting(None, (), offsets=member.manifest.offsets)
-            if member.name not in waits and member.committed is not None:
-                continue
-            after = _waiting_manifest(member, waits.get(member.name, start))
+            wait = waits.get(member.name)
+            if wait is None:
+                if member.committed is not None:
+                    continue
+                wait = Awaiting(None, (), offsets=member.manifest.offsets)
+            after = _waiting_manifest(member, wait)
             if after is not None:
                 members.append(member.after_commit(after))
-        return group.commit_members(members) if members else group
+        if not members:
+            return group
+        return group.commit_members(members)
 
     return commit_with_rebase(group, commit, rebase_waiting)
 
@@ -575,7 +598,8 @@ def _waiting_manifest(member: Member, awaiting: Awaiting) -> BoundedManifest | N
 
 
 def _begin_waiting(member: Member, awaiting: Awaiting, others: str | None) -> Awaiting:
-    """Return a source's answer with the awaited version, and since when it is awaited.
+    """Return a source's answer with the awaited version, and since when it is awaited; unchanged if
+    nothing has arrived in any member.
 
     `others` is the version that other members of the version set have completely, None if there is
     none.
@@ -629,8 +653,9 @@ def _reject(candidate: CandidateVersion, rejected: CandidateVersion) -> BoundedM
     ref = _new_ref(candidate).model_copy(update={"state": "rejected", "reason": reason})
     if candidate.version is not None:
         ref = ref.model_copy(update={"verdicts": candidate.version.verdicts})
-    # A repeated delivery of revoked content takes no name.
-    freed = None if rejected.revoked is None else candidate.member.context.now()
+    freed = None
+    if rejected.revoked is not None:  # a repeated delivery of revoked content takes no name
+        freed = candidate.member.context.now()
     change = Change(
         action="reject", version=ref.id, reason=commit_reason(candidate.delivery, reason)
     )
@@ -662,7 +687,9 @@ def _publish(candidate: CandidateVersion, *, switches: bool, by_time: bool) -> B
 def _take_delivery(
     candidate: CandidateVersion, version: str, freed: datetime | None = None
 ) -> BoundedManifest:
-    """Return a draft of the manifest with this delivery, whose content this version holds."""
+    """Return a draft of the manifest with this delivery, whose content the version with the id
+    `version` holds. `freed` is the time since when its name is free again, None if it is taken.
+    """
     manifest = candidate.member.manifest
     delivery = candidate.delivery
     done = Delivered(
@@ -673,7 +700,9 @@ def _take_delivery(
 
 
 def _count_version(candidate: CandidateVersion, draft: BoundedManifest) -> BoundedManifest:
-    """Return the draft with the numbers after those of a new version, and its counters added."""
+    """Return the draft with the numbers after those of a new version. If the version was built,
+    also with its counters added and its columns known.
+    """
     fields: dict[str, object] = {"next_number": candidate.number + 1}
     version = candidate.version
     if version is not None:
@@ -706,7 +735,7 @@ def _sealed_ref(candidate: CandidateVersion) -> VersionRef:
 
 
 def _new_ref(candidate: CandidateVersion) -> VersionRef:
-    """Return the manifest's entry for a new version."""
+    """Return the manifest's entry for a new version: without rows and files if it was not built."""
     facts: dict[str, Any] = {
         "id": candidate.id,
         "number": candidate.number,
@@ -729,11 +758,11 @@ def _new_ref(candidate: CandidateVersion) -> VersionRef:
 def publish_candidates(
     group: AdvanceGroup, validated: Sequence[CandidateVersion], *, make_current: bool
 ) -> AdvanceGroup:
-    """Commit these versions together: all published, or all rejected if one is. Return the group
-    after it.
+    """Commit these versions together: all published, or all rejected if one has a problem. Return
+    the group after it.
 
-    The reported stages are "seal" and "switch", "keep" if the served version stays, "unchanged", or
-    "reject".
+    The reported stages are "reject"; or "seal" for each new version, then "switch", "keep" if what
+    is served stays, or "unchanged" if all equal existing versions.
     """
     first = validated[0].member
     version = validated[0].delivery.version
@@ -766,7 +795,10 @@ def _seal(candidate: CandidateVersion) -> CandidateVersion:
 
 @dataclass(frozen=True, slots=True)
 class _Publication:
-    """The candidates of one commit, which are published, or rejected because of `rejected`."""
+    """The candidates of one commit, which are published, or rejected because of `rejected`.
+
+    `make_current` serves them even if they come before the head.
+    """
 
     candidates: Sequence[CandidateVersion]
     rejected: CandidateVersion | None
@@ -782,7 +814,9 @@ class _Publication:
         """
         group = commit_with_rebase(group, self._commit_once, self._catch_up)
         for candidate in self.candidates_in(group):
-            candidate.delete_attempt(files=candidate.member.manifest.ref(candidate.id) is None)
+            # The files of an unchanged one are not needed: the manifest has the version it equals.
+            is_recorded = candidate.member.manifest.ref(candidate.id) is not None
+            candidate.delete_attempt(files=not is_recorded)
         return group
 
     def _commit_once(self, group: AdvanceGroup) -> AdvanceGroup:

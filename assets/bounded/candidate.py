@@ -84,7 +84,9 @@ class Outcome:
     last_built: SealedVersion | None = None
 
     def with_answer(self, answer: Delivery | Awaiting) -> Outcome:
-        """Return the outcome with the losses, notes and dropped records of the source's answer."""
+        """Return the outcome with the losses, notes and numbers of dropped records of the source's
+        answer.
+        """
         counters = dict(self.counters)
         for name, count in (("redelivered", answer.redelivered), ("left_out", answer.left_out)):
             if count:
@@ -152,12 +154,12 @@ class AdvanceGroup:
 
 @dataclass(frozen=True, slots=True)
 class CandidateVersion:
-    """A version to be published, with the problem that prevents it ("" if none). `version` is None
-    if it was not built.
+    """A version to be published, with the problem that prevents it ("" if none).
 
-    `unchanged` is the id of an existing version with the same content, `revoked` a revoked version
-    of this name with the same content; `document` is the key of this version's document, None until
-    it is written.
+    `version` is None if it was not built, because of its data. `number` is the one that it gets.
+    `unchanged` is the id of an existing version with the same content. `revoked` is a revoked
+    version of this name with the same content. `document` is the key of this version's document,
+    None until it is written.
     """
 
     member: Member
@@ -208,7 +210,7 @@ class CandidateVersion:
         return not missing
 
     def delete_attempt(self, *, files: bool) -> None:
-        """Delete the attempt's record and, with `files`, its files."""
+        """Delete the attempt's record and, with `files`, the files that it has built."""
         log = self.member.log
         leases.delete_attempt(log.lake, log.name, self.attempt.id)
         if files and self.version is not None:
@@ -228,10 +230,11 @@ REJECTING_ERRORS = (
 
 
 def evolve_known_columns(member: Member) -> KnownColumns:
-    """Return all columns of the dataset once a version has those of its source, with their stored
-    names.
+    """Return all columns that versions of the dataset have had, once one has those of the source,
+    with their stored names.
 
-    Raises DatasetError for renamed and dropped columns that contradict these or earlier columns.
+    Raises DatasetError where `renamed` and `drop` of the declaration contradict the columns of the
+    source, or earlier ones.
     """
     spec = member.spec
     declared = member.source.schema
@@ -255,9 +258,10 @@ def evolve_known_columns(member: Member) -> KnownColumns:
                 f"{path} is renamed to {name}, which the version does not have:"
                 f" {describe_part(declared, path)}"
             )
-    new = {*spec.evolution.unknown(before.columns, before.names)}
-    new -= {*spec.evolution.unknown(declared, before.names)}
-    for path in sorted(new & spec.evolution.renamed.keys()):
+    # Paths of the declaration that no version has had, although the source has them now.
+    never_stored = {*spec.evolution.unknown(before.columns, before.names)}
+    never_stored -= {*spec.evolution.unknown(declared, before.names)}
+    for path in sorted(never_stored & spec.evolution.renamed.keys()):
         name = spec.evolution.renamed[path]
         problems.append(
             f"{path} is renamed to {name}, which is new, and no version has had {path}:"
@@ -299,7 +303,9 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
 
 
 def _build(member: Member, delivery: Delivery, fingerprint: str | None) -> CandidateVersion:
-    """Return a new build, recorded under its fingerprint, or the problem of the data."""
+    """Return a new build, recorded under its fingerprint (None: not recorded); or, for data that
+    can't be published, a candidate that only has the problem.
+    """
     log = member.log
     member.stages.begin_build(delivery.version)
     attempt = log.attempt()
@@ -315,7 +321,9 @@ def _build(member: Member, delivery: Delivery, fingerprint: str | None) -> Candi
 
 
 def _find_equal_revoked(member: Member, new: SealedVersion) -> VersionRef | None:
-    """Return a revoked version of the same name, valid-from time and content."""
+    """Return a revoked version of the same name, valid-from time and content; None if there is
+    none.
+    """
     wanted = (new.name, "revoked", new.valid_from)
     for ref in member.manifest.versions:
         is_alike = (ref.name, ref.state, ref.valid_from) == wanted
@@ -329,15 +337,18 @@ def reject_revoked_content(candidates: Sequence[CandidateVersion]) -> list[Candi
     name.
 
     A producer that delivers twice must not bring back revoked content. In a version set, one
-    member's content may be unchanged while another's is corrected.
+    member's content may be that of the revoked version while another's is corrected: then none is
+    rejected.
     """
-    again = all(candidate.revoked or candidate.unchanged for candidate in candidates)
+    has_new_content = any(
+        candidate.revoked is None and not candidate.unchanged for candidate in candidates
+    )
     after = []
     for candidate in candidates:
         revoked = candidate.revoked
         if revoked is None:
             after.append(candidate)
-        elif not again:
+        elif has_new_content:
             after.append(replace(candidate, revoked=None))
         else:
             problem = (
@@ -388,9 +399,11 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
 def _write_entries(
     member: Member, delivery: Delivery, generation: Generation, records: int | None
 ) -> tuple[Generation, dict[str, int]]:
-    """Return the generation with the delivery's entries, and the counters of its records.
+    """Write the delivery's entries into files; return the generation with these, and the counters
+    of its records.
 
-    `records` is the number that its source counts, None if that is unknown.
+    `records` is the number that its source counts, None if that is unknown. Raises DatasetError if
+    another number was read, and EmptyVersionError if there is none.
     """
     source = member.source
     spec = member.spec
@@ -419,9 +432,9 @@ def _write_entries(
     except errors.NullKeyError as error:
         raise _with_record_places(error, member, delivery) from error
     entries = written.rows + counted["superseded"] + counted["deleted"]
-    if entries == 0 and records is None:
-        source.reject_empty(delivery)
-    if records is None:
+    if records is None:  # `_build_version` rejects what the source counts as empty
+        if entries == 0:
+            source.reject_empty(delivery)
         records = entries
     if spec.extractor is None and entries != records:
         raise errors.DatasetError(
@@ -437,18 +450,19 @@ def _write_entries(
 def _with_record_places(
     error: errors.NullKeyError, member: Member, delivery: Delivery
 ) -> errors.NullKeyError:
-    """Return the error with the places of the first records without a key. This reads the
-    version again.
+    """Return the error with the places of the first records without a key, for which the version is
+    read again; unchanged if records have no places.
     """
-    # A query would run again, for records without a place.
-    if not member.source.place(delivery, 0, 0):
+    # A query has no places: it would run again for nothing.
+    has_places = bool(member.source.place(delivery, 0, 0))
+    if not has_places:
         return error
     with translate_spark_errors():
         without_key = find_null_keys(
             member.source.read(delivery, member.context.spark), member.spec.key, MAX_NAMED + 1
         )
     places = [member.source.place(delivery, *record) for record in without_key]
-    if not places:
+    if not places:  # read again, the records have keys
         return error
     return errors.NullKeyError(
         f"{error.problem.rstrip('.')}: {format_first(places)}.",
@@ -458,11 +472,10 @@ def _with_record_places(
 
 
 def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
-    """Return the id of the head, or of the same partition's version, if it has the same content;
-    else None.
+    """Return the id of the existing version that a new one would replace, if it has the same
+    content and valid-from time; else None.
 
-    The same content means equal layout, equal counts and digests in each bucket, and the same
-    valid-from time.
+    That is the head, or where versions are ordered by name, the newest of the same name.
     """
     manifest = member.manifest
     ref = manifest.head_ref
@@ -481,10 +494,11 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
 
 
 def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bool:
-    """Whether a version has the same entries as a new one, in the same layout, by counts and
-    digests of its files.
+    """Whether a version has the same entries as a new one, in the same layout, by the counts and
+    digests of its buckets.
     """
-    if ref.rows != new.rows or ref.document is None or new.digest is None:
+    is_comparable = ref.document is not None and new.digest is not None
+    if not is_comparable or ref.rows != new.rows:
         return False
     old = member.manifest.version
     if old is None or old.id != ref.id:
@@ -500,9 +514,9 @@ def _list_digests(version: SealedVersion) -> list[tuple[int, int, int | None]]:
 def _build_fingerprint(member: Member, delivery: Delivery) -> str | None:
     """Return a hash of all that a build depends on; None if it depends on a query or a function."""
     extractor = member.spec.extractor
-    if not isinstance(extractor, Projection | None):
-        return None
-    if not delivery.ranges and not delivery.identity:
+    calls_function = not isinstance(extractor, Projection | None)
+    is_query = not delivery.ranges and not delivery.identity
+    if calls_function or is_query:
         return None
     depends_on: dict[str, Any] = {
         "version": delivery.version,
@@ -544,7 +558,8 @@ def _find_finished_build(
 
 
 def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
-    """Run the dataset's validators on a built version and return it with their verdicts.
+    """Run the dataset's validators on a built version and return it with their verdicts; unchanged
+    if it was not built, has a problem already or equals an existing version.
 
     Raises ValidatorError for a mistake in a validator, and CommitConflictError if the served
     version that it is compared with was discarded concurrently. The build is kept, and the next run
@@ -645,20 +660,22 @@ def _choose_action(member: Member) -> Action:
 
 
 def _is_idle(member: Member) -> bool:
-    """Whether nothing has arrived since the served version, and nothing was lost."""
+    """Whether a version is served, nothing has arrived since, and nothing was lost."""
     if member.awaiting is None or member.outcome.lost:
         return False
     return member.awaiting.idle and member.manifest.version is not None
 
 
 def _list_notes(member: Member, action: Action, awaiting: Awaiting | None) -> Iterator[str]:
-    """Yield what a reader of the report has to know besides its fields."""
+    """Yield what a reader of the report has to know besides its fields. `awaiting` is None if the
+    report says nothing of what is awaited.
+    """
     manifest = member.manifest
     outcome = member.outcome
     if action == "unchanged":
         yield "the version delivered equals the current one"
-    dropped = bool(outcome.notes) and not _DROPPED.isdisjoint(outcome.counters)
-    if action == "up-to-date" and not dropped:
+    notes_say_dropped = bool(outcome.notes) and not _DROPPED.isdisjoint(outcome.counters)
+    if action == "up-to-date" and not notes_say_dropped:
         yield "nothing new was delivered"
     yield from _list_version_notes(member)
     if awaiting is not None:
@@ -668,7 +685,9 @@ def _list_notes(member: Member, action: Action, awaiting: Awaiting | None) -> It
 
 
 def _list_version_notes(member: Member) -> Iterator[str]:
-    """Yield why versions are rejected, or sealed and not served."""
+    """Yield which versions of this advance are rejected, or sealed and not served, and why; if it
+    rejected none, also that the newest version is rejected.
+    """
     versions = member.manifest.versions
     outcome = member.outcome
     for ref in versions:

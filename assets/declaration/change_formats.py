@@ -129,7 +129,9 @@ class ArrowChangeFormat(ChangeFormat, Protocol):
     """A change format that can also be decoded without Spark, to the same changes."""
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-        """Return what `decode` returns, for records in Arrow."""
+        """Return the same changes as `decode`, for records in Arrow. It has none of `decode`'s
+        keyword arguments, so it is for formats that need none of them.
+        """
         ...
 
 
@@ -248,20 +250,20 @@ class OperationColumn(_RecordIsRow):
     def decode(
         self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]
     ) -> DataFrame:
-        mark = F.col(TOMBSTONE)
+        is_tombstone = F.col(TOMBSTONE)
         operation = F.lower(named_column(self.column))
         if self.ignore:
-            records = records.where(~is_true(operation.isin(*self.ignore)) | mark)
-        known = is_true(operation.isin(*self.delete, *self.write)) | mark
+            records = records.where(~is_true(operation.isin(*self.ignore)) | is_tombstone)
+        known = is_true(operation.isin(*self.delete, *self.write)) | is_tombstone
         problem = F.when(~known, unknown_operation_column(named_column(self.column)))
         if self.missing is not None:
             records = self._without_missing(records, is_true(operation.isin(*_INSERT)))
-        tombstone = mark | is_true(operation.isin(*self.delete))
-        return changes_with_spark(records, schema, tombstone, problem)
+        deletes = is_tombstone | is_true(operation.isin(*self.delete))
+        return changes_with_spark(records, schema, deletes, problem)
 
     def _without_missing(self, records: DataFrame, inserts: Column) -> DataFrame:
-        """Return the records with the names of missing columns in KEPT; in inserts, these are
-        null.
+        """Return the records with the names of missing columns in KEPT. In inserts, which have no
+        stored row, missing columns are null and KEPT is too.
         """
         columns: dict[str, Column] = {}
         missing = []
@@ -276,33 +278,35 @@ class OperationColumn(_RecordIsRow):
         if self.missing is not None:
             records = self._without_missing_in_arrow(records)
         problems: list[str | None] = []
-        tombstones: list[bool] = []
-        kept: list[bool] = []
+        deletes: list[bool] = []
+        applies: list[bool] = []  # False for operations to ignore
         texts = _read_column(records, self.column)
-        for text, mark in zip(texts, _read_column(records, TOMBSTONE), strict=True):
+        for text, is_tombstone in zip(texts, _read_column(records, TOMBSTONE), strict=True):
             word = None
             if text is not None:
                 word = text.lower()
             problem = None
-            if not mark and word not in (*self.delete, *self.write):
+            if not is_tombstone and word not in (*self.delete, *self.write):
                 problem = unknown_operation_reason(text)
             problems.append(problem)
-            tombstones.append(mark or word in self.delete)
-            kept.append(mark or word not in self.ignore)
-        return changes_in_arrow(records, schema, tombstones, problems).filter(kept)
+            deletes.append(is_tombstone or word in self.delete)
+            applies.append(is_tombstone or word not in self.ignore)
+        return changes_in_arrow(records, schema, deletes, problems).filter(applies)
 
     def _without_missing_in_arrow(self, records: pa.Table) -> pa.Table:
-        """Return what `_without_missing` returns, for records in Arrow."""
+        """Return the records in Arrow as `_without_missing` does, except that KEPT is empty in
+        inserts instead of null.
+        """
         operations = pc.ascii_lower(records.column(self.column))
         inserts = pc.is_in(operations, value_set=_string_array(_INSERT))
-        marked = {}
+        missing = {}
         for name, mark in self._marks(_own_columns(records.column_names)).items():
-            marked[name] = records.column(mark)
+            missing[name] = records.column(mark)
             values = records.column(name)
-            nothing = pc.fill_null(pc.and_(inserts, marked[name]), False)
-            named = pc.if_else(nothing, pa.scalar(None, values.type), values)
-            records = records.set_column(records.column_names.index(name), name, named)
-        return records.append_column(KEPT, kept_column(marked, pc.invert(inserts)))
+            becomes_null = pc.fill_null(pc.and_(inserts, missing[name]), False)
+            values = pc.if_else(becomes_null, pa.scalar(None, values.type), values)
+            records = records.set_column(records.column_names.index(name), name, values)
+        return records.append_column(KEPT, kept_column(missing, pc.invert(inserts)))
 
     def describe(self) -> str:
         described = f"operation in {self.column}: {'/'.join(self.delete)} delete"
@@ -356,7 +360,7 @@ class DebeziumUnwrapped(_RecordIsRow):
     def decode(
         self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]
     ) -> DataFrame:
-        mark = F.col(TOMBSTONE)
+        is_tombstone = F.col(TOMBSTONE)
         deleted = F.lit(False)
         problem = F.lit(None).cast("string")
         if self.deleted is not None:
@@ -366,33 +370,34 @@ class DebeziumUnwrapped(_RecordIsRow):
             reason = concat_reason(
                 f"column {self.deleted!r} is ", quote_column(value), ": expected true or false"
             )
-            problem = F.when(~is_true(text.isin("true", "false")) & ~mark, reason)
+            problem = F.when(~is_true(text.isin("true", "false")) & ~is_tombstone, reason)
         if self.op is not None:
             op = F.lower(named_column(self.op))
-            known = is_true(op.isin("c", "r", "u", "d")) | mark
+            known = is_true(op.isin("c", "r", "u", "d")) | is_tombstone
             unknown = F.when(~known, unknown_operation_column(named_column(self.op)))
             problem = F.coalesce(problem, F.when(op == "t", TRUNCATE), unknown)
             deleted = deleted | is_true(op == "d")
             records = records.withColumn(SNAPSHOT, is_true(op == "r"))
-        tombstone = mark | is_true(deleted)
+        deletes = is_tombstone | is_true(deleted)
         if self.unavailable is not None:
-            marked = self._mark_unavailable(records, schema, tombstone, self.unavailable)
+            marked = self._mark_unavailable(records, schema, ~deletes, self.unavailable)
             records = marked.records
             problem = F.coalesce(problem, *marked.reasons)
-        return changes_with_spark(records, schema, tombstone, problem)
+        return changes_with_spark(records, schema, deletes, problem)
 
     def _mark_unavailable(
-        self, records: DataFrame, schema: Schema, tombstone: Column, placeholder: str
+        self, records: DataFrame, schema: Schema, writes: Column, placeholder: str
     ) -> _MarkedRecords:
         """Return the records, and the reasons why unavailable values can't be applied.
 
         With on_unavailable="keep", the records get the column KEPT instead, where that is possible.
+        Only records for which `writes` is true can have such values, and no row of a snapshot
+        ("r"): it is complete, so the placeholder is an actual value there.
         """
-        written = ~tombstone
         inserted = F.lit(False)
         if self.op is not None:
             op = F.lower(named_column(self.op))
-            written &= op != "r"
+            writes &= op != "r"
             inserted = op == "c"
         reasons = []
         unknown = []
@@ -400,92 +405,92 @@ class DebeziumUnwrapped(_RecordIsRow):
             value = named_column(field.name)
             if is_nested(field.type):
                 value = F.to_json(value)
-            kept = is_unavailable(placeholder, value, field.type)
-            unknown.append(F.when(kept, field.name))
+            is_unknown = is_unavailable(placeholder, value, field.type)
+            unknown.append(F.when(is_unknown, field.name))
             found = {
-                "value": kept,
-                "insert": kept & inserted,
-                "part": ~kept & contains_unavailable(placeholder, value),
+                "value": is_unknown,
+                "insert": is_unknown & inserted,
+                "part": ~is_unknown & contains_unavailable(placeholder, value),
             }
             whys = unavailable_reasons(placeholder, field.name, field.type, keeps=self.completes)
-            reasons += [F.when(written & found[what], why) for what, why in whys.items()]
+            reasons += [F.when(writes & found[what], why) for what, why in whys.items()]
         if self.completes:
             names = F.array().cast("array<string>")
             if unknown:
                 names = F.array_compact(F.array(*unknown))
-            records = records.withColumn(KEPT, F.when(written, names))
+            records = records.withColumn(KEPT, F.when(writes, names))
         return _MarkedRecords(records, reasons)
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
         operations = _read_column(records, self.op)
         snapshots: list[bool] = []
-        tombstones: list[bool] = []
+        deletes: list[bool] = []
         problems: list[str | None] = []
-        marks = _read_column(records, TOMBSTONE)
+        tombstones = _read_column(records, TOMBSTONE)
         deletions = _read_column(records, self.deleted)
-        for mark, deleted, operation in zip(marks, deletions, operations, strict=True):
+        for is_tombstone, deleted, operation in zip(tombstones, deletions, operations, strict=True):
             text = deleted
             if isinstance(deleted, bool):
                 text = str(deleted).lower()
             op = (operation or "").lower()
             is_deleted = op == "d" or (text or "").lower() == "true"
             snapshots.append(op == "r")
-            tombstones.append(mark or is_deleted)
-            problems.append(self._problem(mark, text, operation))
+            deletes.append(is_tombstone or is_deleted)
+            problems.append(self._problem(is_tombstone, text, operation))
         if self.op is not None:
             records = records.append_column(SNAPSHOT, pa.array(snapshots, pa.bool_()))
         if self.unavailable is not None:
-            written = pc.invert(pa.array(tombstones, pa.bool_()))
-            marked = self._mark_unavailable_in_arrow(records, schema, written, self.unavailable)
+            writes = pc.invert(pa.array(deletes, pa.bool_()))
+            marked = self._mark_unavailable_in_arrow(records, schema, writes, self.unavailable)
             records = marked.records
             for row, reason in marked.reasons.items():
                 problems[row] = problems[row] or reason
-        return changes_in_arrow(records, schema, tombstones, problems)
+        return changes_in_arrow(records, schema, deletes, problems)
 
     def _mark_unavailable_in_arrow(
-        self, records: pa.Table, schema: Schema, written: pa.Array, placeholder: str
+        self, records: pa.Table, schema: Schema, writes: pa.Array, placeholder: str
     ) -> _MarkedTable:
-        """Return what `_mark_unavailable` returns, for records in Arrow."""
+        """Return records in Arrow and the reasons as `_mark_unavailable` does: of a record with
+        several reasons, the first one.
+        """
         inserted = pa.array([False] * records.num_rows, pa.bool_())
         if self.op is not None:
             op = pc.fill_null(pc.ascii_lower(records.column(self.op)), "")
-            written = pc.and_(written, pc.not_equal(op, "r"))
+            writes = pc.and_(writes, pc.not_equal(op, "r"))
             inserted = pc.equal(op, "c")
         reasons: dict[int, str] = {}
-        marked = {}
+        unknown = {}
         for field in _large_fields(schema):
             values = records.column(field.name)
             if is_nested(field.type):
                 values = nested_texts(values)
-            kept = pc.and_(written, is_unavailable_array(placeholder, values, field.type))
-            marked[field.name] = kept
+            is_unknown = pc.and_(writes, is_unavailable_array(placeholder, values, field.type))
+            unknown[field.name] = is_unknown
             whys = unavailable_reasons(placeholder, field.name, field.type, keeps=self.completes)
             for what, why in whys.items():
-                found = kept
+                found = is_unknown
                 if what == "insert":
-                    found = pc.and_(kept, inserted)
+                    found = pc.and_(is_unknown, inserted)
                 elif what == "part":
-                    within = pc.and_(written, contains_unavailable_array(placeholder, values))
-                    found = pc.and_not(within, kept)
+                    within = pc.and_(writes, contains_unavailable_array(placeholder, values))
+                    found = pc.and_not(within, is_unknown)
                 for row in pc.indices_nonzero(found).to_pylist():
                     reasons.setdefault(row, why)
         if self.completes:
-            records = records.append_column(KEPT, kept_column(marked, written))
+            records = records.append_column(KEPT, kept_column(unknown, writes))
         return _MarkedTable(records, reasons)
 
-    def _problem(self, mark: bool, text: str | None, op: str | None) -> str | None:
-        """Return why a record can't be applied, or None.
-
-        `mark` is whether it is a tombstone, `text` and `op` are its values in the columns `deleted`
-        and `op`.
+    def _problem(self, is_tombstone: bool, text: str | None, op: str | None) -> str | None:
+        """Return why a record can't be applied, or None. `text` and `op` are its values in the
+        columns `deleted` and `op`; of a tombstone they don't matter, unless `op` is a truncate.
         """
-        needs_text = self.deleted is not None and not mark
+        needs_text = self.deleted is not None and not is_tombstone
         if needs_text and (text or "").lower() not in ("true", "false"):
             return f"column {self.deleted!r} is {quote_value(text)}: expected true or false"
         operation = (op or "").lower()
         if operation == "t":
             return TRUNCATE
-        if mark or self.op is None or operation in ("c", "r", "u", "d"):
+        if is_tombstone or self.op is None or operation in ("c", "r", "u", "d"):
             return None
         return unknown_operation_reason(op)
 
@@ -525,35 +530,39 @@ def kept_column(
     """
     chosen = pc.fill_null(rows, True).to_numpy(zero_copy_only=False)
     is_marked = np.zeros((len(chosen), len(marked)), bool)  # by record and name
-    for place, mark in enumerate(marked.values()):
-        is_marked[:, place] = pc.fill_null(mark, False).to_numpy() & chosen
-    _, places = np.nonzero(is_marked)
+    for column, mark in enumerate(marked.values()):
+        is_marked[:, column] = pc.fill_null(mark, False).to_numpy() & chosen
+    # The names of all records in one array, and for each record where its names end.
+    _, columns = np.nonzero(is_marked)
     offsets = np.concatenate([[0], np.cumsum(is_marked.sum(axis=1))]).astype(np.int32)
-    names = _string_array(list(marked)).take(pa.array(places))
+    names = _string_array(list(marked)).take(pa.array(columns))
     return pa.ListArray.from_arrays(pa.array(offsets), names)
 
 
 def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
     """Return the column KEPT as a boolean NumPy matrix: a row for each change, a column for each
-    of `names`.
+    of `names`. Other names in KEPT are left out.
     """
-    rows = kept.combine_chunks()
-    places = pc.index_in(pc.list_flatten(rows), value_set=_string_array(names))
-    known = pc.is_valid(places)
-    matrix = np.zeros((len(rows), len(names)), bool)
-    matrix[
-        pc.list_parent_indices(rows).filter(known).to_numpy(), places.filter(known).to_numpy()
-    ] = True
+    lists = kept.combine_chunks()
+    rows = pc.list_parent_indices(lists)
+    columns = pc.index_in(pc.list_flatten(lists), value_set=_string_array(names))
+    known = pc.is_valid(columns)
+    matrix = np.zeros((len(lists), len(names)), bool)
+    matrix[rows.filter(known).to_numpy(), columns.filter(known).to_numpy()] = True
     return matrix
 
 
 def _read_column(records: pa.Table, name: str | None) -> list[Any]:
+    """Return the values of a column, with replacement characters in texts that are no UTF-8; nulls
+    if it has no name.
+    """
     if name is None:
         return [None] * records.num_rows
     return readable_values(records.column(name), "replace")
 
 
 def _string_array(texts: Sequence[str]) -> pa.Array:
+    """Return texts in Arrow, as strings even if there are none."""
     return pa.array(texts, pa.string())
 
 
@@ -563,27 +572,29 @@ def _own_columns(columns: Sequence[str]) -> list[str]:
 
 
 def changes_with_spark(
-    records: DataFrame, schema: Schema, tombstone: Column, problem: Column
+    records: DataFrame, schema: Schema, deletes: Column, problem: Column
 ) -> DataFrame:
     """Return one change for each record: the columns of `schema`, the metadata columns,
-    TOMBSTONE and PROBLEM.
+    TOMBSTONE, which is `deletes`, and PROBLEM.
     """
     rest = [name for name in metadata_columns(records.columns) if name != TOMBSTONE]
     return records.select(
         *map(named_column, schema.names),
         *rest,
-        tombstone.alias(TOMBSTONE),
+        deletes.alias(TOMBSTONE),
         problem.cast("string").alias(PROBLEM),
     )
 
 
 def changes_in_arrow(
-    records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: Sequence[str | None]
+    records: pa.Table, schema: Schema, deletes: Sequence[bool], problems: Sequence[str | None]
 ) -> pa.Table:
-    """Return what `changes_with_spark` returns, for records in Arrow."""
+    """Return one change for each record in Arrow, with the columns that `changes_with_spark`
+    makes.
+    """
     rest = [name for name in metadata_columns(records.column_names) if name != TOMBSTONE]
     rows = records.select([*schema.names, *rest])
-    rows = rows.append_column(TOMBSTONE, pa.array(tombstones, pa.bool_()))
+    rows = rows.append_column(TOMBSTONE, pa.array(deletes, pa.bool_()))
     return rows.append_column(PROBLEM, pa.array(problems, pa.string()))
 
 

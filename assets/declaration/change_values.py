@@ -101,7 +101,9 @@ def unknown_operation_column(value: Column) -> Column:
 
 
 def quote_value(value: str | None) -> str:
-    """Return what `quote_column` returns, for one value."""
+    """Return one value as a reason quotes it: its first 100 characters, marked as the record's, or
+    `null`.
+    """
     if value is None:
         return "null"
     shown = value[:100].translate(_UNMARKED)
@@ -253,10 +255,13 @@ def _is_misspelt(text: str, word: str) -> bool:
     same = 0
     while same < min(len(text), len(word)) and text[same] == word[same]:
         same += 1
-    mine = text[same:]
-    other = word[same:]
-    swapped = mine[1::-1] + mine[2:]
-    return other in (mine[1:], swapped) or other[1:] in (mine, mine[1:])
+    # What follows the common beginning.
+    rest = text[same:]
+    wanted = word[same:]
+    swapped = rest[1::-1] + rest[2:]
+    is_added_or_swapped = wanted in (rest[1:], swapped)
+    is_left_out_or_replaced = wanted[1:] in (rest, rest[1:])
+    return is_added_or_swapped or is_left_out_or_replaced
 
 
 def order_as_code(order: Order) -> str:
@@ -284,17 +289,19 @@ class PathProblem(NamedTuple):
 
 
 def find_path_problem(order: Order, path: str) -> PathProblem | None:
-    """Return what is wrong with a path of Debezium's envelopes in this order; None if nothing."""
-    place = order.index(path)
+    """Return what is wrong with a path of Debezium's envelopes in this order, of which it is one;
+    None if nothing.
+    """
+    index = order.index(path)
     outer = _WITHIN.get(path)
-    if outer is not None and outer not in order[:place]:
-        wanted = (*order[:place], *_chain(outer), path)
+    if outer is not None and outer not in order[:index]:
+        wanted = (*order[:index], *_with_outer_paths(outer), path)
         return PathProblem(
             f"{path!r} only orders changes with the same {outer!r}",
             f"Write {order_as_code(wanted)}.",
         )
-    if path == "source.file" and "source.pos" not in order[place:]:
-        wanted = (*order[: place + 1], "source.pos", *order[place + 1 :])
+    if path == "source.file" and "source.pos" not in order[index:]:
+        wanted = (*order[: index + 1], "source.pos", *order[index + 1 :])
         return PathProblem(
             "changes of one 'source.file' are ordered by 'source.pos'",
             f"Write {order_as_code(wanted)}.",
@@ -308,12 +315,14 @@ def find_path_problem(order: Order, path: str) -> PathProblem | None:
     return None
 
 
-def _chain(path: str) -> Order:
-    """Return the path after all paths that it is within, outermost first."""
+def _with_outer_paths(path: str) -> Order:
+    """Return the path after all paths that it is within, outermost first: for "source.row", the
+    file, the position in it, and the row at that position.
+    """
     outer = _WITHIN.get(path)
     if outer is None:
         return (path,)
-    return (*_chain(outer), path)
+    return (*_with_outer_paths(outer), path)
 
 
 def position_type(order: Order | None, rows: Schema) -> PositionType:
@@ -435,7 +444,11 @@ def incomparable_reason(name: str, sample: str | None) -> str:
 
 def sortable_column(value: Column, name: str, sample: str | None) -> Column:
     """Return a string that sorts as these values do, null where the format differs from the
-    sample's.
+    sample's, and everywhere without a sample or for one of unknown format.
+
+    Each number in a value gets its length in two digits before it, so that longer numbers sort
+    after shorter ones. A whole number also gets "p", or "n" below zero. After "n", each digit is
+    replaced by its complement (9 minus it), so that the largest absolute value sorts first.
     """
     pattern = None if sample is None else ordering_pattern(name, sample)
     if pattern is None:
@@ -452,18 +465,18 @@ def sortable_column(value: Column, name: str, sample: str | None) -> Column:
 
 
 def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa.ChunkedArray:
-    """Return what `sortable_column` returns, for strings in Arrow."""
+    """Return a string that sorts as these strings do, made as in `sortable_column`."""
     pattern = None if sample is None else ordering_pattern(name, sample)
     if pattern is None:
         return pa.chunked_array([pa.nulls(len(values), pa.string())])
     groups = range(re.compile(pattern).groups)
     named = pattern  # Arrow extracts groups by name
-    for place in groups:
-        named = named.replace("([0-9", f"(?P<g{place}>[0-9", 1)
+    for group in groups:
+        named = named.replace("([0-9", f"(?P<g{group}>[0-9", 1)
     found = pc.extract_regex(values, named)
     parts = []
-    for place in groups:
-        digits = pc.utf8_lower(pc.struct_field(found, f"g{place}"))
+    for group in groups:
+        digits = pc.utf8_lower(pc.struct_field(found, f"g{group}"))
         parts += [pc.utf8_lpad(pc.utf8_length(digits).cast("string"), 2, "0"), digits]
     text = pc.binary_join_element_wise(*parts, "")
     if pattern == NUMBER_PATTERN:
@@ -550,7 +563,7 @@ def contains_unavailable(placeholder: str, value: Column) -> Column:
 
 
 def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """Return what `is_unavailable` returns, for values in Arrow."""
+    """Return whether values in Arrow are the placeholder, as `is_unavailable` does."""
     if kind == "binary":
         same = pc.equal(values, pa.scalar(_bytes(placeholder), values.type))
     else:
@@ -560,7 +573,9 @@ def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -
 
 
 def contains_unavailable_array(placeholder: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return what `contains_unavailable` returns, for values in Arrow."""
+    """Return whether strings in Arrow are JSON with the placeholder, as `contains_unavailable`
+    does.
+    """
     found = reduce(pc.or_, [pc.match_substring(values, needle) for needle in _needles(placeholder)])
     return pc.fill_null(pc.and_(pc.match_substring_regex(values, _JSON), found), False)
 
@@ -586,10 +601,12 @@ def _plain(value: object) -> object:
 
 
 def unavailable_reasons(placeholder: str, name: str, kind: str, *, keeps: bool) -> dict[str, str]:
-    """Return why a change can't be applied of which a value is unknown, by what that is.
+    """Return why a change can't be applied of which a value of this column is unknown, by what that
+    value is: "value" for any unknown value, "insert" for that of an inserted row, "part" for one of
+    which a part is unknown.
 
-    "value" is any unknown value of this column, "insert" that of an inserted row, "part" one of
-    which a part is unknown. `keeps` says whether unknown values keep the stored ones.
+    `keeps` says whether unknown values keep the stored ones: then there is "insert", and else
+    "value". Columns that can't have the placeholder have no reason.
     """
     reasons: dict[str, str] = {}
     if keeps and may_be_unavailable(kind):
@@ -611,6 +628,7 @@ def unavailable_reasons(placeholder: str, name: str, kind: str, *, keeps: bool) 
 
 
 def _bytes(placeholder: str) -> bytes:
+    """Return the bytes that the connector's setting stands for."""
     if placeholder.startswith(_HEX_PREFIX):
         return bytes.fromhex(placeholder[len(_HEX_PREFIX) :])
     return placeholder.encode()
@@ -667,13 +685,14 @@ def _codes(placeholder: str) -> tuple[list[Any], ...]:
     numbers = []
     decimals = []
     for code in _bytes(placeholder):
-        signed = code.to_bytes(1, "big")
-        numbers.append(int.from_bytes(signed, "big", signed=True))
-        decimals.append(base64.b64encode(signed).decode())
+        byte = code.to_bytes(1, "big")
+        numbers.append(int.from_bytes(byte, "big", signed=True))
+        decimals.append(base64.b64encode(byte).decode())
     return numbers, list(map(float, numbers)), decimals
 
 
 def _json(value: Any, comma: str = ",") -> str:
+    """Return a value as JSON, with this text between the elements of an array."""
     return json.dumps(value, ensure_ascii=False, separators=(comma, ":"))
 
 

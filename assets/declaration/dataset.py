@@ -186,7 +186,7 @@ def bucket_columns(
     broadcast: bool,
 ) -> tuple[str, ...]:
     """Return the columns that determine the bucket: by default the whole key, none for a broadcast
-    copy.
+    copy. A path in `partition_by` stands for the column of the key that is made of it.
 
     Raises ConfigurationError unless exactly one of `partitions` and `broadcast=True` is given.
     """
@@ -446,7 +446,7 @@ class AdjunctDataset:
         if self.columns is None:
             return
         yield from _name_problems("columns", self.columns, self.paths)
-        if self.by_offset:
+        if self.by_offset:  # the columns of the key are added to those that are stored
             return
         for column in self.key:
             if column not in self.columns:
@@ -495,8 +495,8 @@ class AdjunctDataset:
         for column in self.paths:
             for steps in hidden:
                 common = min(len(steps), len(column.steps))
-                is_within = steps[:common] == column.steps[:common]  # one of the two in the other
-                if common and is_within:
+                is_nested = steps[:common] == column.steps[:common]  # one of the two in the other
+                if common and is_nested:
                     names.append(column.name)
         return tuple(dict.fromkeys(names))
 
@@ -822,6 +822,7 @@ class LocalTable(AdjunctDataset):
     compaction: DeltaCompaction = field(default_factory=DeltaCompaction)
 
     def _kind_problems(self) -> Iterator[ArgumentProblem]:
+        """Yield nothing. Raises ConfigurationError for a key that can't be compared."""
         what = f"local table {self.name!r}"
         try:
             check_key_types(self.stored, self.key, what)
@@ -844,7 +845,7 @@ def _check_source_columns(dataset: BoundedDataset, records: Schema) -> None:
     these columns, do not have, and for a key that can't be compared.
     """
     what = f"dataset {dataset.name!r} (input {dataset.input})"
-    argument = "extractor"
+    argument = "extractor"  # that the next check is about, for its error
     try:
         entries = records
         if dataset.extractor is not None:
@@ -886,7 +887,7 @@ def select_stored_columns(dataset: AdjunctDataset, entries: Schema, what: str) -
     """
     made = {}
     for column in dataset.paths:
-        made[column.name] = _made_field(column, entries, what)
+        made[column.name] = _field_of_path(column, entries, what)
     if dataset.columns is not None:
         fields = []
         for name in dataset.columns:
@@ -908,8 +909,10 @@ def select_stored_columns(dataset: AdjunctDataset, entries: Schema, what: str) -
     return Schema((*made.values(), *entries.fields))
 
 
-def _made_field(column: NamedPath, entries: Schema, what: str) -> Field:
-    """Return the stored column that a path becomes."""
+def _field_of_path(column: NamedPath, entries: Schema, what: str) -> Field:
+    """Return the stored column that a path becomes. Raises SchemaMismatchError if the path leads to
+    no simple value, or a column has the path's text as its name.
+    """
     text = ".".join(column.steps)
     if len(column.steps) > 1 and text in entries:
         raise SchemaMismatchError(

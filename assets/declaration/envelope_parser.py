@@ -118,13 +118,15 @@ def plain_extended_key(text: Column) -> Column:
 
 
 def _document_envelope() -> Column:
-    """Return the envelope of a change of a document, parsed."""
+    """Return the envelope of a change of a document, with the rows as JSON objects instead of
+    texts.
+    """
     whole = _pieces(_DOCUMENTS)
-    plain = {name: whole[name] for name in ("op", "ts_ms", "ts_us", "ts_ns")}
-    nested = {name: whole[name] for name in ("source", "transaction")}
+    texts = {name: whole[name] for name in ("op", "ts_ms", "ts_us", "ts_ns")}
+    objects = {name: whole[name] for name in ("source", "transaction")}
     for name in ("before", "after"):
-        nested[name] = plain_extended_json(whole[name])
-    return _envelope(whole, plain, nested)
+        objects[name] = plain_extended_json(whole[name])
+    return _envelope(whole, texts, objects)
 
 
 # Maxwell: {"type": "update", "data": the row, "old": the earlier values of changed columns}
@@ -145,14 +147,15 @@ _OPERATIONS = {
 
 
 def _maxwell_envelope(table: str | None) -> Column:
-    """Return an envelope of Maxwell's, parsed, in the form of Debezium's; changes of other tables
-    than `table` get the operation "m".
+    """Return an envelope of Maxwell's in the form of Debezium's; changes of other tables than
+    `table` get the operation "m". A type that is not known stays as the operation, and is refused
+    later.
     """
     whole = _pieces(_MAXWELL)
     op = F.coalesce(_literals(_OPERATIONS)[whole["type"]], whole["type"])
     if table is not None:  # a topic may have several tables
-        other = F.concat_ws(".", whole["database"], whole["table"]) != table
-        op = F.when(is_true(other), "m").otherwise(op)
+        is_other = F.concat_ws(".", whole["database"], whole["table"]) != table
+        op = F.when(is_true(is_other), "m").otherwise(op)
     deletes = whole["type"] == "delete"
     rows = {
         "after": F.when(~deletes, whole["data"]),
@@ -168,33 +171,34 @@ _ALL = {"ignoreNullFields": "false"}
 
 
 def _pieces(names: tuple[str, ...]) -> Column:
-    """Return a struct of these parts of the envelope as strings, nested ones as JSON.
+    """Return a struct of these parts of the envelope, or of its payload, as strings: nested ones
+    as JSON.
 
     Its field BAD is not null if the text can't be parsed.
     """
     form = _bare_or_wrapped(",".join(f"{quote_name(name)}:string" for name in names))
     read = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
-    inner = {name: read[name] for name in names}
+    bare = {name: read[name] for name in names}
     wrapped = {name: read["payload"][name] for name in names}
     bad = {BAD: read[BAD]}
     return F.when(read["payload"].isNotNull(), _struct(wrapped | bad)).otherwise(
-        _struct(inner | bad)
+        _struct(bare | bad)
     )
 
 
 def _struct(columns: Mapping[str, Column]) -> Column:
+    """Return a struct of these columns under these names."""
     return F.struct(*[value.alias(name) for name, value in columns.items()])
 
 
-def _envelope(whole: Column, plain: Mapping[str, Column], nested: Mapping[str, Column]) -> Column:
-    """Return Debezium's JSON, made of `plain` parts, which are strings, and `nested` ones, which
-    are JSON.
+def _envelope(whole: Column, texts: Mapping[str, Column], objects: Mapping[str, Column]) -> Column:
+    """Return Debezium's JSON, made of `texts` and of `objects`, which are JSON already.
 
-    Text that can't be read (see `_pieces`) is returned unchanged.
+    Text that can't be read into `whole` (see `_pieces`) is returned unchanged.
     """
-    head = F.to_json(_struct(plain), _ALL)
-    text = F.substring(head, F.lit(1), F.length(head) - 1)
-    for name, value in nested.items():
+    head = F.to_json(_struct(texts), _ALL)
+    text = F.substring(head, F.lit(1), F.length(head) - 1)  # without the closing brace
+    for name, value in objects.items():
         text = F.concat(text, F.lit(f',"{name}":'), F.coalesce(value, F.lit("null")))
     return F.when(whole[BAD].isNull() & whole.isNotNull(), F.concat(text, F.lit("}"))).otherwise(
         F.col(TEXT)
@@ -329,14 +333,17 @@ def _sent_names() -> Column:
 
 
 def _no_names() -> Column:
+    """Return an empty array of texts."""
     return F.array().cast("array<string>")
 
 
-def _names(names: Sequence[str]) -> Column:
+def _array_of(names: Sequence[str]) -> Column:
+    """Return an array of these texts."""
     return F.array(*map(F.lit, names))
 
 
 def _first_of(names: Column) -> Column:
+    """Return the first element of an array, null if it is empty."""
     return F.get(names, F.lit(0))
 
 
@@ -346,6 +353,10 @@ def _literals(values: Mapping[str, str]) -> Column:
 
 
 def _is_op(*operations: str) -> Column:
+    """Return whether the change has one of these operations: "c" creates a row, "r" is a row of a
+    snapshot, "u" updates and "d" deletes one, "t" truncates the table, and "m" is a message, which
+    changes no row.
+    """
     return F.col(_OP).isin(*operations)
 
 
@@ -358,7 +369,8 @@ class _Decoding:
 
     `schema` are the columns of the rows, and `old` those of them that are used of the row before a
     change: those of the `key`, which has names and paths, and of `order_by`. `own` are the columns
-    of the key that a record also has itself, next to its envelope.
+    of the key that a record also has itself, next to its envelope; `read` puts the one at index N
+    of `own` into the column `__ownN`.
     """
 
     declared: Envelope
@@ -376,9 +388,9 @@ class _Decoding:
     def read(self, records: DataFrame) -> DataFrame:
         """Return the records with the parts of their envelopes in columns."""
         marks = [name for name in metadata_columns(records.columns) if name != TEXT]
-        owned = [self._own_key(name).alias(f"__own{at}") for at, name in enumerate(self.own)]
+        own_key = [self._own_key(name).alias(f"__own{at}") for at, name in enumerate(self.own)]
         parsed = _parse(self.declared, self._fields_to_parse())
-        read = records.select(*marks, TEXT, *owned, parsed)
+        read = records.select(*marks, TEXT, *own_key, parsed)
         read = read.select(
             "*",
             _part("op").alias(_OP),
@@ -390,10 +402,10 @@ class _Decoding:
             "*",
             self._converted_row(self.schema, _RAW).alias(_AFTER),
             self._converted_row(self.old, _RAW_BEFORE).alias(_BEFORE),
-            self._unavailable().alias(_UNAVAILABLE),
+            self._unavailable_names().alias(_UNAVAILABLE),
         )
         if self.declared.completes:
-            read = read.withColumn(KEPT, self._kept())
+            read = read.withColumn(KEPT, self._kept_names())
         return read.withColumn(_INCREMENTAL, _is_incremental())
 
     def is_below_changes(self) -> Column:
@@ -480,7 +492,7 @@ class _Decoding:
             value = value[step]
         return value
 
-    def _unavailable(self) -> Column:
+    def _unavailable_names(self) -> Column:
         """Return the names of the columns whose values are unavailable, as an array.
 
         In a snapshot's row, which is complete, the placeholder is an actual value. A created row
@@ -497,16 +509,16 @@ class _Decoding:
             return _no_names()
         return F.when(_is_op("c", "u"), F.array_compact(F.array(*unknown))).otherwise(_no_names())
 
-    def _kept(self) -> Column:
-        """Return the names of the columns that keep their stored values, as an array; in inserts,
-        the unavailable ones.
+    def _kept_names(self) -> Column:
+        """Return the names of the columns that keep their stored values, as an array: the
+        unavailable ones, and in updates those that the row lacks and that are declared to be kept.
         """
-        kept = F.col(_UNAVAILABLE)
+        unavailable = F.col(_UNAVAILABLE)
         keeping = self._ruled("keep")
         if not keeping:
-            return kept
-        missing = F.array_except(_names(keeping), _sent_names())
-        return F.when(_is_op("u"), F.array_union(kept, missing)).otherwise(kept)
+            return unavailable
+        missing = F.array_except(_array_of(keeping), _sent_names())
+        return F.when(_is_op("u"), F.array_union(unavailable, missing)).otherwise(unavailable)
 
     def _ruled(self, rule: MissingRule) -> list[str]:
         """Return the columns for which this rule says what it means if a change lacks them."""
@@ -516,7 +528,8 @@ class _Decoding:
     # -- why a change can't be applied
 
     def problem(self, comparable: bool) -> Column:
-        """Return the reason why a record's change can't be applied, null if it can.
+        """Return the reason why a record's change can't be applied, null if it can; of several
+        reasons the first.
 
         `comparable` says whether positions order changes in different partitions.
         """
@@ -539,7 +552,9 @@ class _Decoding:
         return F.coalesce(F.coalesce(*reasons), *self._order_reasons())
 
     def _order_reasons(self) -> Iterator[Column]:
-        """Yield the reasons for changes that lack a path of `order_by`."""
+        """Yield the reasons for changes that lack a path of `order_by`. A row of an incremental
+        snapshot only needs positions in the first path, and in "source.pos".
+        """
         for path in self.paths:
             if path in (self.order_by[0], "source.pos"):
                 yield _incremental_reason(path)
@@ -556,7 +571,7 @@ class _Decoding:
         text = F.col(TEXT)
         operation = concat_reason("operation ", quote_column(op))
         parsed = F.col(_PARSED)
-        keyless = _is_op("d") & F.col(_RAW_BEFORE).isNull() & ~self._has_own()
+        is_keyless = _is_op("d") & F.col(_RAW_BEFORE).isNull() & ~self._has_own_key()
         no_row = concat_reason(operation, " without the row after it")
         no_column = concat_reason(operation, " with an empty row after it: 'after' is {}")
         reasons = [
@@ -568,7 +583,7 @@ class _Decoding:
             F.when(~_is_op("c", "r", "u", "d", "m"), unknown_operation_column(op)),
             F.when(_is_op("c", "r", "u") & F.col(_RAW).isNull(), no_row),
             F.when(
-                keyless,
+                is_keyless,
                 "a delete without the row before it, so its key is unknown (REPLICA IDENTITY is"
                 " NOTHING?)",
             ),
@@ -591,6 +606,7 @@ class _Decoding:
         again = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
 
         def reason_of(read: Column) -> Column:
+            """Return the reason for a column of the value as it was parsed again."""
             payload = F.coalesce(read["payload"], F.struct(read["after"], read["before"]))
             return F.coalesce(
                 _unreadable_column_reason(payload["after"], _RAW, self.schema),
@@ -610,12 +626,12 @@ class _Decoding:
         placeholder = self.declared.unavailable
         if placeholder is not None:
             for field in self.schema.fields:
-                unknown = F.array_contains(_UNAVAILABLE, field.name)
+                is_unknown = F.array_contains(_UNAVAILABLE, field.name)
                 within = contains_unavailable(placeholder, F.col(_RAW)[field.name])
                 found = {
-                    "value": unknown,
-                    "insert": unknown & _is_op("c"),
-                    "part": _is_op("c", "u") & ~unknown & within,
+                    "value": is_unknown,
+                    "insert": is_unknown & _is_op("c"),
+                    "part": _is_op("c", "u") & ~is_unknown & within,
                 }
                 keeps = self.declared.on_unavailable == "keep"
                 whys = unavailable_reasons(placeholder, field.name, field.type, keeps=keeps)
@@ -629,11 +645,13 @@ class _Decoding:
         return reasons
 
     def _value_reasons(self) -> Iterator[Column]:
-        """Yield the reasons for values that do not fit their columns."""
+        """Yield the reasons for values that do not fit their columns, or are texts with half of a
+        character.
+        """
         for field in self.schema.fields:
             if field.type not in _READ:
-                known = _is_op("c", "r", "u") & ~F.array_contains(_UNAVAILABLE, field.name)
-                yield F.when(known, self._misfit_reason(field, _RAW, _AFTER))
+                is_known = _is_op("c", "r", "u") & ~F.array_contains(_UNAVAILABLE, field.name)
+                yield F.when(is_known, self._misfit_reason(field, _RAW, _AFTER))
         for field in self.old.fields:
             if field.type not in _READ:
                 yield self._misfit_reason(field, _RAW_BEFORE, _BEFORE)
@@ -643,7 +661,9 @@ class _Decoding:
                     yield _surrogate_reason(field, raw)
 
     def _misfit_reason(self, field: Field, raw: str, converted: str) -> Column:
-        """Return the reason for a value that could not be converted to its declared type."""
+        """Return the reason for a value in the column `raw` that is null in the column `converted`,
+        because it could not be converted to its declared type.
+        """
         if is_nested(field.type):
             if raw == _RAW:
                 return F.col(NESTED_PROBLEMS)[field.name]
@@ -672,17 +692,18 @@ class _Decoding:
         One under a name in another case is never taken for a missing one. A missing column of the
         key is null, which is found later.
         """
-        names = _sent_names()
-        lowered = F.transform(names, F.lower)
-        missing = F.array_except(_names(self.schema.names), names)
+        sent = _sent_names()
+        lowered = F.transform(sent, F.lower)
+        missing = F.array_except(_array_of(self.schema.names), sent)
+        # The first that is only missing under its own case, and the name that was sent for it.
         alike = _first_of(F.filter(missing, lambda name: F.array_contains(lowered, F.lower(name))))
-        sent = _first_of(F.filter(names, lambda name: F.lower(name) == F.lower(alike)))
+        sent_alike = _first_of(F.filter(sent, lambda name: F.lower(name) == F.lower(alike)))
         lacks = "the row after it has no column '"
-        reasons = [concat_reason(lacks, alike, "', but '", sent, "' in another case")]
+        reasons = [concat_reason(lacks, alike, "', but '", sent_alike, "' in another case")]
         in_key = [column_of(name, self.schema.names) for name in self.key]
         required = [name for name in self._ruled("refuse") if name not in in_key]
         if required:
-            lacking = _first_of(F.array_except(_names(required), names))
+            lacking = _first_of(F.array_except(_array_of(required), sent))
             advice = (
                 "': send it, or declare on_missing='null' (it becomes null) or 'keep' (updates keep"
                 " the stored value)"
@@ -690,11 +711,11 @@ class _Decoding:
             reasons.append(concat_reason(lacks, lacking, advice))
         # The names are parsed only for rows in which a column is null.
         raw = F.col(_RAW)
-        incomplete = F.lit(False)
+        has_null = F.lit(False)
         for name in self.schema.names:
-            incomplete |= raw[name].isNull()
+            has_null |= raw[name].isNull()
         writes = _is_op("c", "r", "u") & raw.isNotNull()
-        return F.when(writes & incomplete, F.coalesce(*reasons))
+        return F.when(writes & has_null, F.coalesce(*reasons))
 
     def _own_key_reason(self) -> Column:
         """Return the reason for a row whose key differs from that of its record, so that it is in
@@ -702,15 +723,17 @@ class _Decoding:
         """
         own = {name: F.col(f"__own{at}") for at, name in enumerate(self.own)}
 
-        def equals(side: str) -> Column:
-            equal = F.col(side).isNotNull()
+        def has_same_key(side: str) -> Column:
+            """Return whether there is a row on this side, and it has the record's own key."""
+            same = F.col(side).isNotNull()
             for name, value in own.items():
-                equal &= value.eqNullSafe(F.col(side)[name])
-            return equal
+                same &= value.eqNullSafe(F.col(side)[name])
+            return same
 
-        rows = F.col(_AFTER).isNotNull() | F.col(_BEFORE).isNotNull()
+        has_row = F.col(_AFTER).isNotNull() | F.col(_BEFORE).isNotNull()
+        differs = ~has_same_key(_AFTER) & ~has_same_key(_BEFORE)
         return F.when(
-            rows & _is_op("c", "r", "u", "d") & ~equals(_AFTER) & ~equals(_BEFORE),
+            has_row & _is_op("c", "r", "u", "d") & differs,
             concat_reason(
                 "the record's own key is ",
                 mark_column(F.to_json(_struct(own))),
@@ -718,7 +741,7 @@ class _Decoding:
             ),
         )
 
-    def _has_own(self) -> Column:
+    def _has_own_key(self) -> Column:
         """Return whether the record has the whole key of the row in columns of its own, without
         nulls.
         """
@@ -743,15 +766,16 @@ class _Decoding:
         """
 
         def change(row: Column, tombstone: bool, problem: Column) -> Column:
+            """Return one change as a struct."""
             return _struct({_ROW: row, TOMBSTONE: F.lit(tombstone), PROBLEM: problem})
 
-        fine = F.lit(None).cast("string")
+        no_problem = F.lit(None).cast("string")
         fields = self.schema.fields
-        nothing = {field.name: F.lit(None).cast(field.type) for field in fields}
-        deleted = {name: self._deleted_value(name, none) for name, none in nothing.items()}
-        write = change(F.col(_AFTER), False, fine)
-        delete = change(_struct(deleted), True, fine)
-        bad = change(_struct(nothing), True, F.col(PROBLEM))
+        nulls = {field.name: F.lit(None).cast(field.type) for field in fields}
+        deleted = {name: self._deleted_value(name, null) for name, null in nulls.items()}
+        write = change(F.col(_AFTER), False, no_problem)
+        delete = change(_struct(deleted), True, no_problem)
+        bad = change(_struct(nulls), True, F.col(PROBLEM))
         return (
             F.when(F.col(TOMBSTONE), None)  # the one after a delete; exploding null returns no row
             .when(F.col(PROBLEM).isNotNull(), F.array(bad))
@@ -761,9 +785,11 @@ class _Decoding:
             .otherwise(F.array(write))
         )
 
-    def _deleted_value(self, name: str, none: Column) -> Column:
-        """Return a column of the deleted row, of which only the record's own key may be known."""
-        value = none
+    def _deleted_value(self, name: str, null: Column) -> Column:
+        """Return a column of the deleted row: as it was before, or for a delete without that row as
+        it is in the record's own key. `null`, of the column's type, stands for what is not known.
+        """
+        value = null
         if name in self.old:
             value = F.col(_BEFORE)[name]
         if name not in self.own:
@@ -776,18 +802,18 @@ _FIELDS = "map<string,string>"
 
 
 def _absent_path_reason(path: str, *, first: bool) -> Column:
-    """Return the reason for a change whose envelope lacks a path of `order_by`; a null value is no
-    problem.
+    """Return the reason for a change whose envelope lacks a path of `order_by`, and what it has
+    instead; a null value is no problem.
 
     In a snapshot's row, all but the first path may be missing.
     """
     name = path.removeprefix("source.")
     whole = F.from_json(F.col(TEXT), _FIELDS)
-    block = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
-    source = F.from_json(block["source"], _FIELDS)
+    envelope = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
+    source = F.from_json(envelope["source"], _FIELDS)
     fields = source
-    if name == path:
-        fields = block
+    if name == path:  # a field of the envelope itself
+        fields = envelope
     orders = _literals({connector: order_as_code(order) for connector, order in ORDERS.items()})
     names = F.nullif(F.array_join(F.array_sort(F.map_keys(fields)), ", "), F.lit(""))
     advice = concat_reason("; changes of its connector take ", orders[source["connector"]])
@@ -819,7 +845,7 @@ _NOWHERE = "^[0:]*$"  # what connectors send in place of a position
 
 def _incremental_reason(path: str) -> Column:
     """Return the reason for a row of an incremental snapshot without a position in this path of
-    `order_by`.
+    `order_by`: null, or what connectors send in place of one.
     """
     value = F.col(path_column(path))
     return F.when(
@@ -830,13 +856,18 @@ def _incremental_reason(path: str) -> Column:
 
 
 def _unreadable_column_reason(sent: Column, raw: str, schema: Schema) -> Column:
-    """Return the reason for the first column that could not be parsed with its declared type."""
+    """Return the reason for the first column that could not be parsed with its declared type.
+
+    `sent` is the row as a map of texts. Such a column has a value there and none in `raw`, the
+    column in which it was parsed by type.
+    """
     types = _literals({field.name: field.type for field in schema.fields})
     read = F.coalesce(
         F.map_keys(F.from_json(F.to_json(F.col(raw)), "map<string,string>")), F.array()
     )
 
     def is_lost(entry: Column) -> Column:
+        """Return whether a column that was sent is declared, and was not parsed."""
         is_declared = F.map_contains_key(types, entry["key"])
         is_read = F.array_contains(read, entry["key"])
         return is_declared & entry["value"].isNotNull() & ~is_read

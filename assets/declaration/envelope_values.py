@@ -82,7 +82,7 @@ def _read(
             texts.append(read.text)
             problems.append(read.problem)
         columns = [*batch.columns, pa.array(texts, pa.string()), pa.array(problems, pa.string())]
-        yield pa.RecordBatch.from_arrays(columns, [f"c{place}" for place in range(len(columns))])
+        yield pa.RecordBatch.from_arrays(columns, [f"c{number}" for number in range(len(columns))])
 
 
 def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], Any]]:
@@ -110,6 +110,7 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
         any_scale = _ANY_SCALE in text
 
         def read(data: bytes) -> Any:
+            """Return the value that all of these bytes are. Raises one of _UNREADABLE."""
             source = io.BytesIO(data)
             value = fastavro.schemaless_reader(source, parsed, None)
             rest = len(data) - source.tell()
@@ -134,7 +135,9 @@ class JsonValue(NamedTuple):
 def json_from_avro(
     data: bytes | None, by_id: Mapping[int | None, Callable[[bytes], Any]]
 ) -> JsonValue:
-    """Return an Avro value as JSON."""
+    """Return an Avro value as JSON. `by_id` are the functions of `avro_readers`: values begin with
+    the id of their schema, unless there is a function for None.
+    """
     if data is None:
         return JsonValue()
     read = by_id.get(None)
@@ -169,7 +172,7 @@ def _with_variable_decimals(value: Any) -> Any:
         unscaled = int.from_bytes(value["value"], "big", signed=True)
         sign = 1 if unscaled < 0 else 0
         digits = tuple(int(digit) for digit in str(abs(unscaled)))
-        # Made of its parts it is exact; arithmetic would round it to the context's 28 digits.
+        # Exact, because it is made of its parts. Arithmetic would round to the context's 28 digits.
         return Decimal((sign, digits, -value["scale"]))
     return {name: _with_variable_decimals(item) for name, item in value.items()}
 
@@ -285,8 +288,8 @@ def raw_row_type(schema: Schema) -> str:
 
 
 def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
-    """Return a value with its declared type, null where it does not fit; `text` is the whole
-    JSON.
+    """Return a value, parsed as `raw_row_type` says, with its declared type, null where it does not
+    fit; `text` is the whole JSON.
     """
     if field.type in _INTEGERS:
         return raw.try_cast(field.type)
@@ -348,8 +351,9 @@ def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
 
 
 def _decimal(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
-    """Return a decimal exactly as it was sent, else null: JSON numbers with many digits have
-    been rounded by now.
+    """Return a decimal exactly as it was sent, else null: JSON numbers with a fraction and many
+    digits have been rounded by now, unlike quoted ones. A fraction longer than the type's scale
+    must end in zeros.
     """
     _, _, scale_text = field.type.rstrip(")").partition(",")
     scale = int(scale_text)
@@ -363,12 +367,14 @@ def _decimal(declared: Envelope, field: Field, raw: Column, text: Column) -> Col
     plain = raw.rlike(rf"^[+-]?\d+{fraction}$")
     digits = F.length(F.regexp_replace(raw, r"[^\d]", ""))
     quoted = F.instr(text, F.concat(F.lit('"'), raw, F.lit('"'))) > 0
-    exact = (digits <= _EXACT_DIGITS) | ~raw.contains(".") | quoted
-    return F.when(plain & exact, raw.try_cast(field.type))
+    is_exact = (digits <= _EXACT_DIGITS) | ~raw.contains(".") | quoted
+    return F.when(plain & is_exact, raw.try_cast(field.type))
 
 
 def _is_number(name: str, raw: Column, text: Column) -> Column:
-    """Return whether a column's value is a number in the JSON `text`: some look like base64."""
+    """Return whether a column's value is a number in the JSON `text`, where it is not quoted: some
+    numbers look like base64.
+    """
     as_text = F.concat(F.lit(rf'"\Q{name}\E"\s*:\s*"\Q'), raw, F.lit(r'\E"'))
     return raw.rlike(r"^-?\d+(\.\d+)?([eE][+-]?\d+)?$") & ~F.regexp_like(text, as_text)
 
@@ -380,6 +386,7 @@ def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]
     """
 
     def plain(text: str | None) -> str | None:
+        """Return the decimal that a text encodes, or None."""
         if text is None:
             return None
         if text.startswith("{"):
@@ -407,11 +414,13 @@ def decimal_from_variable_scale(text: str) -> str | None:
     plain = decimal_from_unscaled(value, max(scale, 0))
     if plain is None or plain.strip("-") == "0":
         return plain
-    return plain + "0" * -scale
+    return plain + "0" * -scale  # none, unless the scale is negative
 
 
 def decimal_from_unscaled(text: str, scale: int) -> str | None:
-    """Return the decimal for base64 of a big-endian, unscaled number, None for any other text."""
+    """Return the decimal for base64 of a big-endian, unscaled number, None for any other text, also
+    for an empty one.
+    """
     try:
         number = int.from_bytes(base64.b64decode(text, validate=True), "big", signed=True)
     except ValueError:

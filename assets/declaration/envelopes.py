@@ -145,7 +145,9 @@ class DebeziumEnvelope(EnvelopeFormat):
         self._check_transactions()
 
     def _check_format(self) -> None:
-        """Raise ConfigurationError unless there is an Avro schema exactly for the format "avro"."""
+        """Raise ConfigurationError unless there is an Avro schema exactly for the format "avro",
+        and each is JSON.
+        """
         if (self.format == "avro") != (self.avro_schema is not None):
             article = "no"
             if self.avro_schema:
@@ -163,15 +165,15 @@ class DebeziumEnvelope(EnvelopeFormat):
 
     def _resolve_missing(self) -> None:
         """Replace on_missing="default", and reject "keep" for rows that are always complete."""
-        what = ""
+        completing = ""  # the argument by which rows are always complete, if there is one
         if self.documents:
-            what = "documents=True"
+            completing = "documents=True"
         elif self.format == "avro":
-            what = "format='avro'"
-        if what and "keep" in missing_rules(self).values():
+            completing = "format='avro'"
+        if completing and "keep" in missing_rules(self).values():
             raise ConfigurationError(
-                f"{_ENVELOPE} has {what} and on_missing='keep': such rows are complete, so a column"
-                " that is missing in one keeps no stored value.",
+                f"{_ENVELOPE} has {completing} and on_missing='keep': such rows are complete, so a"
+                " column that is missing in one keeps no stored value.",
                 "Leave on_missing out, or declare on_missing='null'.",
                 argument="on_missing",
             )
@@ -179,7 +181,7 @@ class DebeziumEnvelope(EnvelopeFormat):
             # A document lacks a field that it has no value for; an Avro schema says which columns
             # there are.
             default = "refuse"
-            if what:
+            if completing:
                 default = "null"
             object.__setattr__(self, "on_missing", default)
 
@@ -287,7 +289,7 @@ def _check_avro_columns(columns: Sequence[str], schemas: Sequence[str]) -> None:
     """Raise ConfigurationError for a column that no row of the Avro schemas has, so that it would
     always be null.
 
-    A schema without a record in `before` or `after` is not checked.
+    Nothing is checked without schemas, or if one has no record in `before` or `after`.
     """
     sent: set[str] = set()
     for text in schemas:

@@ -137,6 +137,7 @@ class Projection:
 
     @property
     def _computed(self) -> dict[str, str]:
+        """The expressions of the computed columns, by column."""
         return dict(self.select)
 
     def schema(self, records: Schema, what: str) -> Schema:
@@ -180,7 +181,8 @@ class Projection:
         return tuple(found.values())
 
     def problem_with_missing_columns(self, key: Sequence[str], *, in_any_order: bool) -> str:
-        """Return why it can't be applied to records that lack columns; "" if it can.
+        """Return why it can't be applied to records that lack columns; "" if it can. It can't if
+        an expression hides which columns it reads.
 
         The condition of a record may come to hold by a change that lacks other columns of the row.
         By offset, such a change is known to be incomplete. `in_any_order`, it can't be told from
@@ -211,23 +213,23 @@ class Projection:
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
         if self.where is not None:
             records = records.where(F.col(TOMBSTONE) | self._passes(records, self.where, what))
-        return self._entries(records, schema, what)
+        return self._make_entries(records, schema, what)
 
     def apply_to_changes(
         self, records: DataFrame, schema: Schema, what: str, key: Sequence[Sequence[str]]
     ) -> DataFrame:
-        """Return what `apply` returns, and a tombstone for each record that has a key, at these
-        steps, and does not satisfy `where`.
+        """Return the entries of `apply`, and a tombstone for each record that does not satisfy
+        `where` and has all values of the key, which are at these steps.
         """
         if self.where is not None:
-            keyed = reduce(and_, [F.expr(path_expression(steps)).isNotNull() for steps in key])
-            mark = (
+            has_key = reduce(and_, [F.expr(path_expression(steps)).isNotNull() for steps in key])
+            tombstone = (  # null for records to leave out
                 F.when(F.col(TOMBSTONE), True)
                 .when(self._passes(records, self.where, what), False)
-                .when(keyed, True)
+                .when(has_key, True)
             )
-            records = records.withColumn(TOMBSTONE, mark).where(F.col(TOMBSTONE).isNotNull())
-        return self._entries(records, schema, what)
+            records = records.withColumn(TOMBSTONE, tombstone).where(F.col(TOMBSTONE).isNotNull())
+        return self._make_entries(records, schema, what)
 
     @property
     def needs_spark(self) -> bool:
@@ -237,8 +239,8 @@ class Projection:
     def apply_arrow(
         self, records: pa.Table, schema: Schema, what: str, deleting: Sequence[Sequence[str]] = ()
     ) -> pa.Table:
-        """Return what `apply` returns, for records in Arrow and a projection without
-        expressions.
+        """Return the entries of records in Arrow, for a projection without expressions. Every
+        record has an entry then, so none becomes a tombstone of the key at the steps `deleting`.
         """
         columns = {}
         for field in schema.fields:
@@ -253,7 +255,7 @@ class Projection:
         """
         from pyspark.errors import PySparkException
 
-        try:
+        try:  # without a result: Spark plans the condition here, and raises
             records.where(F.col(TOMBSTONE) | F.expr(where))
         except PySparkException as error:
             raise _planning_error(what, "where", where, error) from error
@@ -262,9 +264,11 @@ class Projection:
             passes = F.col(UNDECIDED) | passes
         return passes
 
-    def _entries(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
-        """Return the entries of the records. Raises DatasetError for an expression that can't be
-        planned, or has another type than is declared.
+    def _make_entries(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
+        """Return the entries of the records. In tombstones, computed columns are null.
+
+        Raises DatasetError for an expression that can't be planned, or has another type than is
+        declared.
         """
         from pyspark.errors import PySparkException
 
@@ -364,8 +368,8 @@ class PythonExtractor:
     def apply_to_changes(
         self, records: DataFrame, schema: Schema, what: str, key: Sequence[Sequence[str]]
     ) -> DataFrame:
-        """Return what `apply` returns, and a tombstone for each record that has a key, at these
-        steps, and no entries.
+        """Return the entries of `apply`, and a tombstone for each record that has no entries and
+        has all values of the key, which are at these steps.
         """
         load_function(self, what)  # fail here instead of in every task
         declared = Schema.from_ddl(self.columns, what)
@@ -374,7 +378,7 @@ class PythonExtractor:
         columns += [(name, type_from_spark(records.schema[name].dataType)) for name in marks]
         names = records.columns
         extract = partial(
-            _entries, extractor=self, names=names, schema=declared, what=what, deleting=tuple(key)
+            _extract, extractor=self, names=names, schema=declared, what=what, deleting=tuple(key)
         )
         entries = convert_in_tasks(records, extract, columns)
         return entries.select(*map(quote_name, schema.names), *marks)
@@ -382,7 +386,7 @@ class PythonExtractor:
     def apply_arrow(
         self, records: pa.Table, schema: Schema, what: str, deleting: Sequence[Sequence[str]] = ()
     ) -> pa.Table:
-        """Return what `apply` returns, for records in Arrow.
+        """Return the entries of records in Arrow, from calls of the function in this process.
 
         A record without entries becomes a tombstone if it has all values of the key, which are at
         the steps `deleting`.
@@ -393,7 +397,7 @@ class PythonExtractor:
             pa.RecordBatch.from_pylist([], schema=records.schema)
         ]
         entries = pa.Table.from_batches(
-            list(_entries(iter(batches), self, names, declared, what, deleting))
+            list(_extract(iter(batches), self, names, declared, what, deleting))
         )
         marks = metadata_columns(names)
         return entries.rename_columns([*declared.names, *marks]).select([*schema.names, *marks])
@@ -414,8 +418,8 @@ def mask_columns(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyV
 def is_assignable(given: str, declared: str) -> bool:
     """Whether every value of the given type can be stored as the declared type without loss.
 
-    That is so if Spark reads the one as the other, and for integers whose digits fit into the float
-    or decimal.
+    That is so if Spark reads the one as the other, for a column of nulls only ("void"), and for
+    integers whose digits fit into the float or decimal.
     """
     if given == "void" or is_widening(given, declared):
         return True
@@ -486,7 +490,7 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
     return cast(Function, function)
 
 
-def _entries(
+def _extract(
     batches: Iterator[pa.RecordBatch],
     extractor: PythonExtractor,
     names: list[str],
@@ -519,22 +523,27 @@ class _FunctionCalls:
     function: Function
 
     def entry_columns(self, records: pa.Table, deleting: Sequence[Sequence[str]]) -> list[pa.Array]:
-        """Return the columns of the entries, then their metadata columns."""
-        marks = records.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
-        places = [*map(self._describe_record, marks)]
+        """Return the columns of the entries, then their metadata columns, which are those of their
+        records, except for TOMBSTONE.
+
+        A record becomes a tombstone if it has no entries, and has all values of the key, which are
+        at the steps `deleting`; without steps, none does.
+        """
+        metadata = records.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
+        wheres = [*map(self._describe_place, metadata)]
         data = [name for name in records.column_names if not name.startswith("__")]
         found = first_unreadable(records, data)
         if found is not None:
-            place = _describe_record(marks[found.row])
-            raise found.error(self.what, place, hidden=self._is_hidden(found.column))
+            where = _describe_record(metadata[found.row])
+            raise found.error(self.what, where, hidden=self._is_hidden(found.column))
         entries: list[dict[str, Any]] = []
-        taken: list[int] = []
+        origins: list[int] = []  # the row of each entry's record
         tombstones: list[bool] = []
         for row, record in enumerate(python_rows(records.select(data))):
             extracted = []
-            is_deleted = bool(marks[row][TOMBSTONE])
+            is_deleted = bool(metadata[row][TOMBSTONE])
             if not is_deleted:
-                extracted = self._call(record, places[row])
+                extracted = self._call(record, wheres[row])
                 has_key = bool(deleting) and None not in [
                     _value_at(record, steps) for steps in deleting
                 ]
@@ -543,15 +552,15 @@ class _FunctionCalls:
                 extracted = [self._deleted_entry(record)]
             tombstones.append(is_deleted)
             entries += extracted
-            taken += [row] * len(extracted)
-        place = records.column_names.index(TOMBSTONE)
-        marked = records.set_column(place, TOMBSTONE, pa.array(tombstones, pa.bool_()))
+            origins += [row] * len(extracted)
+        index = records.column_names.index(TOMBSTONE)
+        marked = records.set_column(index, TOMBSTONE, pa.array(tombstones, pa.bool_()))
         rest = marked.select(metadata_columns(records.column_names))
         columns = []
-        origins = [places[row] for row in taken]
+        places = [wheres[row] for row in origins]
         for field in self.schema.fields:
-            columns.append(self._column([entry[field.name] for entry in entries], field, origins))
-        for column in rest.take(pa.array(taken, pa.int64())).columns:
+            columns.append(self._column([entry[field.name] for entry in entries], field, places))
+        for column in rest.take(pa.array(origins, pa.int64())).columns:
             columns.append(column.combine_chunks())
         return columns
 
@@ -567,7 +576,7 @@ class _FunctionCalls:
         """Return the entries of a record. Raises DatasetError for an error of the function, or a
         result that is not as declared.
         """
-        kept = {name: record[name] for name in self.extractor.unchanged}
+        unchanged = {name: record[name] for name in self.extractor.unchanged}
         try:
             returned = self.function(record)
             entries: list[Any] | None = None
@@ -582,7 +591,7 @@ class _FunctionCalls:
                 where, shown, f"an iterable of dicts with {_describe_columns(self.schema)}"
             )
         for entry in entries:
-            self._check_entry(entry, kept, where)
+            self._check_entry(entry, unchanged, where)
         return entries
 
     def _failure(self, error: Exception, where: str) -> DatasetError:
@@ -601,9 +610,9 @@ class _FunctionCalls:
             function=factory,
         )
 
-    def _check_entry(self, entry: Any, kept: dict[str, Any], where: str) -> None:
-        """Raise DatasetError unless an entry has just the declared columns, and the unchanged ones
-        with the values `kept`.
+    def _check_entry(self, entry: Any, unchanged: dict[str, Any], where: str) -> None:
+        """Raise DatasetError unless an entry has just the declared columns, and these `unchanged`
+        values of the record.
         """
         declared = f"a dict with {_describe_columns(self.schema)}"
         if not isinstance(entry, dict):
@@ -620,7 +629,7 @@ class _FunctionCalls:
                 raise self._violation(
                     where, f"an entry with column {name!r}, which is not declared", declared
                 )
-        for name, value in kept.items():
+        for name, value in unchanged.items():
             if not _is_equal(entry[name], value):
                 hidden = self._is_hidden(name)
                 raise self._violation(
@@ -631,7 +640,7 @@ class _FunctionCalls:
 
     def _column(self, values: list[Any], field: Field, places: list[str]) -> pa.Array:
         """Return the values of a column in its declared type. Raises DatasetError, which names the
-        place of its record, for one that does not fit.
+        place of its record, for the first one that does not fit.
         """
         kind = arrow_type(field.type)
         for value, place in zip(values, places, strict=True):
@@ -641,7 +650,7 @@ class _FunctionCalls:
         try:
             return to_exact_array(values, kind)
         except (pa.ArrowException, OverflowError, ValueError):
-            for value, place in zip(values, places, strict=True):
+            for value, place in zip(values, places, strict=True):  # find the value that failed
                 try:
                     to_exact_array([value], kind)
                 except NestedValueError as error:
@@ -657,6 +666,7 @@ class _FunctionCalls:
         return self._violation(where, returned, f"{field.name!r} as {field.type}")
 
     def _misfit(self, where: str, field: Field, value: Any) -> DatasetError:
+        """Return the error for a value that does not fit its column."""
         shown = _describe_value(value, self._is_hidden(field.name))
         return self._violation(where, f"column {field.name!r} as {shown}", f"it as {field.type}")
 
@@ -673,10 +683,12 @@ class _FunctionCalls:
         )
 
     def _is_hidden(self, column: str) -> bool:
+        """Whether errors must not show values of this column."""
         return column.lower() in map(str.lower, self.extractor.sensitive)
 
-    def _describe_record(self, marks: dict[str, Any]) -> str:
-        return f"{self.what}: {_describe_record(marks)}"
+    def _describe_place(self, metadata: dict[str, Any]) -> str:
+        """Return the dataset and where a record is, from its metadata columns."""
+        return f"{self.what}: {_describe_record(metadata)}"
 
 
 def _value_at(record: dict[str, Any], steps: Sequence[str]) -> Any:
@@ -689,14 +701,16 @@ def _value_at(record: dict[str, Any], steps: Sequence[str]) -> Any:
 
 
 def _is_equal(returned: Any, value: Any) -> bool:
-    """Whether a returned value equals that of the record; NaN equals NaN."""
+    """Whether a returned value equals that of the record; NaN equals NaN. Arrays of NumPy, which
+    have no single answer, do not.
+    """
     try:
         if returned is value or bool(returned == value):
             return True
         if isinstance(value, dict | list):
             return bool(comparable_value(returned) == comparable_value(value))
         return bool(returned != returned) and value != value  # noqa: PLR0124
-    except ValueError:  # of an array of NumPy
+    except ValueError:  # the truth value of an array
         return False
 
 
@@ -729,8 +743,10 @@ def _describe_value(value: Any, hidden: bool) -> str:
 
 
 def _describe_columns(schema: Schema) -> str:
+    """Return columns with their types, for errors."""
     return ", ".join(f"{field.name} {field.type}" for field in schema.fields)
 
 
-def _describe_record(marks: dict[str, Any]) -> str:
-    return f"the record at offset {marks[OFFSET]} of partition {marks[PARTITION]}"
+def _describe_record(metadata: dict[str, Any]) -> str:
+    """Return where a record is, from its metadata columns."""
+    return f"the record at offset {metadata[OFFSET]} of partition {metadata[PARTITION]}"

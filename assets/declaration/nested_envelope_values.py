@@ -91,6 +91,7 @@ def with_nested_values(
 
 
 def _struct_type(schema: Schema) -> str:
+    """Return the type, in Spark's SQL, of a struct of these columns."""
     members = [f"{quote_name(field.name)}:{field.type}" for field in schema.fields]
     return f"struct<{','.join(members)}>"
 
@@ -106,7 +107,7 @@ def _read(
         texts = batch.column(index).to_pylist()
         read = read_nested_columns(texts, declared, nested, decoder, side)
         columns = [*batch.columns, read.values, read.problems]
-        yield pa.RecordBatch.from_arrays(columns, [f"c{place}" for place in range(len(columns))])
+        yield pa.RecordBatch.from_arrays(columns, [f"c{number}" for number in range(len(columns))])
 
 
 def json_decoder(nested: Schema) -> json.JSONDecoder:
@@ -132,14 +133,16 @@ def read_nested_columns(
     decoder: json.JSONDecoder,
     side: Side = "after",
 ) -> NestedColumns:
-    """Return the nested columns of the rows in these envelopes."""
+    """Return the nested columns of the rows on this side of these envelopes, null for rows that
+    don't fit. An envelope that is null has no row.
+    """
     rows = []
-    unread: dict[int, str] = {}
-    for place, text in enumerate(texts):
+    unread: dict[int, str] = {}  # the problem of all columns, by row
+    for row, text in enumerate(texts):
         try:
             rows.append(_row_of(side, decoder.decode(text or "{}")))
         except (ValueError, RecursionError) as error:
-            unread[place] = f"the envelope can't be read as JSON: {type(error).__name__}"
+            unread[row] = f"the envelope can't be read as JSON: {type(error).__name__}"
             rows.append({})
     reading = Reading(describe=_quote, parse_text=decoder.decode)
     columns = []
@@ -150,24 +153,26 @@ def read_nested_columns(
         converters = {
             path: _converter(declared, kind) for path, kind in simple_types(field).items()
         }
-        column = build_column(values, field, converters, problems, reading)
+        column = build_column(values, field, converters, problems, reading)  # adds to `problems`
         fits = np.ones(len(rows), bool)
         fits[[*problems]] = False
-        columns.append(column.take(_places(fits)))
-        reasons.append(pa.array([problems.get(place) for place in range(len(rows))], pa.string()))
+        columns.append(column.take(_fitting_rows(fits)))
+        reasons.append(pa.array([problems.get(row) for row in range(len(rows))], pa.string()))
     return NestedColumns(
         pa.StructArray.from_arrays(columns, fields=list(nested.to_arrow())),
         pa.StructArray.from_arrays(reasons, nested.names),
     )
 
 
-def _places(fits: Any) -> pa.Array:
-    """Return the numbers of the rows that fit, and null for the others."""
+def _fitting_rows(fits: Any) -> pa.Array:
+    """Return the number of each row, or null if it does not fit: taking these makes such a row
+    null.
+    """
     return pa.array(np.arange(len(fits)), pa.int64(), mask=~fits)
 
 
 def _row_of(side: Side, envelope: Any) -> dict[str, Any]:
-    """Return the row after the change, or before it, {} if there is none."""
+    """Return the row on this side of a parsed envelope, or of its payload; {} if there is none."""
     found = envelope
     if isinstance(found, dict) and isinstance(found.get("payload"), dict):
         found = found["payload"]
@@ -210,26 +215,30 @@ def _converter(declared: Envelope, kind: str) -> Converter:
 
 
 def _to_integer(value: Any) -> int:
+    """Return a whole number. Raises Unfit for anything else, also for a boolean."""
     if type(value) is not int:
         raise Unfit("")
     return value
 
 
 def _to_float(kind: str, infinite: bool, value: Any) -> float:
-    """Return a number in this type; with `infinite` it may be infinite. Raises Unfit."""
+    """Return the nearest number of this type, "float" or "double"; with `infinite`, what was sent
+    may be infinite. Raises Unfit for one that is too large, and for anything else.
+    """
     if type(value) not in (int, float, Decimal):
         raise Unfit("")
-    near = float(value)
+    nearest = float(value)
     with np.errstate(over="ignore"):
         if kind == "float":
-            near = float(np.float32(near))
+            nearest = float(np.float32(nearest))
     is_sent_infinite = infinite and math.isinf(value)
-    if math.isinf(near) and not is_sent_infinite:
+    if math.isinf(nearest) and not is_sent_infinite:
         raise Unfit(": too large")
-    return near
+    return nearest
 
 
 def _to_string(value: Any) -> str:
+    """Return a text; of any other value its JSON."""
     if isinstance(value, str):
         return value
     return _json_text(value)
@@ -266,13 +275,16 @@ def _to_timestamp(unit: str | None, value: Any) -> dt.datetime:
 
 
 def _to_bytes(value: Any) -> bytes:
+    """Return the bytes of a text in base64. Raises Unfit, or ValueError for another text."""
     if not isinstance(value, str):
         raise Unfit("")
     return base64.b64decode(value, validate=True)
 
 
 def _to_decimal(declared: Envelope, kind: str, value: Any) -> Decimal:
-    """Return a decimal exactly as it was sent. Raises Unfit."""
+    """Return a decimal exactly as it was sent: in Debezium's "precise" encoding, as a number or as
+    a text with one. Raises Unfit.
+    """
     if declared.format == "json" and declared.decimals == "precise":
         return _to_precise_decimal(kind, value)
     # The numbers of other layouts have been doubles before.

@@ -151,7 +151,9 @@ class VersionPartitions:
         return ZoneInfo(self.timezone)
 
     def describe_outside(self, name: str) -> str:
-        """Return why a delivered version of this name is no partition, and what makes it one."""
+        """Return why a delivered version of this name, which `has` rejects, is no partition, and
+        what makes it one.
+        """
         left_out = f"version {name!r} is delivered and left out, because it is no partition: "
         if self.start is not None:
             is_earlier = self._is_first_day(name) and name < self.start
@@ -206,7 +208,7 @@ CHUNK_RECORDS = 20_000_000
 
 
 def check_positive(argument: str, span: object) -> None:
-    """Raise ConfigurationError for a timedelta that is not positive."""
+    """Raise ConfigurationError for a timedelta that is not positive; other values pass."""
     if isinstance(span, timedelta) and span <= timedelta(0):
         raise ConfigurationError(
             f"{argument} is {describe_span(span)}: expected a positive timedelta.",
@@ -596,6 +598,7 @@ def check_valid_from(dataset: str, valid_from: str) -> None:
         return
     try:
         if "%" in valid_from:
+            # Names in this pattern must have the year, and parse to what they say.
             example = _EXAMPLE.strftime(valid_from)
             parsed = datetime.strptime(example, valid_from)
             # strptime ignores a week without its day.

@@ -61,7 +61,8 @@ class Snapshot:
     stream.
 
     `rows` may have further columns, which are ignored, and narrower types. Arrow tables are read
-    once, in order. `close` is called after they have been read, or after an error.
+    once, in order. `close` is called after they have been read, or after an error; by default it
+    does nothing.
     """
 
     rows: DataFrame | Iterable[pa.Table]
@@ -132,7 +133,7 @@ class ParquetSnapshot:
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         if isinstance(self.position, str):
-            position = self._recorded(spec, what, spark)
+            position = self._read_position(spec, what, spark)
         else:
             position = dict(self.position)
         reader = spark.read
@@ -147,19 +148,22 @@ class ParquetSnapshot:
 
     @property
     def _is_file(self) -> bool:
+        """Whether the URL is that of one file, not of a folder."""
         return self.url.endswith(".parquet")
 
-    def _recorded(self, spec: Named, what: str, spark: SparkSession) -> Position:
-        """Return the position in the file that `position` names. Raises DatasetError."""
-        place = str(self.position)
+    def _read_position(self, spec: Named, what: str, spark: SparkSession) -> Position:
+        """Return the position in the file that `position` names, in the folder of the Parquet
+        files. Raises DatasetError.
+        """
+        url = str(self.position)
         folder = self.url.rstrip("/")
         if self._is_file:
             folder = self.url.rpartition("/")[0]
-        if folder:
-            place = f"{folder}/{place}"
+        if folder:  # "" for a file in the current folder
+            url = f"{folder}/{url}"
 
         def read() -> Any:
-            return spark.read.text(_for_spark(place), wholetext=True).collect()
+            return spark.read.text(_for_spark(url), wholetext=True).collect()
 
         rows = _translate_read_errors(spec, what, read)
         position = None
@@ -168,7 +172,7 @@ class ParquetSnapshot:
                 position = json.loads(rows[0].value)
         if not isinstance(position, dict):
             raise DatasetError(
-                f"{what}: {place} is not a JSON object.",
+                f"{what}: {url} is not a JSON object.",
                 'Write it as {"system.stream.0": "OFFSET", …}, with one entry for each partition.',
                 dataset=spec.name,
             )
@@ -243,7 +247,7 @@ def resolve_position(
             'Give a mapping, as {"lake.accounts.0": "123", …}.',
             dataset=spec.name,
         )
-    wanted: dict[str, SystemStreamPartition] = {}
+    wanted: dict[str, SystemStreamPartition] = {}  # by each of its two names
     for ssp in ssps:
         wanted |= {str(ssp): ssp, str(ssp.partition): ssp}
     offsets: dict[SystemStreamPartition, str] = {}
@@ -322,7 +326,7 @@ def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _is_offset(offset: object) -> bool:
-    # Databases return numbers.
+    """Whether this is an offset: a text, or a whole number, as databases return it."""
     return isinstance(offset, str | Integral | Decimal) and not isinstance(offset, bool)
 
 
@@ -336,8 +340,10 @@ def offset_error(kind: type[AdjunctError], what: str, partition: Any, offset: An
 
 
 def freeze_position(declared: Any, what: str, position: Any, other: str) -> None:
-    """Store the position as pairs, so that the declaration is hashable. Raises
-    ConfigurationError.
+    """Store the position as sorted pairs of texts, so that the declaration is hashable.
+
+    Raises ConfigurationError for one that is not a mapping or pairs; `other` is what may be given
+    instead of one.
     """
     pairs = _pairs(position)
     if not pairs or not all(_is_offset(offset) for _, offset in pairs):
@@ -385,6 +391,7 @@ def _translate_read_errors(spec: Named, what: str, read: Callable[[], Any]) -> A
 
 
 def _for_spark(url: str) -> str:
+    """Return a URL with the scheme that Spark has for S3."""
     return re.sub("^s3://", "s3a://", url)
 
 
@@ -440,11 +447,12 @@ class PostgresSnapshot:
         settings = postgres_connection.connection_settings(what, self.dsn_env, {})
         given = _given_position(spec, what, self.position)
         connection = postgres_connection.connect_snapshot(what, settings)
-        place = postgres_connection.format_address(settings)
-        tables = self._read(connection, spec, schema, what, place)
+        address = postgres_connection.format_address(settings)
+        # An iterator: it runs the query only when the rows are read, so after the position is.
+        tables = self._read_rows(connection, spec, schema, what, address)
         try:
             if self.position_query is not None:
-                given = self._recorded(connection, self.position_query, spec, what, place)
+                given = self._read_position(connection, self.position_query, spec, what, address)
             return Snapshot(tables, resolve_position(spec, what, given, ssps), connection.close)
         except BaseException:
             connection.close()
@@ -453,16 +461,18 @@ class PostgresSnapshot:
     def describe(self) -> str:
         return f"PostgreSQL query ({self.query})"
 
-    def _recorded(
-        self, connection: psycopg.Connection[Any], query: str, spec: Named, what: str, place: str
+    def _read_position(
+        self, connection: psycopg.Connection[Any], query: str, spec: Named, what: str, address: str
     ) -> list[tuple[Any, ...]]:
-        """Return the rows of the query for the position: pairs (partition, offset)."""
+        """Return the rows of the query for the position: pairs (partition, offset). Raises
+        DatasetError for other rows.
+        """
         import psycopg
 
         try:
             rows = connection.execute(query.encode()).fetchall()
         except psycopg.Error as error:
-            raise postgres_connection.translate_error(error, what, place) from error
+            raise postgres_connection.translate_error(error, what, address) from error
         for row in rows:
             if len(row) != 2 or None in row:
                 raise DatasetError(
@@ -473,13 +483,13 @@ class PostgresSnapshot:
                 )
         return rows
 
-    def _read(
+    def _read_rows(
         self,
         connection: psycopg.Connection[Any],
         spec: Named,
         schema: Schema,
         what: str,
-        place: str,
+        address: str,
     ) -> Iterator[pa.Table]:
         """Yield the rows of the query, with the columns of `schema`. Raises DatasetError."""
         import psycopg
@@ -497,22 +507,22 @@ class PostgresSnapshot:
                         dataset=spec.name,
                         column=missing[0],
                     )
-                places = [names.index(name) for name in schema.names]
+                indexes = [names.index(name) for name in schema.names]
                 rows = cursor.fetchmany(self.batch)
                 while rows:
-                    yield _table(rows, places, schema, what)
+                    yield _table(rows, indexes, schema, what)
                     rows = cursor.fetchmany(self.batch)
         except psycopg.Error as error:
-            raise postgres_connection.translate_error(error, what, place) from error
+            raise postgres_connection.translate_error(error, what, address) from error
 
 
-def _table(rows: list[tuple[Any, ...]], places: list[int], schema: Schema, what: str) -> pa.Table:
-    """Return rows as a table; `places` has that of each column in them. Raises
+def _table(rows: list[tuple[Any, ...]], indexes: list[int], schema: Schema, what: str) -> pa.Table:
+    """Return rows as a table; `indexes` says which of their values each column is. Raises
     SchemaMismatchError.
     """
     columns = []
-    for place, field in zip(places, schema.fields, strict=True):
-        columns.append(_array([row[place] for row in rows], field, what))
+    for index, field in zip(indexes, schema.fields, strict=True):
+        columns.append(_array([row[index] for row in rows], field, what))
     return pa.table(columns, schema=schema.to_arrow())
 
 
@@ -538,7 +548,9 @@ def _array(values: list[Any], field: Field, what: str) -> pa.Array:
 
 
 def _nested_array(values: list[Any], field: Field, what: str) -> pa.Array:
-    """Return arrays and JSON of the server as a column of the declared nested type."""
+    """Return arrays and JSON of the server as a column of the declared nested type. Raises
+    SchemaMismatchError, which shows no values of a sensitive column.
+    """
     try:
         return to_exact_array(values, arrow_type(field.type))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

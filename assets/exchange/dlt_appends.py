@@ -76,8 +76,9 @@ class LoadAppends:
         return self._agree(table, self._streams.create)
 
     def _agree(self, table: PreparedTable, declare: Callable[..., object]) -> PreparedTable:
-        """Declare the stream of a table; return the table, built again if another load has changed
-        the stream's columns meanwhile.
+        """Declare the stream of a table; return the table, built again as often as another load has
+        changed the stream's columns meanwhile. Raises StreamExistsError if building it again gives
+        the same columns.
         """
         while True:
             try:
@@ -93,6 +94,10 @@ class LoadAppends:
                 return table
 
     def _build(self, load: TableLoad) -> PreparedTable:
+        """Return a table with the columns, the key and the partitions that its stream has or will
+        have, and with its records. A stream keeps its partitions and the order of its key, unless
+        the key has other columns, which declaring the stream rejects.
+        """
         name = load.table.name
         stream = self._target.stream(name)
         known = self._find_stream(stream)
@@ -128,6 +133,7 @@ class LoadAppends:
         return result.rows
 
     def _find_stream(self, stream: str) -> StreamInfo | None:
+        """Return what is known of a stream, None if there is none."""
         try:
             return self._streams.info(stream)
         except StreamNotFoundError:
@@ -135,7 +141,8 @@ class LoadAppends:
 
     def _check_kind(self, stream: str, disposition: str) -> None:
         """Raise StreamExistsError if the stream has records of another write disposition, which
-        would become part of a version, or come to belong to none.
+        would become part of a version, or come to belong to none. A load that is appended already
+        passes.
         """
         if self._streams.appended(stream, self.producer, self.sequence) is not None:
             return

@@ -178,18 +178,18 @@ class LakeClient(JobClientBase, WithStateSync):
         """Raise ConfigurationError if two tables would have one stream."""
         names = {name for name in self.schema.tables if not self._is_internal(name)}
         names |= {job.table_name for job in new_jobs if not self._is_internal(job.table_name)}
-        tables: dict[str, str] = {self._target.stream(TABLE): TABLE}
+        tables_by_stream: dict[str, str] = {self._target.stream(TABLE): TABLE}
         for name in sorted(names):
             stream = self._target.stream(name)
-            other = tables.setdefault(stream, name)
+            other = tables_by_stream.setdefault(stream, name)
             if other != name:
                 problem = f"the dlt tables {other!r} and {name!r} would both be lake.{stream}."
                 step = "Rename one of them in the source: resource.with_name(…), table_name=…"
                 raise ConfigurationError(problem, step, stream=f"lake.{stream}")
 
     def _check_table(self, table: Any) -> None:
-        """Raise ConfigurationError for a table whose rows would be lost, or would lose whose parts
-        they are.
+        """Raise ConfigurationError for a table of nested values, whose rows would not say whose
+        parts they are, and for one with a name of dlt's own, whose rows would not be appended.
         """
         name = table["name"]
         if "parent" in table:
@@ -230,6 +230,7 @@ class LakeClient(JobClientBase, WithStateSync):
             raise ConfigurationError(problem, step, table=name)
 
     def _is_internal(self, table: str) -> bool:
+        """Whether a table or column has a name of dlt's own."""
         return table.startswith(self.schema._dlt_tables_prefix)
 
     # -- a load
@@ -283,8 +284,8 @@ class LakeClient(JobClientBase, WithStateSync):
         return TableLoad(loaded, disposition, key, deleted, get_dedup_sort_tuple(table))
 
     def _read_state(self, paths: Sequence[Path]) -> dict[str, Any]:
-        """Return the state of the pipeline that is part of the load, as the log of loads stores
-        it; nothing if the load did not change it.
+        """Return the state of the pipeline that is part of the load, which is the first row in
+        these files, as the log of loads stores it; nothing if the load did not change it.
         """
         for path in paths:
             file = _read_file(path)
@@ -338,12 +339,14 @@ class LakeClient(JobClientBase, WithStateSync):
         )
 
     def _require_log(self) -> None:
+        """Raise DestinationUndefinedEntity, dlt's error, if nothing was ever loaded."""
         if not self._log.exists():
             # dlt then forgets the local state, which belongs to another lake
             raise DestinationUndefinedEntity(f"no load to prefix {self._target.prefix!r} yet")
 
 
 def _schema_info(load: Mapping[str, Any] | None) -> StorageSchemaInfo | None:
+    """Return the schema that a load is recorded with, as dlt describes it; None without a load."""
     if load is None:
         return None
     return StorageSchemaInfo(
@@ -357,6 +360,9 @@ def _schema_info(load: Mapping[str, Any] | None) -> StorageSchemaInfo | None:
 
 
 def _refresh_error(tables: Iterable[str]) -> ConfigurationError:
+    """Return the error for what dlt asks for with `refresh`: to drop or empty tables, all if none
+    are named.
+    """
     names = ", ".join(sorted(tables)) or "all tables"
     problem = f"dlt asks to drop or empty {names} (refresh=…), but streams keep their records."
     step = (
@@ -367,7 +373,9 @@ def _refresh_error(tables: Iterable[str]) -> ConfigurationError:
 
 
 def _sequence_of(load_id: str) -> int:
-    """Return the number of a load, by which its appends are recognised."""
+    """Return the number of a load, by which its appends are recognised: its id is a time in
+    seconds, so later loads have higher numbers.
+    """
     try:
         sequence = Decimal(load_id) * _SEQUENCES_IN_SECOND
     except InvalidOperation as error:
@@ -402,6 +410,7 @@ def _read_file(path: Path) -> Rows | pa.Table:
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file of JSON lines, each of which is one row or a list of rows."""
     with FileStorage.open_zipsafe_ro(str(path)) as lines:
         for line in lines:
             found = dlt_json.typed_loads(line)

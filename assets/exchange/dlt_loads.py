@@ -83,6 +83,7 @@ class LoadLog:
         finished: set[str] = set()
         newest = None
         for seen, load in enumerate(self._newest_first()):
+            # Once there is one, only the last 500 loads are searched for one that was begun later.
             if newest is not None and seen >= _PART:
                 break
             if load["pipeline"] != pipeline:
@@ -99,6 +100,7 @@ class LoadLog:
         return next(filter(is_wanted, self._newest_first()), None)
 
     def _newest_first(self) -> Iterator[Load]:
+        """Yield the recorded loads from the newest to the oldest, read in parts."""
         ssp = SystemStreamPartition(LAKE, self._stream, 0)
         view = self._streams.snapshot(self._stream)
         oldest = int(view.oldest([ssp])[ssp])

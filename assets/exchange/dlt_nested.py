@@ -69,6 +69,9 @@ def _type_of(value: Any, known: Type | None) -> Type | None:
 
 
 def _type_of_object(value: Mapping[str, Any], known: Type | None) -> Type | None:
+    """Return the type of an object: a map if one is `known`, else a struct of the members that have
+    a type; None if no member has one.
+    """
     if isinstance(known, Map):
         inner: Type | None = known.value
         for item in value.values():
@@ -84,16 +87,21 @@ def _type_of_object(value: Mapping[str, Any], known: Type | None) -> Type | None
 
 
 def _decimal_type(value: Decimal) -> Simple:
+    """Return the type of a decimal, with room for other values: for as many digits before the point
+    as a bigint has, if 38 digits are enough for that.
+    """
     _, digits, exponent = value.as_tuple()
-    scale = max(0, -exponent) if isinstance(exponent, int) else 0
-    before = max(0, len(digits) + exponent) if isinstance(exponent, int) else 0
+    scale = max(0, -exponent) if isinstance(exponent, int) else 0  # a text for NaN and infinity
+    before_point = max(0, len(digits) + exponent) if isinstance(exponent, int) else 0
     # Room before the point: a later value with more digits could not widen the type.
-    whole = max(before, min(_DIGITS_OF_BIGINT, _MOST_DIGITS - scale))
+    whole = max(before_point, min(_DIGITS_OF_BIGINT, _MOST_DIGITS - scale))
     return Simple(f"decimal({min(whole + scale, _MOST_DIGITS)},{min(scale, _MOST_DIGITS)})")
 
 
 def merge_types(known: Type | None, new: Type | None) -> Type | None:
-    """Return the type that holds values of both, or the known one if there is none."""
+    """Return the type that holds values of both, or the known one if there is none; None only if
+    both are.
+    """
     if known is None or new is None:
         return new if known is None else known
     return _combine(known, new, _merge_simple)
@@ -108,7 +116,7 @@ def settle_type(known: Type, found: Type) -> Type:
 
 def _combine(known: Type, new: Type, choose: Callable[[Simple, Simple], Simple]) -> Type:
     """Return the known type with the new one's members of structs, and what `choose` returns for
-    simple types.
+    simple types. Of types of different kinds, the known one stays.
     """
     if known == new:
         return known
@@ -126,6 +134,9 @@ def _combine(known: Type, new: Type, choose: Callable[[Simple, Simple], Simple])
 def _combine_structs(
     known: Struct, new: Struct, choose: Callable[[Simple, Simple], Simple]
 ) -> Struct:
+    """Return the members of a known struct, combined with those of the new one, then the new
+    one's others.
+    """
     members = []
     for member in known.members:
         other = new.member(member.name)
@@ -138,21 +149,24 @@ def _combine_structs(
 
 
 def _widen(known: Simple, found: Simple) -> Simple:
+    """Return the found type if the known one can be widened to it, else the known one."""
     return found if is_widening(known.name, found.name) else known
 
 
 def _merge_simple(known: Simple, new: Simple) -> Simple:
+    """Return the type for values of two different ones: double for double and bigint, a decimal for
+    two decimals that one of 38 digits can hold, and the decimal for one and bigint. Otherwise the
+    known one stays.
+    """
     names = {known.name, new.name}
     if names == {"bigint", "double"}:
         return Simple("double")
     digits = [decimal_digits(name) for name in (known.name, new.name)]
     if digits[0] is not None and digits[1] is not None:
         scale = max(digits[0].scale, digits[1].scale)
-        before = max(digits[0].before_point, digits[1].before_point)
-        if scale + before <= _MOST_DIGITS:
-            return Simple(f"decimal({scale + before},{scale})")
-    if new.name == "bigint" or digits[0] is not None:
-        return known
+        before_point = max(digits[0].before_point, digits[1].before_point)
+        if scale + before_point <= _MOST_DIGITS:
+            return Simple(f"decimal({scale + before_point},{scale})")
     if known.name == "bigint" and digits[1] is not None:
         return new
     return known
@@ -179,6 +193,7 @@ def _with_maps(type_: Type) -> Type:
 
 
 def _have_one_kind(members: tuple[Member, ...]) -> bool:
+    """Whether all members are of one simple type, or all structs, arrays or maps."""
     kinds = {type(member.type) for member in members}
     if kinds == {Simple}:
         return len({str(member.type) for member in members}) == 1
@@ -202,14 +217,17 @@ def without_unknown(value: Any, type_: Type) -> Any:
 
 
 def _without_unknown_members(value: Mapping[str, Any], type_: Struct) -> dict[str, Any]:
-    kept = {}
+    """Return an object without the members that the type lacks, if they tell no type. Others that
+    it lacks stay, and are rejected when the object is converted.
+    """
+    members = {}
     for name, item in value.items():
         member = type_.member(name)
         if member is not None:
-            kept[name] = without_unknown(item, member.type)
+            members[name] = without_unknown(item, member.type)
         elif not is_unknown(item):
-            kept[name] = item  # an undeclared member, which whoever converts it rejects
-    return kept
+            members[name] = item
+    return members
 
 
 def is_unknown(value: Any) -> bool:

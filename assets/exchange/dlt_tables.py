@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
+from functools import partial
 from typing import Any
 
 from dagster_adjunct.assets.exchange.dlt_nested import infer_type, settle_type, without_unknown
@@ -64,9 +65,9 @@ class LoadedTable:
             if not isinstance(file, pa.Table):
                 yield from (row.get(name) for row in file)
             elif name in file.column_names:
-                texts = _is_text(file.column(name).type)
+                is_json = _is_text(file.column(name).type)
                 for value in file.column(name).to_pylist():
-                    yield json.loads(value) if texts and value is not None else value
+                    yield json.loads(value) if is_json and value is not None else value
 
 
 def choose_columns(
@@ -117,6 +118,11 @@ def _naming(table: LoadedTable) -> Iterator[None]:
 def _choose_type(
     table: LoadedTable, column: Column, stored: Field | None, declared: Schema | None
 ) -> str | None:
+    """Return the type of a column of the stream after the load, None if no value says it: the
+    declared one, else the stored one, widened if that holds what dlt found.
+
+    Raises SchemaMismatchError for a declared type that the stored one can't become.
+    """
     name = column["name"]
     if declared is not None and name in declared:
         wanted = declared.field(name).type
@@ -137,6 +143,9 @@ def _choose_type(
 
 
 def _choose_nested_type(table: LoadedTable, name: str, stored: Field | None) -> str | None:
+    """Return the type of a column of JSON after the load: that of its Arrow column, else that of
+    its values; None if neither says one.
+    """
     known = None
     if stored is not None:
         known = parse_type(stored.type)
@@ -178,6 +187,9 @@ def _stored_kind(kind: pa.DataType) -> pa.DataType:
 
 
 def _simple_type(table: LoadedTable, column: Column) -> str:
+    """Return the type of a column that dlt says is simple. Raises SchemaMismatchError for one that
+    no stream has.
+    """
     kind = column["data_type"]
     if kind == "decimal":
         precision = column.get("precision") or _DECIMAL[0]
@@ -200,19 +212,20 @@ def build_table(table: LoadedTable, schema: Schema) -> pa.Table:
     SchemaMismatchError for the first value that does not fit, with its column and row.
     """
     parts = [schema.to_arrow().empty_table()]
-    before = 0
+    first_row = 0  # the number of the file's first row in the table
     for file in table.files:
         if isinstance(file, pa.Table):
             columns = [_column_of_table(table, file, field) for field in schema.fields]
         else:
-            columns = [_column_of_rows(table, file, field, before) for field in schema.fields]
+            columns = [_column_of_rows(table, file, field, first_row) for field in schema.fields]
         part = pa.table(columns, schema=schema.to_arrow())
-        before += part.num_rows
+        first_row += part.num_rows
         parts.append(part)
     return pa.concat_tables(parts)
 
 
 def _column_of_table(table: LoadedTable, file: pa.Table, field: Field) -> Any:
+    """Return a column of a file that is an Arrow table, in its type; nulls if the file lacks it."""
     if field.name not in file.column_names:
         return pa.nulls(file.num_rows, arrow_type(field.type))
     column = file.column(field.name)
@@ -236,16 +249,20 @@ def _time_texts(column: pa.ChunkedArray) -> Any:
 
 
 def _column_of_json(table: LoadedTable, column: pa.ChunkedArray, field: Field) -> Any:
+    """Return an Arrow column of JSON in its type: parsed if it has texts, else converted. Errors
+    about a parsed value count rows from the file's first one.
+    """
     if not _is_text(column.type):
         return cast_column(column, field.name, field.type, table.what)
     values = [None if text is None else json.loads(text) for text in column.to_pylist()]
     return _exact_column(table, values, field, _nested_converter(field.type), 0)
 
 
-def _column_of_rows(table: LoadedTable, rows: Rows, field: Field, before: int) -> Any:
+def _column_of_rows(table: LoadedTable, rows: Rows, field: Field, first_row: int) -> Any:
+    """Return a column of a file of rows, in its type; a row that lacks it has null."""
     values = [row.get(field.name) for row in rows]
     data_type = table.columns.get(field.name, {}).get("data_type")
-    return _exact_column(table, values, field, _converter(field.type, data_type), before)
+    return _exact_column(table, values, field, _converter(field.type, data_type), first_row)
 
 
 Convert = Callable[[Any], Any]
@@ -267,18 +284,12 @@ def _converter(kind: str, data_type: str | None) -> Convert:
 
 
 def _nested_converter(kind: str) -> Convert:
-    type_ = parse_type(kind)
-
-    def convert(value: Any) -> Any:
-        known = without_unknown(value, type_)
-        if is_nested(kind) and not isinstance(value, list | tuple | Mapping):
-            return value
-        return known
-
-    return convert
+    """Return the function that leaves out of a value of JSON what its type knows nothing of."""
+    return partial(without_unknown, type_=parse_type(kind))
 
 
 def _json_text(value: Any) -> str:
+    """Return a value of JSON as its text; a text is one already."""
     if isinstance(value, str):
         return value
     from dlt.common.json import json as dlt_json
@@ -287,21 +298,25 @@ def _json_text(value: Any) -> str:
 
 
 def _with_zone(value: Any) -> Any:
+    """Return a time in UTC if it has no zone; other values unchanged."""
     if isinstance(value, datetime) and value.tzinfo is None:
         return value.replace(tzinfo=UTC)
     return value
 
 
 def _text(value: Any) -> Any:
+    """Return a time of day as a text; other values unchanged."""
     if isinstance(value, time):
         return value.isoformat()
     return value
 
 
 def _exact_column(
-    table: LoadedTable, values: Sequence[Any], field: Field, convert: Convert, before: int
+    table: LoadedTable, values: Sequence[Any], field: Field, convert: Convert, first_row: int
 ) -> Any:
-    """Return values as a column without loss; `before` are the rows of the files before."""
+    """Return values as a column without loss. Raises SchemaMismatchError for the first one that
+    does not fit, with its row, where the first of these values is in row `first_row`.
+    """
     made = [None if value is None else convert(value) for value in values]
     kind = arrow_type(field.type)
     try:
@@ -317,7 +332,7 @@ def _exact_column(
         if field.sensitive:
             shown = ""
             reason = "it is another kind of value"
-        at = "" if row is None else f", row {before + row}"
+        at = "" if row is None else f", row {first_row + row}"
         problem = (
             f"{table.what}, column {path!r}{at}: the value{shown} does not fit the type"
             f" {field.type} of the stream: {reason}."
@@ -335,6 +350,7 @@ _MISFIT = (
 
 
 def _first_misfit(values: Sequence[Any], kind: pa.DataType) -> int | None:
+    """Return the index of the first value that does not fit the type, None if each fits alone."""
     for row, value in enumerate(values):
         try:
             to_exact_array([value], kind)
@@ -344,6 +360,7 @@ def _first_misfit(values: Sequence[Any], kind: pa.DataType) -> int | None:
 
 
 def _describe_misfit(value: Any, kind: pa.DataType, field: Field) -> tuple[str, str]:
+    """Return the path of the part of a value that does not fit the type, and why it does not."""
     try:
         to_exact_array([value], kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -353,6 +370,7 @@ def _describe_misfit(value: Any, kind: pa.DataType, field: Field) -> tuple[str, 
 
 
 def _is_text(kind: pa.DataType) -> bool:
+    """Whether this is one of Arrow's types of texts."""
     return any(check(kind) for check in (pt.is_string, pt.is_large_string, pt.is_string_view))
 
 
@@ -375,8 +393,8 @@ def keep_last(rows: pa.Table, column: str, order: str) -> pa.Table:
     direction = "descending" if order == "asc" else "ascending"
     if not rows.num_rows:
         return rows
-    place = "__place"
-    numbered = rows.append_column(place, pa.array(range(rows.num_rows), pa.int64()))
-    keys = [(column, direction), (place, "ascending")]
+    number = "__number"  # rows with equal values stay in their order
+    numbered = rows.append_column(number, pa.array(range(rows.num_rows), pa.int64()))
+    keys = [(column, direction), (number, "ascending")]
     order_of = pc.sort_indices(numbered, sort_keys=keys, null_placement="at_start")
     return rows.take(order_of)

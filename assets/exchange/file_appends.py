@@ -56,6 +56,7 @@ class AppendedFile:
     same_as: str | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Return it as JSON-able values."""
         return asdict(self)
 
 
@@ -114,10 +115,10 @@ def append_files(
             continue
         _, state = streams.state(stream)  # anew: another process may append the same file
         sent = state.producers.get(source.producer, ())
-        after = sent[-1].sequence if sent else 0  # parts are appended one after the other
+        last_sent = sent[-1].sequence if sent else 0  # parts are appended one after the other
         added = 0
         for sequence, part in enumerate(source.parts(), 1):
-            if sequence <= after:
+            if sequence <= last_sent:
                 continue
             added += part.num_rows
             if not dry_run:

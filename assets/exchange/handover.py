@@ -87,17 +87,16 @@ SHOWN_OVER_TIME = {VALID_FROM: "timestamp", VALID_TO: "timestamp", TOMBSTONE: "b
 
 
 def _valid_rows(view: VersionReader | EntriesOverTime | EntriesAt, reader: Reader) -> Any:
-    """Return the pyarrow expression for the rows over time that a view shows.
-
-    These are the rows that are valid at its moment, now, or for a view over time at any time of the
-    history.
+    """Return the pyarrow expression for the rows over time that a view shows: of a version those
+    that are valid now, of EntriesAt those that are valid at its moment, and of EntriesOverTime
+    those that are valid at any time since the history's edge.
     """
     valid = ~pc.field(TOMBSTONE)
     end = pc.field(VALID_TO)
     if isinstance(view, VersionReader):
         return valid & end.is_null()
     moment = view.moment if isinstance(view, EntriesAt) else _edge(reader)
-    if moment is None:
+    if moment is None:  # the reader has all of the history
         return valid
     scalar = pa.scalar(moment, arrow_type("timestamp"))
     valid &= end.is_null() | (end > scalar)
@@ -122,6 +121,7 @@ def _polars_over_time(pl: Any, over_time: EntriesOverTime, rows: Any) -> polars.
     reader = over_time.reader
     sealed = reader.sealed
     key = [_exactly(pl, name) for name in sealed.key]
+    # Whether a row continues the one before it: without a gap, and with the same compared values.
     same = pl.col(VALID_TO).shift(1).over(key) == pl.col(VALID_FROM)
     same &= ~pl.col(TOMBSTONE).shift(1).over(key) & ~pl.col(TOMBSTONE)
     for path in sealed.compared:
@@ -129,6 +129,8 @@ def _polars_over_time(pl: Any, over_time: EntriesOverTime, rows: Any) -> polars.
         for step in path.steps[1:]:
             value = value.struct.field(step)
         same &= value.shift(1).over(key).eq_missing(value)
+    # Rows that continue each other are one run, which is shown as its first row, with the end and
+    # the latest columns of its last one.
     rows = rows.sort(*key, VALID_FROM).with_columns(__starts=~same.fill_null(False))
     rows = rows.with_columns(__run=pl.col("__starts").cum_sum().over(key))
     latest = [_exactly(pl, name) for name in (VALID_TO, *sealed.latest_columns)]
@@ -177,7 +179,8 @@ class ViewFile(NamedTuple):
 
 
 def _files_over_time(reader: Reader) -> list[ViewFile]:
-    """Return the files of a reader of entries over time.
+    """Return the files of a reader of entries over time: those of all its versions, each with the
+    span of its version, or those of one version with history.
 
     Raises DatasetError for a version with history whose generations must be merged.
     """
@@ -213,12 +216,15 @@ def _partition_expression(span: Span) -> Any:
 def _renamed_rows(
     span: Span | None, stored: StoredFile, layout: BucketLayout, schema: pa.Schema
 ) -> pa.Table:
-    """Return the rows of a file with the columns of `schema`, named as users see them."""
+    """Return the rows of a file with the columns of `schema`, named as users see them.
+
+    A column of `schema` is one of the entries, a hidden one of the file, one that the `span` of its
+    version gives a value, or null.
+    """
     table = stored.reading(lambda: stored.open().read()).replace_schema_metadata()
-    own = layout.stored
-    shown = [name for name in table.column_names if name in own.schema]
+    entry_columns = [name for name in table.column_names if name in layout.stored.schema]
     columns_only = replace(layout, key=(), bucket_by=(), partitions=1, hidden=(), projected=True)
-    values = conform_to_layout(table.select(shown), columns_only)
+    values = conform_to_layout(table.select(entry_columns), columns_only)
     constants: dict[str, Any] = {}
     if span is not None:
         constants = {VALID_FROM: span.start, VALID_TO: span.end, TOMBSTONE: False}
@@ -338,16 +344,16 @@ def arrow_filter(view: StreamView) -> Any:
     """Return the pyarrow expression for the records that are not replaced. A record without a
     position never is.
     """
-    gone: Any = pc.scalar(False)
+    is_replaced: Any = pc.scalar(False)
     for span in view.replaced:
-        gone = gone | (
+        is_replaced = is_replaced | (
             (pc.field(READER) == span.reader)
             & (pc.field(SOURCE) == span.source)
             & (pc.field(SOURCE_OFFSET) >= span.start)
             & (pc.field(SOURCE_OFFSET) < span.end)
             & (pc.field(SOURCE_EPOCH) < span.epoch)
         )
-    return ~pc.coalesce(gone, pa.scalar(False))
+    return ~pc.coalesce(is_replaced, pa.scalar(False))
 
 
 T = TypeVar("T")
@@ -573,6 +579,7 @@ def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
             _check_whole(view)
         files = _without_spans(list_stored_files(view.store, view.dataset, view.sealed))
         return ViewFiles(view, files, columns, dict(view.sealed.layout.hidden))
+    # Entries over time, whose rows are chosen by their intervals.
     reader = view if isinstance(view, VersionReader) else view.reader
     hidden = dict(reader.sealed.layout.hidden)
     for name in SHOWN_OVER_TIME:
@@ -588,7 +595,9 @@ def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
 
 
 def _read_stream(view: StreamView) -> ViewFiles:
-    """Return what other engines read of a stream's view."""
+    """Return what other engines read of a stream's view. If records are replaced, this also takes
+    the columns of their positions.
+    """
     files = _without_spans(view.files)
     if not view.replaced:
         return ViewFiles(view, files, view.columns, view.hidden)
@@ -612,8 +621,8 @@ def parquet_files(view: View) -> list[str]:
 
 
 def _plain_locations(files: ViewFiles) -> list[str]:
-    """Return the locations of the files. Raises DatasetError if they have other columns than the
-    view.
+    """Return the locations of the files. Raises DatasetError if they have names that the columns of
+    the view don't, because columns were renamed or dropped.
     """
     other = files.find_other_column()
     if other is None:
@@ -667,11 +676,11 @@ def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name:
     """
     if files.over_time is not None:
         edge = _edge(files.over_time.reader)
-        moment = ""
+        edge_sql = ""
         if edge:
-            moment = f"TIMESTAMPTZ '{edge.isoformat(sep=' ')}'"
+            edge_sql = f"TIMESTAMPTZ '{edge.isoformat(sep=' ')}'"
         rows = _register(connection, name, files.all_rows())
-        return valid_time.intervals_sql(files.over_time, rows, _sql_name, moment)
+        return valid_time.intervals_sql(files.over_time, rows, _sql_name, edge_sql)
     columns = ", ".join(map(_sql_name, _shown_columns(files)))
     if isinstance(files.view, StreamView):
         columns = columns.replace(_sql_name(EPOCH), f"coalesce({EPOCH}, 0) AS {EPOCH}")

@@ -74,8 +74,8 @@ _COMPACTIONS = 3  # of a version before it is registered, while others commit ch
 _ATTEMPTS = 3  # to register what is served while others change that
 _FIRST_HIDDEN = 2_147_000_000
 _HIDDEN = {
-    name: _FIRST_HIDDEN + place
-    for place, name in enumerate(
+    name: _FIRST_HIDDEN + number
+    for number, name in enumerate(
         dict.fromkeys(
             (POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST, SET_AT)
         )
@@ -86,7 +86,9 @@ _FIRST_COPY = _FIRST_HIDDEN + 1000
 
 
 def _hidden_id(name: str) -> int:
-    """Return the field id of a hidden column of files."""
+    """Return the field id of a hidden column of files: of a copy of a key column, which has a
+    number in its name, the id of that number.
+    """
     if name in _HIDDEN:
         return _HIDDEN[name]
     return _FIRST_COPY + int(name.removeprefix(KEY_COPY))
@@ -230,21 +232,24 @@ def _check_not_superseded(
 ) -> None:
     """Raise CommitConflictError if the table has a version that the view's may not replace.
 
-    Call it after the table was loaded: the commit fails if the table has changed since.
+    The served version may replace every other. Another one may replace an older one that is not
+    served, but not in a bounded dataset with `may_replace` "if served". Call it after the table was
+    loaded: the commit fails if the table has changed since.
     """
-    there = _current_version(table)
-    if there in (None, view.version) or may_replace == "anything":
+    registered = _current_version(table)
+    if registered in (None, view.version) or may_replace == "anything":
         return
     served, is_bounded = _read_served(view, lake)
     if view.version == served:
         return
-    replaces_older = there != served and _number(view, there) < _number(view, view.version)
+    is_older = _number(view, registered) < _number(view, view.version)
+    replaces_older = registered != served and is_older
     must_be_served = is_bounded and may_replace == "if served"
     if replaces_older and not must_be_served:
         return
     raise errors.CommitConflictError(
-        f"the Iceberg table {identifier!r} has version {there}, which {_describe_view(view)} would"
-        f" set back: {served or 'no version'} is served by now.",
+        f"the Iceberg table {identifier!r} has version {registered}, which"
+        f" {_describe_view(view)} would set back: {served or 'no version'} is served by now.",
         "Nothing was registered. Register what is served, with a new view; or, if the table has to"
         " go back to this one, register it with replace_newer=True.",
         dataset=view.dataset,
@@ -263,7 +268,9 @@ def _read_served(view: Held, lake: Lake) -> tuple[str, bool]:
 
 
 def _number(view: Held, version: str) -> int:
-    """Return the place of a version of the view's dataset or stream among the others."""
+    """Return the number of a version of the view's dataset, or of a commit of its stream; newer
+    ones have higher numbers.
+    """
     if isinstance(view, StreamView):
         return int(version)
     return version_number(version)
@@ -345,7 +352,9 @@ def publish_to_iceberg(
 def _register_served(
     opened: Dataset, catalog: Catalog, identifier: str, *, keeps_history: bool, is_bounded: bool
 ) -> IcebergSnapshot:
-    """Register what is served, again if that changes meanwhile."""
+    """Register what is served, again if that changes meanwhile: at most three times. Raises the
+    last CommitConflictError.
+    """
     for attempts_left in reversed(range(_ATTEMPTS)):
         view = opened.over_time() if keeps_history else opened
         try:
@@ -354,8 +363,8 @@ def _register_served(
             if not attempts_left or not opened.refresh():
                 raise
             continue
-        # A rollback to the version that the table had before changes nothing in it that would have
-        # stopped this registration.
+        # A rollback meanwhile, to the version that the table had before, did not change the table,
+        # so it did not stop this registration.
         may_be_outdated = snapshot.new and is_bounded
         if not attempts_left or not may_be_outdated or not opened.refresh():
             return snapshot
@@ -469,7 +478,9 @@ def _with_names_of_table(files: ViewFiles, table: Table) -> ViewFiles:
 
 
 def _follow_columns(files: ViewFiles, transaction: Transaction) -> None:
-    """Rename the table's columns that were renamed, and delete those that were dropped."""
+    """Rename the table's columns that were renamed, and delete those that were dropped: in the
+    transaction, which the caller commits or not.
+    """
     changes = find_changes(transaction.table_metadata, files.named_columns)
     if not changes:
         return
@@ -487,13 +498,12 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
     and columns of files may have nulls.
     """
     view = files.view
-    followed = table.transaction()  # which is not committed
-    _follow_columns(files, followed)
-    schema = followed.table_metadata.schema()
-    theirs = {field.name: field.field_type for field in schema.fields}
+    transaction = table.transaction()  # which is not committed
+    _follow_columns(files, transaction)
+    schema = transaction.table_metadata.schema()
     missing = []
     wrong: list[str] = []
-    for name, kind in theirs.items():
+    for name, kind in {field.name: field.field_type for field in schema.fields}.items():
         if name not in files.columns:
             missing.append(f"{name} ({kind})")
             continue

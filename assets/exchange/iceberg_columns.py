@@ -73,20 +73,22 @@ def _changes(
     `stored_names` has the names in files for the table's fields, `names` those for our columns.
     `parent` is where the fields are in files, `path` where they are in the table.
     """
-    own = {names.of(parent, member.name): member for member in mine.members}
+    by_stored_name = {names.of(parent, member.name): member for member in mine.members}
     for field in fields:
         stored = stored_names.get(field.field_id, field.name)
-        place = (*parent, stored)
-        member = own.get(stored)
+        stored_steps = (*parent, stored)
+        member = by_stored_name.get(stored)
         if member is None:
-            if place in names.retired:
+            if stored_steps in names.retired:
                 yield (*path, field.name), None
-            continue
+            continue  # a field of the table that we never had
         if member.name != field.name:
             yield (*path, field.name), member.name
         found = _find_structs(field.field_type, member.type, (*path, field.name))
         if found is not None:
-            yield from _changes(found.fields, stored_names, found.mine, names, place, found.path)
+            yield from _changes(
+                found.fields, stored_names, found.mine, names, stored_steps, found.path
+            )
 
 
 class _StructPair(NamedTuple):
@@ -146,18 +148,21 @@ def _named_struct(
 def _named_type(
     theirs: IcebergType,
     stored_names: Mapping[int, str],
-    place: Steps,
+    stored_steps: Steps,
     found: list[tuple[Steps, str]],
 ) -> Type:
-    """Return the type in which only the names of fields count; every simple type is a string."""
+    """Return the type in which only the names of fields count; every simple type is a string. For
+    `found` see `_named_struct`; `stored_steps` are those of the column or field of this type, and
+    the elements of lists and values of maps add none.
+    """
     from pyiceberg.types import ListType, MapType, StructType
 
     if isinstance(theirs, ListType):
-        return Array(_named_type(theirs.element_type, stored_names, place, found))
+        return Array(_named_type(theirs.element_type, stored_names, stored_steps, found))
     if isinstance(theirs, MapType):
-        return Map(_named_type(theirs.value_type, stored_names, place, found))
+        return Map(_named_type(theirs.value_type, stored_names, stored_steps, found))
     if isinstance(theirs, StructType):
-        return _named_struct(theirs.fields, stored_names, place, found)
+        return _named_struct(theirs.fields, stored_names, stored_steps, found)
     return Simple("string")
 
 
@@ -184,7 +189,9 @@ def _map_fields(
     """Return the mapping of these fields: those that were `known` before, with the names that files
     of the dataset have now.
 
-    `mine` is our struct of these fields, None if we have none; `parent` is where it is in files.
+    A field that is ours has our stored name. Any other one keeps the name that it was known by, or
+    else has its own. `mine` is our struct of these fields, None if we have none; `parent` is where
+    it is in files.
     """
     from pyiceberg.table.name_mapping import MappedField
 
@@ -214,17 +221,17 @@ def _map_type(
     known: Sequence[MappedField],
     mine: Type | None,
     names: StoredNames,
-    place: Steps,
+    stored_steps: Steps,
 ) -> list[MappedField]:
     """Return the mapping of the fields, elements or keys and values within a type; [] for a simple
-    one.
+    one. `stored_steps` is where the type is in files.
     """
     from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.types import ListType, MapType, StructType
 
     if isinstance(theirs, StructType):
         return _map_fields(
-            theirs.fields, known, mine if isinstance(mine, Struct) else None, names, place
+            theirs.fields, known, mine if isinstance(mine, Struct) else None, names, stored_steps
         )
     inner = {field.field_id: field.fields for field in known}
     if isinstance(theirs, ListType):
@@ -240,7 +247,7 @@ def _map_type(
         return []
     found = []
     for field_id, name, type_, part in parts:
-        fields = _map_type(type_, inner.get(field_id, []), part, names, place)
+        fields = _map_type(type_, inner.get(field_id, []), part, names, stored_steps)
         found.append(MappedField(field_id=field_id, names=[name], fields=fields))
     return found
 

@@ -26,10 +26,10 @@ def missing_fields(kind: str, theirs: IcebergType, path: str) -> Iterator[str]:
     """Yield the fields within an Iceberg type that structs of a column's type lack, with their
     paths. Parts whose types differ in kind have none.
     """
-    for place, mine, struct in _struct_pairs(parse_type(kind), theirs, path):
+    for struct_path, mine, struct in _struct_pairs(parse_type(kind), theirs, path):
         for field in struct.fields:
             if mine.member(field.name) is None:
-                yield f"{place}.{write_name(field.name)} ({field.field_type})"
+                yield f"{struct_path}.{write_name(field.name)} ({field.field_type})"
 
 
 def type_differences(kind: str, theirs: IcebergType, path: str) -> Iterator[str]:
@@ -49,26 +49,28 @@ def _struct_pairs(
 
     if isinstance(mine, Struct) and isinstance(theirs, StructType):
         yield path, mine, theirs
-    for place, part, other in _common_parts(mine, theirs, path) or ():
-        yield from _struct_pairs(part, other, place)
+    for part_path, part, other in _common_parts(mine, theirs, path) or ():
+        yield from _struct_pairs(part, other, part_path)
 
 
 def _differences(mine: Type, theirs: IcebergType, path: str) -> Iterator[str]:
-    """Yield how a type differs from an Iceberg type, with the path of each difference."""
+    """Yield how a type differs from an Iceberg type, with the path of each difference: where they
+    are not both arrays, maps or structs, they must be the same simple type.
+    """
     parts = _common_parts(mine, theirs, path)
     if parts is None:
         if not isinstance(mine, Simple) or _simple_name(mine) != str(theirs):
             yield f"{path} is {_describe(mine)}, expected {theirs}"
         return
-    for place, part, other in parts:
-        yield from _differences(part, other, place)
+    for part_path, part, other in parts:
+        yield from _differences(part, other, part_path)
 
 
 def _common_parts(
     mine: Type, theirs: IcebergType, path: str
 ) -> list[tuple[str, Type, IcebergType]] | None:
     """Return the parts that both types have, with their paths; None unless both are arrays, maps
-    or structs.
+    or structs. Keys of maps are no parts: a map whose keys are no texts has nothing in common.
     """
     from pyiceberg.types import ListType, MapType, StringType, StructType
 

@@ -58,9 +58,9 @@ def _write_file(store: ObjectStore, folder: str, data_path: str, bits: bytes) ->
     `bits` has one bit for each row of the data file, in order and from the lowest bit of each byte;
     it is 1 for rows that are no entries.
     """
-    places = np.nonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))[0]
-    paths = pa.DictionaryArray.from_arrays(np.zeros(len(places), np.int32), [data_path])
-    columns = (("file_path", paths, PATH_ID), ("pos", pa.array(places, pa.int64()), ROW_ID))
+    rows = np.nonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))[0]
+    paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int32), [data_path])
+    columns = (("file_path", paths, PATH_ID), ("pos", pa.array(rows, pa.int64()), ROW_ID))
     fields = [
         pa.field(name, column.type, nullable=False, metadata={"PARQUET:field_id": str(field_id)})
         for name, column, field_id in columns
@@ -76,4 +76,4 @@ def _write_file(store: ObjectStore, folder: str, data_path: str, bits: bytes) ->
     content: bytes = sink.getvalue().to_pybytes()
     key = f"{folder}/{hashlib.sha256(content).hexdigest()[:24]}.parquet"
     store.put(key, content)
-    return PositionDeletes(object_location(store, key), len(places), len(content), data_path)
+    return PositionDeletes(object_location(store, key), len(rows), len(content), data_path)

@@ -47,6 +47,7 @@ class SampledFile:
 
     @property
     def url(self) -> str:
+        """Where the file is."""
         return f"{self.tree.url}/{self.file.path}"
 
 
@@ -104,7 +105,8 @@ def _local(url: str) -> list[tuple[FileTree, ListedFile]]:
 def _in_s3(url: str) -> list[tuple[FileTree, ListedFile]]:
     """Return the file at a URL, or all files in the folder at it, each with its tree."""
     parent, _, name = url.rstrip("/").rpartition("/")
-    if name and not parent.endswith(":/"):
+    is_bucket = parent.endswith(":/")
+    if name and not is_bucket:
         tree = open_tree(parent)
         for file in tree.list(name):
             if file.path == name:
@@ -161,10 +163,12 @@ def _no_constant(name: str) -> Any:
 
 
 def _lines(sampled: SampledFile) -> Iterator[bytes]:
-    """Yield the lines of a file, decompressed."""
+    """Yield the lines of a file, decompressed, without the byte order mark at its beginning. What
+    follows the last line break is a line, too, and may be empty.
+    """
     with sampled.tree.on_disk(sampled.file) as path:
         source = open_decompressed(path, sampled.file.path)
-        carried = b""
+        carried = b""  # the beginning of a line that goes on in the next block
         is_first = True
         while True:
             try:
@@ -250,7 +254,7 @@ def _open_parquet(sampled: SampledFile) -> Any:
 
 def _parquet_schema(sampled: SampledFile, parquet: Any, doubts: list[Doubt]) -> Schema:
     """Return the columns that a Parquet file declares; those without a type are texts, and added to
-    `doubts`.
+    `doubts`. Times in INT96, which have no zone, are taken as UTC.
     """
     fields = []
     int96 = set()

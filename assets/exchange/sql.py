@@ -126,7 +126,12 @@ def _nodes(tree: object) -> Iterator[Mapping[str, Any]]:
 def _create_view(
     connection: duckdb.DuckDBPyConnection, opened: ExitStack, lake: Lake, name: str
 ) -> None:
-    """Create the view of this name, also in a schema if the name has a dot."""
+    """Create the view of what a query names: of a stream, which has a dot in its name, or else of a
+    dataset or one of its versions.
+
+    A stream's name may be written as one name in quotes, or as a schema and a table, so it gets a
+    view for each.
+    """
     dataset, _, version = name.partition("@")
     system, dot, stream = name.partition(".")
     if dot:
@@ -223,4 +228,5 @@ def _stream_not_found_error(lake: Lake, name: str) -> StreamNotFoundError:
 
 
 def _listed(names: list[str]) -> str:
+    """Return names in a list, for messages."""
     return ", ".join(names) or "none"

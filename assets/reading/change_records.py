@@ -64,11 +64,11 @@ class ChangeRecords:
     before_known: bool = True
 
     def read(self, store: ObjectStore | None = None) -> Iterator[pa.Table]:
-        """Yield the records in the order of keys."""
-        number = self.first
+        """Yield the records in the order of keys, from `store`, by default one that is opened."""
+        offset = self.first
         for changes in self._changes(store or self.store.open()):
-            table = self._with_meta(self._columns_of(changes), changes, number)
-            number += table.num_rows
+            table = self._with_meta(self._columns_of(changes), changes, offset)
+            offset += table.num_rows
             yield table
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -81,7 +81,7 @@ class ChangeRecords:
         old = self.compared.old
         new = self.compared.new
         if new is None:
-            if old is not None:  # what was an insert from nothing is now a deletion
+            if old is not None:  # all entries are deleted: the reverse of inserting them
                 inserted = EntryChanges(None, self._reader(store, old))
                 yield from map(_reversed, self._in_partition(inserted))
             return
@@ -96,15 +96,19 @@ class ChangeRecords:
         yield from self._in_partition(changes)
 
     def _reader(self, store: ObjectStore, version: SealedVersion) -> VersionReader:
+        """Return a reader of one of the compared versions."""
         return VersionReader(store, self.form.dataset, version)
 
     def _in_partition(self, changes: EntryChanges) -> Iterator[pa.RecordBatch]:
         """Yield those of the changes that are in this partition."""
         partitions = self.form.partitions
-        if all(version.layout.partitions == partitions for version in self.compared.ends):
+        are_buckets_partitions = all(
+            version.layout.partitions == partitions for version in self.compared.ends
+        )
+        if are_buckets_partitions:
             yield from changes.batches(self.partition)
             return
-        # The dataset was repartitioned.
+        # The dataset was repartitioned since.
         for batch in changes.batches():
             keys = pa.Table.from_batches([pa.RecordBatch.from_struct_array(batch.column("key"))])
             hashed = spark_hash([keys.column(name) for name in self.form.partition_by])
@@ -131,8 +135,10 @@ class ChangeRecords:
         return columns
 
     def _before(self, entries: pa.StructArray) -> pa.StructArray:
-        """Return the entries before with the columns of now: null if they are unknown, as is a
-        column that they lack, or had with a type of which no value can be one of now.
+        """Return the entries before with the columns of now; all null if they must not be shown.
+
+        A column is null that they lack, or that they have with a type whose values are not all
+        values of the type of now.
         """
         members = list(self.form.columns.to_arrow())
         kind = pa.struct(members)
@@ -152,18 +158,18 @@ class ChangeRecords:
         return pa.StructArray.from_arrays(columns, fields=members, mask=entries.is_null())
 
     def _with_meta(
-        self, columns: Sequence[pa.Array], changes: pa.RecordBatch, number: int
+        self, columns: Sequence[pa.Array], changes: pa.RecordBatch, offset: int
     ) -> pa.Table:
-        """Return the records: these columns, and those of RECORD_META, with offsets from `number`
+        """Return the records: these columns, and those of RECORD_META, with offsets from `offset`
         on.
         """
         count = changes.num_rows
         is_deleted = pc.equal(changes.column("kind"), "delete")
-        if self.form.images:
+        if self.form.images:  # a deletion is a record like others, not a tombstone
             is_deleted = pa.array(np.zeros(count, bool))
         meta = [
             pa.array(np.full(count, self.partition, np.int32)),
-            pa.array(np.arange(number, number + count, dtype=np.int64)),
+            pa.array(np.arange(offset, offset + count, dtype=np.int64)),
             pa.array([self.at] * count, arrow_type("timestamp")),
             is_deleted,
             pa.array(np.zeros(count, np.int32)),
@@ -182,9 +188,11 @@ def _reversed(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def record_columns(columns: Schema, key: Sequence[str], *, images: bool) -> Schema:
-    """Return the columns of the records of a dataset with these columns.
+    """Return the columns of the records of changes of a dataset with these columns: the same, or
+    with `images` the key and those of images.
 
-    With images, `before` and `after` are sensitive if one of the dataset's columns is.
+    `before` and `after` are sensitive if one of the dataset's columns is. Raises
+    SchemaMismatchError if a key column has the name of one of images.
     """
     if not images:
         return columns

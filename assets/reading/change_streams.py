@@ -84,13 +84,15 @@ def parse_commit(offset: str, what: str) -> int:
 
 
 def commit_offset(number: int) -> str:
-    """Return the offset of a commit: what is read from there on has changed since then."""
+    """Return the offset of a commit, which is after its changes: what is read from there on has
+    changed since.
+    """
     return str(number * STRIDE)
 
 
 def identity_of(partitions: int) -> str:
-    """Return the identity of the stream of a dataset with this number of partitions: numbers of
-    commits stay, and records move to other partitions.
+    """Return the identity of the stream of a dataset with this number of partitions. With another
+    number it is another stream: offsets stay, but records are in other partitions.
     """
     return f"{partitions}-partitions"
 
@@ -138,8 +140,8 @@ class ChangeStreams(NumberedOffsets):
         return self._known[stream]
 
     def _history(self, stream: str, number: int | None = None) -> ServedHistory:
-        """Return the commits of a dataset as they are now, or as they were last known if these
-        include this number.
+        """Return the commits of a dataset as they are now; as they were last known if these include
+        `number`, or if this is a snapshot.
         """
         known = self._known.get(stream)
         if known is None:
@@ -232,7 +234,7 @@ class ChangeStreams(NumberedOffsets):
         return (a > b) - (a < b)
 
     def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:
-        """Return how many records the range has at most."""
+        """Return how many records the range has at most; 0 if it ends before it starts."""
         since = parse_commit(start, str(ssp))
         until = parse_commit(end, str(ssp))
         if since >= until:
@@ -241,13 +243,18 @@ class ChangeStreams(NumberedOffsets):
         return self._count_most(history, ssp.partition, since, until)
 
     def _count_most(self, history: ServedHistory, partition: int, since: int, until: int) -> int:
-        """Return how many records a partition has at most, between two commits."""
+        """Return how many records a partition has at most, between two commits: the stored rows
+        that have to be compared.
+        """
         try:
             compared = choose_versions(history, since, until)
         except errors.VersionDiscardedError:  # it is reported where it is to be read
             compared = ComparedVersions(None, history.newest.version)
         partitions = history.manifest.declaration.partitions or 1
-        if any(version.layout.partitions != partitions for version in compared.ends):
+        have_other_buckets = any(
+            version.layout.partitions != partitions for version in compared.ends
+        )
+        if have_other_buckets:
             return sum(version.stored_rows for version in compared.ends)
         if compared.by_deltas:
             deltas = [delta.generation for delta in compared.list_deltas()]
@@ -261,7 +268,8 @@ class ChangeStreams(NumberedOffsets):
 
     def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
         """Return the offset of the last commit up to which the range has at most `count` records,
-        but at least that of the next commit: a commit is read as a whole.
+        but at least that of the next commit: a commit is read as a whole. `start` itself if `count`
+        is not above 0.
         """
         since = parse_commit(start, str(ssp))
         if count <= 0:
@@ -271,6 +279,7 @@ class ChangeStreams(NumberedOffsets):
         if not _is_retained(history, since):
             return commit_offset(last)  # records after an erasure must not show what was erased
         cuts = history.cuts(since, last)
+        # The last cut with few enough records, by bisection; the first one in any case.
         low = 0
         high = len(cuts) - 1
         while low < high:
@@ -327,8 +336,8 @@ class ChangeStreams(NumberedOffsets):
         keys: pa.Table,
         columns: Sequence[str] = (),
     ) -> pa.Table:
-        """Raise ConfigurationError: a record is what a range changed, so that parts of the range
-        have other records.
+        """Raise ConfigurationError: these streams can't find records by keys. A record is what a
+        whole range changed, so that parts of the range have other records.
         """
         step = "Look the keys up in the dataset, or read its changes."
         raise self._unable("find records by keys", step)
@@ -338,7 +347,9 @@ class ChangeStreams(NumberedOffsets):
         spark: SparkSession | Callable[[], SparkSession],
         ranges: Mapping[SystemStreamPartition, OffsetRange],
     ) -> DataFrame:
-        """Return the records of the ranges, each partition in one task."""
+        """Return the records of the ranges, each partition in one task; few records are read in
+        this process.
+        """
         spark = resolve_session(spark)
         located = self._locate(ranges)
         info = self.info(require_one_stream(self.name, ranges))
@@ -353,7 +364,9 @@ class ChangeStreams(NumberedOffsets):
         return frame.repartition(info.partitions, *[named_column(name) for name in info.key])
 
     def _locate(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> _LocatedRecords:
-        """Return the ranges of one stream with the versions to read."""
+        """Return the records of these ranges of one stream as what has to be read: versions to
+        compare, by partition. Empty ranges are left out. Raises OffsetOutOfRangeError.
+        """
         stream = require_one_stream(self.name, ranges)
         history = self._history(stream)
         columns = self._columns(history)
@@ -389,10 +402,12 @@ class ChangeStreams(NumberedOffsets):
     def _may_show_before(
         self, history: ServedHistory, old: SealedVersion | None, since: int, until: int
     ) -> bool:
-        """Whether the entries before may be shown: not if keys were erased in between."""
+        """Whether the entries before may be shown: not if they may hold keys that were erased in
+        between. True where records don't show them.
+        """
         if not self._images or old is None:
             return True
-        if history.is_retained(old):
+        if history.is_retained(old):  # an erasure leaves no retained version with the keys
             return True
         return not history.may_have_erased(since, until)
 
@@ -432,8 +447,11 @@ class _LocatedRecords(NamedTuple):
 
 
 def choose_versions(history: ServedHistory, since: int, until: int) -> ComparedVersions:
-    """Return the versions to compare for the changes between two commits: of those with the same
-    entries, two that differ in deltas only, if there are such.
+    """Return the versions to compare for the changes between two commits.
+
+    Of versions with the same entries, two are chosen that differ in deltas only, if there are such;
+    else two between which the base was only replaced by compactions that are known; else the newest
+    ones. Raises VersionDiscardedError if none is left of one commit.
     """
     before = history.versions_at(since)
     after = history.versions_at(until)
@@ -478,7 +496,7 @@ def _with_columns(version: SealedVersion | None, columns: NamedColumns) -> Seale
 
 
 def _count_rows(generations: Iterable[Generation], bucket: int) -> int:
-    """Return the stored rows of a bucket in some generations."""
+    """Return the number of stored rows of a bucket in these generations."""
     rows = 0
     for generation in generations:
         rows += sum(file.rows for file in generation.files if file.bucket == bucket)

@@ -68,8 +68,9 @@ class ReadVersion:
 class ChangedKeys:
     """The keys of a dataset whose entries are others `now` than when they were `read`.
 
-    `read` is in order; of a table it suffices to name the first and the last one with the same
-    base. What was served after the commit `since` was read, too; None for no commit.
+    `read` has the versions that somebody has read, in order; of a table it suffices to name the
+    first and the last one with the same base. What was served after the commit `since` was read,
+    too; None for no commit.
     """
 
     store: ObjectStore
@@ -112,14 +113,16 @@ class ChangedKeys:
     # -- of a dataset that arrives in versions
 
     def _list_read(self) -> list[ReadVersion]:
-        """Return what somebody has read."""
+        """Return the versions that somebody has read: those of `read`, and what was served after
+        the commit `since`.
+        """
         found = list(map(self._open_ids, self.read))
         if self.since is not None:
             manifest = self.history.at(self.since).manifest
             if isinstance(manifest, BoundedManifest):
                 over_time = sorted(manifest.versions_over_time, key=manifest.time_of)
                 found.append(self._open_ids(VersionIds(manifest.served_id, over_time)))
-            else:
+            else:  # nothing was served
                 found.append(ReadVersion(None))
         return found
 
@@ -131,15 +134,17 @@ class ChangedKeys:
         return ReadVersion(served, self._open_over_time(ids.over_time))
 
     def _open_over_time(self, versions: Sequence[str]) -> tuple[SealedVersion, ...]:
-        """Return these versions, in the order of their times, without the first ones if they have
-        been discarded since: nothing is known of their times any more.
+        """Return these versions, which are in the order of their times. The first ones are left out
+        if they have been discarded since: nothing is known of their times any more. Raises
+        VersionDiscardedError if a later one was.
         """
         opened: list[SealedVersion] = []
         for version in versions:
             try:
                 opened.append(self._open(version))
             except VersionDiscardedError:
-                if opened:
+                is_first = not opened
+                if not is_first:
                     raise
         return tuple(opened)
 
@@ -159,7 +164,7 @@ class ChangedKeys:
             ) from error
 
     def _compare(self, old: SealedVersion | None, new: SealedVersion | None) -> pa.Table:
-        """Return the keys whose entries differ between two versions."""
+        """Return the keys whose entries differ between two versions; None stands for no entries."""
         if old is None and new is None:
             return self._no_keys
         if old is None or new is None:  # all keys of the other one
@@ -184,19 +189,22 @@ class ChangedKeys:
         edges: list[int | None] = [*starts, None]
         if oldest:
             edges.insert(0, None)
+        # Between two edges, one version was valid and one is valid now.
         for start, end in pairwise(edges):
             was = _valid_at(before, start, oldest=oldest)
             now = _valid_at(after, start, oldest=oldest)
-            is_known = _valid_at(after, start, oldest=False) is not None
-            if not is_known and self._is_dropped(was, after):
+            is_before_oldest = _valid_at(after, start, oldest=False) is None
+            if is_before_oldest and self._was_discarded(was, after):
                 continue
             yield _with_interval(self._compare(was, now), start, end)
 
-    def _is_dropped(self, version: SealedVersion | None, left: Sequence[Span]) -> bool:
-        """Whether a version is not left because it is old, and not because it was revoked."""
+    def _was_discarded(self, version: SealedVersion | None, spans: Sequence[Span]) -> bool:
+        """Whether a version is not among these spans because it was discarded as too old, and not
+        because it was revoked; False for None.
+        """
         if version is None:
             return False
-        if any(span.version.id == version.id for span in left):
+        if any(span.version.id == version.id for span in spans):
             return False
         ref = self.history.manifest.ref(version.id)
         return ref is None or ref.state != "revoked"
@@ -204,7 +212,9 @@ class ChangedKeys:
     # -- of a table that follows changes
 
     def _steps(self) -> Iterator[ComparedVersions]:
-        """Yield the versions to compare, each read one with the next."""
+        """Yield the versions to compare: each one that was read with the next, and the last one
+        with what is served `now`.
+        """
         numbers = {_commit_of(ids.served) for ids in self.read}
         if self.since is not None:
             numbers.add(self.since)
@@ -224,8 +234,10 @@ class ChangedKeys:
         return pa.concat_tables(found)
 
     def _intervals_of_step(self, step: ComparedVersions, *, oldest: bool) -> pa.Table:
-        """Return the intervals in which rows of keys changed: from the first one up to the next
-        row that did not.
+        """Return, for each key with changed rows, the interval from the first of them up to the
+        next row after the last of them.
+
+        With `oldest`, the interval of a key without an earlier entry has no beginning.
         """
         changed = self._rows_in_deltas(step) if step.by_deltas else self._compare_rows(step)
         rows = changed.all_rows
@@ -235,20 +247,20 @@ class ChangedKeys:
         keys = []
         since: list[int | None] = []
         until: list[int | None] = []
-        for key, moved in _times_by_key(changed.changed).items():
-            first = min(moved)
-            known = times.get(key, set())
-            entries = known - deleted.get(key, set())
-            has_earlier_entry = any(time < first for time in entries)
+        for key, changed_times in _times_by_key(changed.changed).items():
+            first = min(changed_times)
+            all_times = times.get(key, set())
+            entry_times = all_times - deleted.get(key, set())
+            has_earlier_entry = any(time < first for time in entry_times)
             keys.append(key)
             if oldest and not has_earlier_entry:
                 since.append(None)
             else:
                 since.append(first)
-            until.append(_first_after(max(moved), known))
+            until.append(_first_after(max(changed_times), all_times))
         columns = []
-        for place, field in enumerate(self._no_keys.schema):
-            columns.append(pa.array([key[place] for key in keys], field.type))
+        for index, field in enumerate(self._no_keys.schema):
+            columns.append(pa.array([key[index] for key in keys], field.type))
         columns += [pa.array(since, pa.int64()), pa.array(until, pa.int64())]
         return pa.table(columns, names=[*self._no_keys.column_names, SINCE, UNTIL])
 
@@ -274,7 +286,10 @@ class ChangedKeys:
         return _ChangedRows(pa.concat_tables(changed), pa.concat_tables(all_rows))
 
     def _compare_rows(self, step: ComparedVersions) -> _ChangedRows:
-        """Return the rows over time that differ between two versions, and all rows of both."""
+        """Return the rows over time that differ between two versions, and all rows of both. All
+        count as changed if there is only one version, or if the rows can't be compared: they have
+        other columns, or a key and time twice.
+        """
         key = [*self._no_keys.column_names, VALID_FROM]
         both = [read_rows_over_time(self._reader(version)) for version in step.ends]
         rows = pa.concat_tables([one.select([*key, TOMBSTONE]) for one in both])
@@ -288,8 +303,8 @@ class ChangedKeys:
         found = compare_tables(old, new, key, values)
         if found is None:
             return all_changed
-        moved = [new.take(found.added), old.take(found.removed), new.take(found.changed_after)]
-        return _ChangedRows(pa.concat_tables([one.select(key) for one in moved]), rows)
+        differing = [new.take(found.added), old.take(found.removed), new.take(found.changed_after)]
+        return _ChangedRows(pa.concat_tables([one.select(key) for one in differing]), rows)
 
     def _read(self, delta: VersionDelta) -> Iterator[pa.Table]:
         """Yield the rows of each file of a delta, with the columns that the dataset has now."""
@@ -314,6 +329,7 @@ class ChangedKeys:
         return self._columns.schema.select(key).to_arrow().empty_table()
 
     def _reader(self, version: SealedVersion) -> VersionReader:
+        """Return a reader of a version, in which columns have the names that they have now."""
         named = version.named_as(self._columns)
         return VersionReader(self.store, self.history.log.name, named)
 
@@ -334,8 +350,8 @@ def _commit_of(version: str | None) -> int:
 
 
 class _ChangedRows(NamedTuple):
-    """Rows over time that changed, by key and VALID_FROM; and all rows of their keys at least, also
-    with TOMBSTONE.
+    """Rows over time. `changed` are those that changed, with their key and VALID_FROM. `all_rows`
+    are at least all rows of their keys, with TOMBSTONE, too.
     """
 
     changed: pa.Table
@@ -358,8 +374,8 @@ def _times_by_key(rows: pa.Table) -> dict[tuple[Any, ...], set[int]]:
 
 
 def _valid_at(spans: Sequence[Span], start: int | None, *, oldest: bool) -> SealedVersion | None:
-    """Return the version that is valid from a time on (None: from before all); with `oldest`, the
-    oldest one before it is valid.
+    """Return the version that is valid from a time on, None if there is none. `start` None is
+    before all times. With `oldest`, the oldest version counts for all times before it, too.
     """
     valid = None
     if oldest and spans:

@@ -288,8 +288,8 @@ class Dataset(VersionOperations):
         return EntryChanges(self._version_at(since), new)
 
     def _version_at(self, asked: str | datetime | int | None) -> VersionReader | None:
-        """Return a leased reader of a version, None where nothing is asked for, or was served at
-        that time.
+        """Return a leased reader of a version; None if none is asked for, or if nothing was served
+        at that time or after that commit.
         """
         if asked is None:
             return None
@@ -460,6 +460,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         self._reset()
 
     def _reset(self) -> None:
+        """Forget what is open, without closing it."""
         self._open: ServedVersion | None = None
         self._checked_at = 0.0
         self._moving = threading.Lock()  # held while the dataset is opened, refreshed or closed
@@ -553,13 +554,16 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         try:
             return served.answer(partial(self._look_up, operation))
         except errors.DatasetError:
-            if served is self._open:
+            was_closed = served is not self._open  # by another request, before this one read
+            if not was_closed:
                 raise
-            return self._read(operation)  # the table was closed before this request began to read
+            return self._read(operation)
 
     def _look_up(self, operation: Operation[Any], reader: VersionReader) -> Outcomes:
         """Return the entries of the operation's keys in this version; a key that does not fit gets
-        its own problem.
+        its own problem, and one that no entry can have gets no entry.
+
+        Raises SchemaMismatchError if a column that `stored_types` has returned is gone.
         """
         missing = sorted(self._reported.difference(reader.schema.names))
         if missing:  # else it would be null
@@ -579,15 +583,15 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             entries = reader.get_all(keys)
         except (errors.SchemaMismatchError, errors.NullKeyError):
             misfits = self._invalid_keys(reader, keys)
-            fitting = [key for place, key in enumerate(keys) if place not in misfits]
+            fitting = [key for index, key in enumerate(keys) if index not in misfits]
             entries = reader.get_all(fitting)
         values = []
-        for place, key in enumerate(keys):
-            values.append(None if place in misfits else entries.get(key))
+        for index, key in enumerate(keys):
+            values.append(None if index in misfits else entries.get(key))
         problems = {}
-        for place, problem in misfits.items():
+        for index, problem in misfits.items():
             if problem is not None:
-                problems[place] = problem
+                problems[index] = problem
         return Outcomes(len(keys), values, problems)
 
     def _invalid_keys(
@@ -599,18 +603,18 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         """
         fields = [reader.schema.field(name) for name in reader.sealed.key]
         misfits: dict[int, Problem | None] = {}
-        for place, key in enumerate(keys):
+        for index, key in enumerate(keys):
             try:
                 coerce_key(f"dataset {self.dataset!r}", fields, key)
             except (errors.SchemaMismatchError, errors.NullKeyError) as error:
-                misfits[place] = None
+                misfits[index] = None
                 if not is_out_of_range(error):
-                    misfits[place] = Problem(State.REFUSED, error)
+                    misfits[index] = Problem(State.REFUSED, error)
         return misfits
 
     def _current(self) -> ServedVersion:
-        """Return the open dataset, moved on to the served version if `refresh_every` seconds
-        have passed.
+        """Return the open dataset, which is opened by the first request, and moved on to the served
+        version if `refresh_every` seconds have passed.
         """
         with self._moving:
             if self._open is None:
@@ -637,6 +641,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return time.monotonic() - self._checked_at >= self.refresh_every
 
     def _close(self) -> None:
+        """Close the open dataset, if any; the next request opens it again."""
         with self._moving:
             served = self._open
             self._open = None

@@ -49,8 +49,8 @@ class TableComparison(NamedTuple):
 def compare_tables(
     old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[str]
 ) -> TableComparison | None:
-    """Compare the rows with equal keys in the columns `values`; None if a key is duplicated in a
-    table.
+    """Compare two tables by key, and the rows with equal keys in the columns `values`; return None
+    if a table has a key twice.
 
     Nulls equal nulls, and NaN equals NaN. Other columns are ignored. Compared columns must have the
     same type in both (see `common_type`).
@@ -69,7 +69,8 @@ def compare_tables(
     old_rows = row_in_old[new_in_both]
     old_in_both = np.zeros(old.num_rows, np.bool_)
     old_in_both[old_rows] = True
-    if np.count_nonzero(old_in_both) != len(old_rows):
+    has_repeated_key = np.count_nonzero(old_in_both) != len(old_rows)
+    if has_repeated_key:
         return None
     # Sorted files have their common keys in the same order, and a filter is cheaper than taking
     # rows one by one.
@@ -105,30 +106,31 @@ def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     are assumed to be at the same distance. Each guess is checked. Only the rows that were missed
     are looked up in a hash table, which is the expensive part.
     """
-    at = np.full(len(new), -1, np.int64)
+    row_in_old = np.full(len(new), -1, np.int64)
     if not len(old) or not len(new):
-        return at
+        return row_in_old
     anchors = np.arange(0, len(old), _ANCHORS)
     hits = pc.index_in(new, value_set=old.take(anchors))
     matched = np.nonzero(hits.is_valid().to_numpy())[0]
     if matched.size:
         distance = anchors[hits.take(matched).to_numpy()] - matched
         rows_until_next = np.diff(np.append(matched, len(new)))
+        # Rows before the first match are at its distance, too.
         guess = np.arange(len(new)) + np.concatenate(
             [np.repeat(distance[:1], matched[0]), np.repeat(distance, rows_until_next)]
         )
-        right = (guess >= 0) & (guess < len(old))
-        right &= pc.equal(new, old.take(np.where(right, guess, 0))).to_numpy()
-        at[right] = guess[right]
-    missed = np.nonzero(at < 0)[0]
+        is_right = (guess >= 0) & (guess < len(old))
+        is_right &= pc.equal(new, old.take(np.where(is_right, guess, 0))).to_numpy()
+        row_in_old[is_right] = guess[is_right]
+    missed = np.nonzero(row_in_old < 0)[0]
     if missed.size:
-        taken = np.zeros(len(old), np.bool_)
-        taken[at[at >= 0]] = True
-        left = np.nonzero(~taken)[0]
-        rest = pc.index_in(new.take(missed), value_set=old.take(left))
-        hit = rest.is_valid().to_numpy()
-        at[missed[hit]] = left[rest.drop_null().to_numpy()]
-    return at
+        is_taken = np.zeros(len(old), np.bool_)
+        is_taken[row_in_old[row_in_old >= 0]] = True
+        untaken = np.nonzero(~is_taken)[0]
+        found = pc.index_in(new.take(missed), value_set=old.take(untaken))
+        is_found = found.is_valid().to_numpy()
+        row_in_old[missed[is_found]] = untaken[found.drop_null().to_numpy()]
+    return row_in_old
 
 
 def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) -> pa.Table:
@@ -148,9 +150,11 @@ def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) ->
 def common_type(
     old: pa.DataType, new: pa.DataType, *, all_members: bool = False
 ) -> pa.DataType | None:
-    """Return a type that holds every value of both types exactly, or None.
+    """Return a type in which values of both types are compared, None if there is none: it holds
+    every value of both exactly.
 
-    A struct has the members of both types; with `all_members` those of one of them, too.
+    Of structs only the members that both have are compared; with `all_members` all of them, and one
+    without a common type leaves the struct without one.
     """
     if old.equals(new):
         return old
@@ -396,10 +400,12 @@ def name_as(old: VersionReader, new: VersionReader) -> VersionReader:
 def _paths_without(
     parts: Mapping[Steps, NamedPart], others: Mapping[Steps, NamedPart]
 ) -> Iterator[str]:
-    """Yield the paths of the parts that are not among the others, without those in such a part."""
+    """Yield the paths of the parts that are not among the others. Of a part that is yielded, its
+    own parts are not.
+    """
     for steps, part in parts.items():
-        is_in_such_a_part = len(steps) > 1 and steps[:-1] not in others
-        if steps not in others and not is_in_such_a_part:
+        is_inside_yielded = len(steps) > 1 and steps[:-1] not in others
+        if steps not in others and not is_inside_yielded:
             yield part.path
 
 
@@ -418,9 +424,9 @@ _WORKERS = min(4, os.cpu_count() or 1)  # buckets in memory at a time
 
 
 @lru_cache(maxsize=1)
-def _pool(_: int) -> ThreadPoolExecutor:
-    """Return the thread pool for diffs in this process. Ending it after each diff would cost a
-    quarter of its time.
+def _pool(process_id: int) -> ThreadPoolExecutor:
+    """Return the thread pool for diffs in this process, made at its first diff. Ending it after
+    each diff would cost a quarter of its time.
 
     It is cached by process id, since a forked process lacks its parent's threads.
     """
@@ -482,7 +488,8 @@ def _diff_bucket(
     bucket: int | None,
 ) -> _BucketDiff:
     """Return the differences in one bucket, or in all (None), with up to `sample` rows of each
-    kind. `types` are the columns to compare, and the types to compare them in.
+    kind. `types` are the columns to compare, and the types to compare them in; `threads` decodes
+    columns in parallel.
     """
     key = new.sealed.key
     before = _cast(read_entries(old, bucket, threads=threads), types)
@@ -561,13 +568,14 @@ def check_equal_keys(old: VersionReader, new: VersionReader) -> None:
 
 
 def _describe_key(view: VersionReader) -> str:
+    """Return the key columns of a version, with their types."""
     types = view.schema.types
     return ", ".join(f"{name} {types[name]}" for name in view.sealed.key)
 
 
 class BucketsToRead(NamedTuple):
-    """The buckets whose contents may differ ([None]: all, read at once), and the number of rows in
-    the others.
+    """The buckets whose contents may differ, and the number of rows in the others. [None] stands
+    for all buckets, which have to be compared at once.
     """
 
     buckets: list[int | None]
@@ -575,12 +583,16 @@ class BucketsToRead(NamedTuple):
 
 
 def buckets_to_read(old: VersionReader, new: VersionReader) -> BucketsToRead:
-    """Return the buckets to read for a comparison of two versions."""
+    """Return the buckets to read for a comparison of two versions: all at once if their keys are in
+    different buckets, else those whose files may have other rows.
+    """
     old_columns = old.schema.select(old.sealed.partition_by)
     new_columns = new.schema.select(new.sealed.partition_by)
     has_same_number = old.sealed.layout.partitions == new.sealed.layout.partitions
-    if old_columns != new_columns or not has_same_number:
+    has_same_buckets = old_columns == new_columns and has_same_number
+    if not has_same_buckets:
         return BucketsToRead([None], 0)
+    # Files with other columns, or with superseded rows, say nothing about entries.
     is_positioned = old.sealed.positioned or new.sealed.positioned
     are_files_comparable = old.schema == new.schema and not is_positioned
     old_files = _files_by_bucket(old)

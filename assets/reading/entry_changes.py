@@ -100,7 +100,7 @@ class ReaderPair(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Entries before and after, at least those that differ."""
+    """Entries of an earlier and of a later version: all that differ, and perhaps equal ones."""
 
     before: pa.Table
     after: pa.Table
@@ -213,7 +213,7 @@ class EntryChanges:
         return reader.__arrow_c_stream__(requested_schema)
 
     def _changed_buckets(self, only: int | None) -> Iterator[_Entries]:
-        """Yield the entries of each bucket, or of one."""
+        """Yield the entries of each bucket that may have changes, or of the bucket `only`."""
         if self._old is None:
             nothing = self._new.schema.to_arrow().empty_table()
             for bucket in self._new.buckets:
@@ -223,7 +223,9 @@ class EntryChanges:
         yield from self._changed_since(self._old, only)
 
     def _changed_since(self, old: VersionReader, only: int | None) -> Iterator[_Entries]:
-        """Yield the entries of each bucket, or of one, of the version `old` and the new one."""
+        """Yield the entries of each bucket, or of the bucket `only`, of the version `old` and the
+        new one. If each step keeps its base, these are only the entries of keys in deltas.
+        """
         new = self._new
         steps = self._steps(old)
         if all(shares_base(before.sealed, after.sealed) for before, after in steps):
@@ -239,7 +241,9 @@ class EntryChanges:
                 yield _Entries(read_entries(old, bucket), read_entries(new, bucket))
 
     def _steps(self, old: VersionReader) -> list[ReaderPair]:
-        """Return the pairs of versions between which entries have changed."""
+        """Return the pairs of versions between which entries may have changed: from `old` up to the
+        first compaction, from each compaction up to the next, and on to the new version.
+        """
         steps = []
         since = old
         for compaction in self._compactions:
@@ -256,7 +260,7 @@ class EntryChanges:
         found = compare_tables(aligned.before, aligned.after, key, values)
         if found is None:
             raise repeated_key_error(self._old or self._new, self._new)
-        # in the order of _KINDS: inserts, deletes, updates
+        # In the order of _KINDS: inserts, deletes, updates. Row -1 stands for no entry.
         counts = [len(found.added), len(found.removed), len(found.changed_after)]
         no_rows = np.full(max(counts), -1)
         rows_before = np.concatenate(
@@ -279,17 +283,21 @@ class EntryChanges:
         return pa.RecordBatch.from_arrays([*taken, version, at], schema=self.schema)
 
     def _take_keys(self, entries: _Entries, rows_before: Any, rows_after: Any) -> pa.StructArray:
-        """Return the key of each change: that of the entry after it, of a delete that before it."""
+        """Return the key of each change: that of the entry after it, of a delete that before it.
+        Rows are numbers in the tables of `entries`, negative for none.
+        """
         before, after = entries
         kind = self.schema.field("key").type
         names = [field.name for field in kind]
         old = pa.table([before.column(field.name).cast(field.type) for field in kind], names=names)
+        both = pa.concat_tables([after.select(names), old])
         is_deleted = rows_after < 0
-        rows = np.where(is_deleted, rows_before + after.num_rows, rows_after)
-        return _take_structs(pa.concat_tables([after.select(names), old]), rows, kind)
+        rows_in_both = np.where(is_deleted, rows_before + after.num_rows, rows_after)
+        return _take_structs(both, rows_in_both, kind)
 
 
 def _struct(schema: Schema) -> pa.DataType:
+    """Return the Arrow struct with these columns as members."""
     return pa.struct(list(schema.to_arrow()))
 
 
@@ -309,7 +317,7 @@ def shares_base(old: SealedVersion, new: SealedVersion) -> bool:
 
 
 def list_own_generations(version: SealedVersion, other: SealedVersion) -> tuple[Generation, ...]:
-    """Return the generations of a version that another one does not have."""
+    """Return the generations of a version that the `other` one does not have."""
     shared = {_identity_of(generation) for generation in other.generations}
     own = (each for each in version.generations if _identity_of(each) not in shared)
     return tuple(own)
@@ -345,7 +353,7 @@ class ComparedVersions:
 
     def list_deltas(self) -> list[VersionDelta]:
         """Return the deltas that were added or merged between the two versions, which share a base
-        but for compactions; each once.
+        but for compactions; each once. [] if one of the two is None.
         """
         if self.old is None or self.new is None:
             return []
@@ -416,8 +424,9 @@ def _align(entries: _Entries) -> _Entries:
 
 
 def _comparable(table: pa.Table, other: pa.Table, name: str, *, mark: int) -> pa.ChunkedArray:
-    """Return the values of a column in the type in which they are compared with `other`'s; `mark`
-    stands for values that differ from all of `other`'s.
+    """Return the values of a column in the type in which they are compared with `other`'s; null if
+    the table lacks the column. Without a common type, all values are `mark`, which differs between
+    the two tables.
     """
     if name not in table.column_names:
         return pa.nulls(table.num_rows, other.column(name).type)

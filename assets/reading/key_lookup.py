@@ -105,13 +105,14 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
 
 
 def _check_form(kind: str, text: str) -> None:
-    """Raise ValueError unless a text is written as in a file (docs/sources.md).
+    """Raise ValueError unless a text is written as in a file (docs/sources.md). Times are only
+    checked when they are parsed.
 
     Python's own converters would take the digits of any script, and underscores between them.
     """
-    form = None
-    if kind != "timestamp":
-        form = text_form(kind)
+    if kind == "timestamp":
+        return
+    form = text_form(kind)
     if form is not None and not form.matches(text):
         raise ValueError
 
@@ -208,9 +209,9 @@ def _convert_decimal(kind: str, value: object) -> Decimal:
     is_unchanged = exact == Decimal(value)
     if is_unchanged and len(exact.as_tuple().digits) <= precision:
         return exact
-    if exact.is_finite():
+    if exact.is_finite():  # too many digits
         raise OverflowError
-    raise TypeError
+    raise TypeError  # NaN
 
 
 _EXPECTED = {
@@ -272,7 +273,9 @@ class RowGroup:
         return tuple(column[row] for column in self._keys)
 
     def keys(self, begin: int, end: int, parts: int) -> Iterable[tuple[Plain, ...]]:
-        """Return the keys of these rows, in plain form, or so many leading parts of them."""
+        """Return the first `parts` values of the keys of the rows from `begin` up to `end`, in
+        plain form.
+        """
         columns = []
         for column in self._keys[:parts]:
             if isinstance(column, memoryview):
@@ -295,6 +298,7 @@ class RowGroup:
         if not key:
             return 0
         *leading, last = key
+        # Rows from `low` up to `high` have the leading values that were compared so far.
         low = 0
         high = self.rows
         for column, value in zip(self._keys, leading, strict=False):
@@ -306,7 +310,8 @@ class RowGroup:
     def rows_of(self, keys: Sequence[tuple[Plain, ...]]) -> Any:
         """Return the numbers (numpy) of the rows of these keys, or leading parts of keys (sorted).
 
-        Where they are one column that is numbers or bytes, all keys are looked for at once.
+        Keys of one column are looked for all at once, in numbers always and in bytes if they are
+        many. Any others are looked for one by one.
         """
         first = self._keys[0]
         are_one_column = len(keys[0]) == 1
@@ -326,6 +331,7 @@ class RowGroup:
         return _count_from(begins, ends - begins)
 
     def value(self, name: str, row: int) -> Any:
+        """Return the value of a column in one row."""
         return self._values[name](row)
 
     def entry(self, names: Sequence[str], row: int) -> dict[str, Any]:
@@ -334,7 +340,9 @@ class RowGroup:
 
 
 def _count_from(begins: Any, counts: Any) -> Any:
-    """Return the numbers from each of `begins` on, as many as `counts` says (numpy)."""
+    """Return runs of numbers, one after the other: from each of `begins` on, as many as `counts`
+    says (numpy). [3, 9] and [2, 1] give [3, 4, 9].
+    """
     before = np.cumsum(counts) - counts
     return np.repeat(begins - before, counts) + np.arange(counts.sum())
 
@@ -353,7 +361,7 @@ def row_group_range(metadata: pq.FileMetaData, group: int) -> ByteRange:
     for index in range(metadata.num_columns):
         column = metadata.row_group(group).column(index)
         start = column.data_page_offset
-        if column.dictionary_page_offset:
+        if column.dictionary_page_offset:  # its dictionary comes before its data
             start = min(start, column.dictionary_page_offset)
         starts.append(start)
         ends.append(start + column.total_compressed_size)
@@ -439,7 +447,8 @@ def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Any:
     """Return the values of a key column in plain form as a sequence that `bisect` can search; it
     has no nulls.
     """
-    if isinstance(column, pa.ChunkedArray) or not len(column):
+    has_one_buffer = not isinstance(column, pa.ChunkedArray) and len(column) > 0
+    if not has_one_buffer:
         return _Converted(column, plain_converter(kind))
     if kind in ("string", "binary"):
         return _Bytes(column)
@@ -486,8 +495,8 @@ def _with_nulls(column: pa.Array, read: Callable[[int], Any]) -> Callable[[int],
     offset = column.offset
 
     def value(row: int) -> Any:
-        place = row + offset
-        is_valid = validity[place >> 3] >> (place & 7) & 1
+        bit = row + offset
+        is_valid = validity[bit >> 3] >> (bit & 7) & 1
         if is_valid:
             return read(row)
         return None
@@ -568,8 +577,8 @@ class FileCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
-        """Return the cached value of this key. If there is none, `load` returns it, and its size in
-        bytes.
+        """Return the cached value of this key. If there is none, load it: `load` returns the value
+        and its size in bytes.
         """
         with self._lock:
             known: Sized[T] | None = self._values.get(key)
@@ -593,12 +602,12 @@ _TAIL_BYTES = 64 * 1024
 
 
 def end_of_prefix(prefix: Key) -> Key:
-    """Return the least tuple, in plain form, that is greater than all keys that begin with
-    `prefix`.
+    """Return the least tuple, in plain form, that is greater than all keys that begin with the
+    values of `prefix`, of which there is at least one.
     """
     *before, last = prefix
     if isinstance(last, bytes):
-        return (*before, last + b"\0")
+        return (*before, last + b"\0")  # the least bytes after `last`
     return (*before, last + 1)
 
 
@@ -641,10 +650,13 @@ class _KeyFile(NamedTuple):
     last: Key
 
     def may_have(self, start: Key, end: Key | None) -> bool:
-        """Whether it may have keys from `start` (included) to `end` (excluded, None: no limit)."""
+        """Whether it may have keys from `start` (included) to `end` (excluded, None: no limit).
+        Both may be leading parts of keys.
+        """
         if end is not None and self.first >= end:
             return False
-        return not self.last or self.last[: len(start)] >= start
+        is_last_known = bool(self.last)
+        return not is_last_known or self.last[: len(start)] >= start
 
 
 class KeyFiles:
@@ -690,13 +702,14 @@ class KeyFiles:
             return None
         return RowPlace(rows, row)
 
-    def places_of(self, bucket: int, keys: Sequence[Key]) -> Iterator[tuple[RowGroup, Any]]:
+    def rows_of(self, bucket: int, keys: Sequence[Key]) -> Iterator[tuple[RowGroup, Any]]:
         """Yield the row groups that may have rows of these keys, or leading parts of keys (in plain
-        form, sorted), and the numbers of these rows there (numpy).
+        form, sorted, of equal length), and the numbers of these rows there (numpy).
         """
         file = self._files.get(bucket)
         if file is None or not keys:
             return
+        # Only keys[low:high] may be in the file.
         parts = len(keys[0])
         low = bisect_left(keys, file.first[:parts])
         high = len(keys)
@@ -739,7 +752,7 @@ class KeyFiles:
                 after = rows.first_at_or_after(end)
             if after > first:
                 yield RowSpan(rows, first, after)
-            if after < rows.rows:
+            if after < rows.rows:  # the end is in this row group
                 return
 
     # -- reading

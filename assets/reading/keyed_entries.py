@@ -22,7 +22,7 @@ _OPEN = 2**62
 
 @dataclass(frozen=True, slots=True)
 class KeyedEntries:
-    """The entries of a version, and the row of each key."""
+    """Entries, no two of which have the same key, and the row of each key."""
 
     entries: pa.Table
     key: tuple[str, ...]
@@ -30,7 +30,7 @@ class KeyedEntries:
 
     @staticmethod
     def of(entries: pa.Table, key: tuple[str, ...]) -> KeyedEntries:
-        """Index the entries by the columns of their key; no two entries may have the same key."""
+        """Index the entries by the columns of their key."""
         entries = entries.combine_chunks()
         if len(key) == 1:
             return KeyedEntries(entries, key, None)
@@ -59,11 +59,11 @@ def _find_few(keys: pa.ChunkedArray, entries: pa.ChunkedArray) -> pa.Array:
     entries pass, takes a tenth of the time that one of all entries takes.
     """
     wanted = pc.unique(keys)
-    places = pc.index_in(entries, value_set=wanted)
-    rows = np.nonzero(places.is_valid().to_numpy())[0]
-    row_of = np.full(len(wanted), -1, np.int64)
-    row_of[places.drop_null().to_numpy()] = rows
-    found = row_of[pc.index_in(keys, value_set=wanted).to_numpy()]
+    number_of_entry = pc.index_in(entries, value_set=wanted)
+    entry_rows = np.nonzero(number_of_entry.is_valid().to_numpy())[0]
+    row_of_wanted = np.full(len(wanted), -1, np.int64)
+    row_of_wanted[number_of_entry.drop_null().to_numpy()] = entry_rows
+    found = row_of_wanted[pc.index_in(keys, value_set=wanted).to_numpy()]
     return pa.array(found, pa.int32(), mask=found < 0)
 
 
@@ -79,8 +79,9 @@ class TimedEntries:
 
     The rows of the key number n of `keys` are those from `starts[n]` up to `starts[n + 1]`. A row
     is valid from `begins` up to `ends`, in microseconds. Where `there` is false, the row is a
-    deletion. If `firsts` is true for the first row of a key, nothing is known of the key before it;
-    else the key had no entry before it, but what is before `known_from` (None: nothing) is unknown.
+    deletion. If `firsts` is true for the first row of a key, nothing is known of the key before
+    that row. If it is false, the key had no entry before it, at least not after `known_from`; what
+    was before that time is unknown (None: all is known).
     """
 
     keys: KeyedEntries
@@ -131,11 +132,11 @@ class TimedEntries:
         has no rows or `firsts` does not mark its first row: a bounded dataset's oldest version
         lacks the key.
         """
-        known = reduce(pc.and_, [column.is_valid() for column in columns]).to_pylist()
+        have_keys = reduce(pc.and_, [column.is_valid() for column in columns]).to_pylist()
         numbers = self.keys.find(columns).to_pylist()
         rows: list[int | None] = []
         early: list[bool] = []
-        for number, time, has_key in zip(numbers, times, known, strict=True):
+        for number, time, has_key in zip(numbers, times, have_keys, strict=True):
             found = _FoundRow(None, False)
             if has_key and time is not None:
                 found = self._find(number, time, oldest=oldest)
@@ -144,23 +145,27 @@ class TimedEntries:
         return FoundEntries(pa.array(rows, pa.int64()), pa.array(early, pa.bool_()))
 
     def _find(self, number: int | None, time: int, *, oldest: bool) -> _FoundRow:
-        """Return the row of the key of this number, None for a key without rows, at a time."""
+        """Return the entry at a time of the key with this number, None for a key without rows.
+
+        The time may be in a row of the key, after or between its rows, or before all of them.
+        """
         is_unknown = self.known_from is not None and time < self.known_from
         if number is None:
             return _FoundRow(None, is_unknown)
         first = self.starts[number]
         end = self.starts[number + 1]
-        row = bisect_right(self.begins, time, first, end) - 1
+        row = bisect_right(self.begins, time, first, end) - 1  # the last one that has begun
         if row >= first:
-            if time >= self.ends[row]:
+            has_ended = time >= self.ends[row]
+            if has_ended:
                 return _FoundRow(None, is_unknown)
             return _FoundRow(row if self.there[row] else None, False)
         if not self.firsts[first]:
             return _FoundRow(None, is_unknown)
         if oldest:
-            for place in range(first, end):
-                if self.there[place]:
-                    return _FoundRow(place, True)
+            for entry_row in range(first, end):
+                if self.there[entry_row]:
+                    return _FoundRow(entry_row, True)
         return _FoundRow(None, True)
 
 

@@ -76,7 +76,12 @@ class PointInTime:
         max_age: timedelta | None,
         before_history: BeforeHistory,
     ) -> PointInTime:
-        """Return the join with these arguments. Raises ConfigurationError and DatasetError."""
+        """Return the join with these arguments. `select` None adds all columns but the key.
+
+        Raises ConfigurationError for arguments that contradict the dataset or each other,
+        SchemaMismatchError for a column that it does not have, and DatasetError for one without
+        history.
+        """
         if isinstance(reader, VersionReader) and reader.sealed.history is None:
             raise no_history_error(reader.dataset)
         if max_age is not None and max_age <= timedelta(0):
@@ -110,7 +115,9 @@ class PointInTime:
 
     @property
     def _with_ids(self) -> bool:
-        """Whether the id of an entry's interval may be added."""
+        """Whether `interval_id` is among the columns to add: the id of an entry's interval, unless
+        entries have a column of that name.
+        """
         return any(column.steps == (INTERVAL_ID,) for column in self.chosen)
 
     @property
@@ -125,7 +132,9 @@ class PointInTime:
         return self.max_age // timedelta(microseconds=1)
 
     def _check(self, types: Mapping[str, str]) -> None:
-        """Raise SchemaMismatchError unless records with columns of these types can be joined."""
+        """Raise SchemaMismatchError unless records with columns of these types can be joined: the
+        key fits, the time is one, and no added column has the name of another.
+        """
         for name, entry in self.on:
             found = self._require(types, name, "on")
             kind = self.reader.schema.field(entry).type
@@ -155,7 +164,9 @@ class PointInTime:
             taken.add(column.name.lower())
 
     def _require(self, types: Mapping[str, str], name: str, argument: str) -> str:
-        """Return the type of a column of the records, or of the value that a path leads to."""
+        """Return the type of a column of the records, or of the value that a path leads to. Raises
+        SchemaMismatchError, which names the `argument`, if there is none.
+        """
         if name in types:
             return types[name]
         path = find_path(name, types)
@@ -195,8 +206,8 @@ class PointInTime:
         for name, entry in self.on:
             kind = _compared_type(self.reader.schema.field(entry).type)
             fields.append(Field(name, kind))
-            place = rows.schema.get_field_index(entry)
-            rows = rows.set_column(place, entry, rows.column(entry).cast(arrow_type(kind)))
+            index = rows.schema.get_field_index(entry)
+            rows = rows.set_column(index, entry, rows.column(entry).cast(arrow_type(kind)))
         key_values = {name: read_values(records, name) for name, _ in self.on}
         keys = fit_to_schema(pa.table(key_values), Schema(tuple(fields)), self._what)
         times = read_values(records, self.as_of).cast(arrow_type("timestamp")).cast(pa.int64())
@@ -205,21 +216,23 @@ class PointInTime:
         found = timed.find(keys.columns, times.to_pylist(), oldest=False)
         if self.before_history == "error":
             self._require_no_early(times.filter(found.is_early))
-        places = self._without_old(found.rows, times, timed.begins)
+        entry_rows = self._without_old(found.rows, times, timed.begins)
         for column in self.chosen:
-            taken = timed.entries.select([column.steps[0]]).take(places)
+            taken = timed.entries.select([column.steps[0]]).take(entry_rows)
             records = records.append_column(column.name, read_path(taken, column.steps))
         return records
 
     def _without_old(
-        self, places: pa.Array, times: pa.ChunkedArray, begins: Sequence[int]
+        self, entry_rows: pa.Array, times: pa.ChunkedArray, begins: Sequence[int]
     ) -> pa.Array:
-        """Return the row numbers, null where the row became valid too long before."""
+        """Return the row of each record's entry, null where it became valid too long before the
+        record's time. `begins` are the times since when rows are valid.
+        """
         if self._max_age is None:
-            return places
-        began = pa.array(np.asarray(begins, np.int64)).take(places)
+            return entry_rows
+        began = pa.array(np.asarray(begins, np.int64)).take(entry_rows)
         is_old = pc.greater(pc.subtract(times.combine_chunks(), began), self._max_age)
-        return pc.if_else(pc.fill_null(is_old, False), pa.scalar(None, pa.int64()), places)
+        return pc.if_else(pc.fill_null(is_old, False), pa.scalar(None, pa.int64()), entry_rows)
 
     def _require_no_early(self, times: pa.ChunkedArray) -> None:
         """Raise DatasetError if there are times from before the history."""
@@ -247,11 +260,12 @@ class PointInTime:
             rows = self.reader.frame(records.sparkSession)
         else:
             rows = frame_over_time(self.reader, records.sparkSession, with_ids=self._with_ids)
-        if self.before_history == "null":
+        if self.before_history == "null":  # else deletions tell that the key is known
             rows = rows.where(~F.col(TOMBSTONE))
         side = self._select_side(rows)
         bins = None if isinstance(self.reader, ServedOverTime) else choose_time_bins(self.reader)
         if bins is not None:
+            # The first row of a key is also matched with records from before it.
             begins = F.when(F.col(IS_FIRST), F.col(VALID_FROM))
             numbers = bins.overlapping(F.col(VALID_FROM), F.col(VALID_TO), begins)
             side = side.withColumn(_BIN, F.explode(numbers))
@@ -318,13 +332,16 @@ def _value_in(records: DataFrame, name: str) -> Column:
 
 
 def _quoted(name: str) -> str:
+    """Return a column's name as Spark takes it, with dots that are no steps of a path."""
     return f"`{name.replace('`', '``')}`"
 
 
 def _pair_key(
     dataset: str, key: tuple[str, ...], on: str | Sequence[str] | Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return pairs (record column, key column), in the order of the key."""
+    """Return pairs (record column, key column), in the order of the key. Raises ConfigurationError
+    unless `on` names each key column once.
+    """
     if isinstance(on, str):
         on = (on,)
     if not isinstance(on, Mapping):
@@ -343,7 +360,7 @@ def _pair_key(
 
 def join_records(join: PointInTime, records: Any) -> Any:
     """Return the joined records: a Spark, pandas or Polars frame for one, else an Arrow table."""
-    if hasattr(records, "mapInArrow"):
+    if hasattr(records, "mapInArrow"):  # a frame of Spark, classic or Connect
         return join.join_frame(records)
     table = to_arrow_table(records, join._what)
     if not table.num_columns:

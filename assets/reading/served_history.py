@@ -82,8 +82,10 @@ class Served:
 class ServedHistory:
     """The commits of a dataset up to the `newest`. Each is read once, when it is needed.
 
-    `joined` is the number of the commit with which the dataset joined the version set `shared`, 0
-    without one. Errors name the dataset's stream in the stream system `system`.
+    `log` has the dataset's own commits, `shared` those of the version set that it has joined (None:
+    none). `joined` is the number of the commit with which it joined, 0 without a set. `manifest` is
+    the one that says which versions are stored now. Errors name the dataset's stream in the stream
+    system `system`.
     """
 
     log: DatasetLog
@@ -110,6 +112,7 @@ class ServedHistory:
         commit = shared.current()
         if commit is not None and member_bodies(commit).get(dataset) is not None:
             return cls._up_to(log, commit, _member_manifest(dataset, commit), own.number, shared)
+        # It has joined a set that has no commit with it yet: what it had before is served.
         kept = own.body.get("manifest")
         if kept is None:
             raise no_commit_error(lake, dataset)
@@ -124,8 +127,8 @@ class ServedHistory:
         joined: int = 0,
         shared: CommitLog | None = None,
     ) -> ServedHistory:
-        """Return the history of which this commit of `log`, or of the version set, is the newest,
-        with its manifest.
+        """Return the history of which this commit is the newest: one of `log`, or with `shared` of
+        the version set. `manifest` is the dataset's in it.
         """
         number = joined + commit.number
         newest = Served(number, commit.created_at, manifest)
@@ -140,7 +143,9 @@ class ServedHistory:
         return self.newest.number
 
     def up_to(self, number: int) -> ServedHistory:
-        """Return the history as it was after the commit of this number."""
+        """Return the history as it was after the commit of this number. What is stored is still
+        decided by the manifest of now.
+        """
         return replace(self, newest=self.at(number))
 
     def with_known(self, other: ServedHistory) -> ServedHistory:
@@ -167,16 +172,19 @@ class ServedHistory:
         return self._served[number]
 
     def _find(self, number: int) -> Served:
-        """Return what the stored commit of this number serves."""
+        """Return what the stored commit of this number serves: one of the version set, or one of
+        the dataset's own log, which may delete it, or let it join a version set.
+        """
         commit = self._commit(number)
         name = self.log.name
-        if self.shared is not None and number > self.joined:
+        is_of_set = self.shared is not None and number > self.joined
+        if is_of_set:
             if member_bodies(commit).get(name) is None:  # it joined a set that had commits already
                 return replace(self.at(self.joined), number=number)
             return Served(number, commit.created_at, _member_manifest(name, commit))
         if is_deletion_commit(commit):
             return Served(number, commit.created_at)
-        if redirect_target(commit) is not None:
+        if redirect_target(commit) is not None:  # it has joined, with the manifest it had, if any
             kept = commit.body.get("manifest")
             if kept is None:
                 return Served(number, commit.created_at)
@@ -184,22 +192,24 @@ class ServedHistory:
         return Served(number, commit.created_at, parse_manifest(name, commit))
 
     def _commit(self, number: int) -> Commit:
-        """Return a commit by its number.
+        """Return a commit by its number. Raises VersionDiscardedError if it is no longer stored.
 
         A writer that lost the race for a number may have left a manifest with it too; the next
-        commit names the right one.
+        commit of the same log names the right one. The last commit of a log has no next one.
         """
         if number in self._read:
             return self._read[number]
         log = self.log.log
-        own = number
+        number_in_log = number
         if self.shared is not None and number > self.joined:
             log = self.shared
-            own = number - self.joined
-        keys = [item.key for item in log.store.list(f"{log.prefix}/manifests/{own:012d}-")]
-        is_last_of_log = self.shared is not None and number == self.joined
-        if len(keys) > 1 and number < self.number and not is_last_of_log:
-            keys = [log.manifest_key(own, str(self._commit(number + 1).parent))]
+            number_in_log = number - self.joined
+        prefix = f"{log.prefix}/manifests/{number_in_log:012d}-"
+        keys = [item.key for item in log.store.list(prefix)]
+        is_last_own = self.shared is not None and number == self.joined
+        has_next = number < self.number and not is_last_own
+        if len(keys) > 1 and has_next:
+            keys = [log.manifest_key(number_in_log, str(self._commit(number + 1).parent))]
         try:
             self._read[number] = log.read(keys[-1])
         except (IndexError, ObjectNotFoundError) as error:
@@ -207,11 +217,13 @@ class ServedHistory:
         return self._read[number]
 
     def versions_at(self, number: int) -> tuple[SealedVersion, ...]:
-        """Return the stored versions with the entries that were served after a commit: the newest,
-        then that of the commit itself; () for nothing.
+        """Return stored versions with the entries that were served after a commit: the newest one,
+        then the oldest one, which is that of the commit itself if it is still stored.
 
-        The newest has the partitions of now, and the deltas that were added to a compacted table
-        come after it. Raises VersionDiscardedError if none is left.
+        () if nothing was served, one version if only one is left. Later commits keep the entries if
+        they only compact or repartition: the newest version is the one that shares a base, or the
+        number of partitions, with what is served since. Raises VersionDiscardedError if none is
+        left.
         """
         if number not in self._stored:
             self._stored[number] = self._find_stored(number)
@@ -222,31 +234,34 @@ class ServedHistory:
         version = self.at(number).version
         if version is None:
             return ()
-        found = {}  # by id, oldest first
+        stored = {}  # by id, oldest first
         if self.is_stored(version):
-            found[version.id] = version
+            stored[version.id] = version
         for later in self._candidates(number, self.number):
             try:
                 if not self._keeps_entries(later):
                     break
                 version = self.at(later).version
-            except VersionDiscardedError:
+            except VersionDiscardedError:  # unknown whether it keeps them
                 break
             if version is not None and self.is_stored(version):
-                found[version.id] = version
-        if not found:
+                stored[version.id] = version
+        if not stored:
             raise self.discarded_error(number)
-        versions = list(found.values())
+        versions = list(stored.values())
         if len(versions) == 1:
             return (versions[0],)
         return (versions[-1], versions[0])
 
     def is_stored(self, version: SealedVersion) -> bool:
-        """Whether the files of a version still exist; those of a doomed one may."""
+        """Whether the files of a version still exist, as far as the manifest of now knows: those of
+        a doomed one may be gone.
+        """
         return all(part.folder in self._folders for part in version.generations if part.files)
 
     @cached_property
     def _folders(self) -> set[str]:
+        """The folders and documents that the manifest of now needs, or has doomed."""
         return self.manifest.reachable() | set(self.manifest.doomed)
 
     def is_retained(self, version: SealedVersion) -> bool:
@@ -274,7 +289,9 @@ class ServedHistory:
     # -- several commits
 
     def last_change(self) -> int:
-        """Return the number of the last commit that changed the entries that are served."""
+        """Return the number of the last commit that changed the entries that are served, or of the
+        oldest one of which that is known; 0 if none did.
+        """
         for number in reversed(self._candidates(0, self.number)):
             try:
                 if not self._keeps_entries(number):
@@ -284,23 +301,26 @@ class ServedHistory:
         return 0
 
     def compactions(self, since: int, until: int) -> tuple[Compaction, ...] | None:
-        """Return the replacements of the base between two commits; None if one of them changed the
-        entries, or is not known any more.
+        """Return the compactions of an unbounded dataset that replaced its base between two
+        commits, oldest first; () if the base is the same.
+
+        None if the base was also replaced by other means, or if that is not known any more.
         """
         numbers = [since, *self._candidates(since, until)]
         found = []
-        place = 0
+        index = 0
         try:
             base = self._base_at(since)
             while base != self._base_at(until):
-                place = bisect_right(numbers, base, lo=place, key=self._base_at)
-                if place == len(numbers):
+                # The next commit with a later base; few commits are read to find it.
+                index = bisect_right(numbers, base, lo=index, key=self._base_at)
+                if index == len(numbers):
                     return None
-                compaction = self._compaction_between(numbers[place - 1], numbers[place])
+                compaction = self._compaction_between(numbers[index - 1], numbers[index])
                 if compaction is None:
                     return None
                 found.append(compaction)
-                base = self._base_at(numbers[place])
+                base = self._base_at(numbers[index])
         except VersionDiscardedError:
             return None
         return tuple(found)
@@ -318,7 +338,12 @@ class ServedHistory:
         return Compaction(before, after)
 
     def _base_at(self, number: int) -> int:
-        """Return the number of the base that was served after a commit, which grows."""
+        """Return the id of the first generation of the version that was served after a commit, 0
+        before the first version.
+
+        In an unbounded dataset it never decreases from commit to commit: a new base has a higher
+        id, and there are no rollbacks or pins.
+        """
         version = self.at(number).version
         if version is None:
             return 0
@@ -326,13 +351,14 @@ class ServedHistory:
 
     def replaced_at(self, number: int) -> datetime | None:
         """Return when the entries that were served after a commit were replaced by others; None if
-        they are served now.
+        they are served now. If later commits are no longer known, return the time of the last
+        change.
         """
         try:
             for later in self._candidates(number, self.number):
                 if not self._keeps_entries(later):
                     return self.at(later).at
-        except VersionDiscardedError:  # of so long ago that nobody knows
+        except VersionDiscardedError:
             return self.at(self.last_change()).at
         return None
 
@@ -352,7 +378,7 @@ class ServedHistory:
 
     def cuts(self, after: int, until: int) -> Sequence[int]:
         """Return the numbers, in order, of the commits after one at which a reader may stop: they
-        serve a version that is retained. The last one is `until`.
+        serve a version that is retained, or nothing. The last one is `until` in any case.
         """
         numbers = [number for number in self._candidates(after, until) if number < until]
         if isinstance(self.manifest, UnboundedManifest):
@@ -370,15 +396,14 @@ class ServedHistory:
         return version is None or self.is_retained(version)
 
     def number_at(self, moment: datetime) -> int:
-        """Return the number of the newest commit at or before a time, by its writer's clock.
-
-        Raises VersionDiscardedError if that commit is no longer known.
+        """Return the number of the newest commit at or before a time, by its writer's clock; 0 if
+        all are later. That commit may no longer be stored.
         """
 
         def is_later(number: int) -> bool:
             try:
                 created_at = self._commit(number).created_at
-            except VersionDiscardedError:
+            except VersionDiscardedError:  # deleted ones are older than those that are stored
                 return False
             return created_at > moment
 
@@ -401,11 +426,11 @@ class ServedHistory:
 
 
 def _made_versions(manifest: UnboundedManifest, after: int, until: int) -> Iterator[int]:
-    """Yield the numbers in (after, until] of the commits that made versions; of a very long
-    history, all early numbers.
+    """Yield the numbers in (after, until] of the commits that made versions, and all numbers before
+    the first range that the manifest records: a very long history has lost its oldest ranges.
     """
-    for oldest, _ in manifest.numbers[:1]:
-        yield from range(after + 1, min(oldest, until + 1))
+    for first_recorded, _ in manifest.numbers[:1]:
+        yield from range(after + 1, min(first_recorded, until + 1))
     for first, last in manifest.numbers:
         yield from range(max(first, after + 1), min(last, until) + 1)
 

@@ -58,8 +58,8 @@ _RANK = "__rank"
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The rows of a generation in a stretch, served from the time `at`, in microseconds; `version`
-    has the names of their columns.
+    """The rows of a generation in a stretch, served from the time `at` on, in microseconds. The
+    stretch ends at the time `until`, None if it lasts. `version` has the names of their columns.
     """
 
     generation: Generation
@@ -160,10 +160,12 @@ class ServedOverTime:
         rank[np.lexsort(ranks)] = np.arange(rows.num_rows)
         key = number_values(key_codes(rows.select(self.sealed.key).columns)).numbers
         order = np.lexsort((rank, at, stretch, key))
+        # The rows of a key in a stretch are a group. A row is served if none before it in its group
+        # is newer: group numbers are so far apart that the maximum never goes beyond a group.
         group = np.cumsum(_differs(key[order], stretch[order])) * rows.num_rows
         highest = group + rank[order]
         is_newest = np.maximum.accumulate(highest) == highest
-        # Of several rows with which a commit began, the last one.
+        # Of several rows of a group with which a commit began, the last one.
         is_last = is_newest
         if len(group):
             is_last = np.append(_differs(group, at[order])[1:], True)
@@ -173,7 +175,7 @@ class ServedOverTime:
         begins = at[order]
         ends = until[order]
         has_next = group[1:] == group[:-1]  # in the same stretch
-        ends[:-1][has_next] = begins[1:][has_next]
+        ends[:-1][has_next] = begins[1:][has_next]  # else it ends with its stretch
         rows = rows.take(order)
         entries = rows.select(self.schema.names)
         deleted = pa.repeat(pa.scalar(False), rows.num_rows)
@@ -255,8 +257,12 @@ def _differs(*columns: Any) -> Any:
 
 
 def _list_parts(served: Sequence[Served], columns: NamedColumns) -> Iterator[_Part]:
-    """Yield the rows of each stretch of these commits, which are in the order of time."""
-    found: list[_Part] = []
+    """Yield the parts of each stretch of these commits, which are in the order of time.
+
+    A commit with the same entries goes on with the stretch, and so does one that only appends
+    generations. Any other commit ends it, and begins another one if it serves a version.
+    """
+    of_stretch: list[_Part] = []
     stretch = 0
     before: SealedVersion | None = None
     at = 0
@@ -268,23 +274,26 @@ def _list_parts(served: Sequence[Served], columns: NamedColumns) -> Iterator[_Pa
             if version.id == before.id or one.action in SAME_ENTRIES:
                 before = version
                 continue
-            if before.folders <= version.folders:
-                found += _parts_of(version, before.folders, columns, stretch, at)
+            only_appends = before.folders <= version.folders
+            if only_appends:
+                of_stretch += _parts_of(version, before.folders, columns, stretch, at)
                 before = version
                 continue
-        yield from (replace(part, until=at) for part in found)
-        found = []
+        yield from (replace(part, until=at) for part in of_stretch)
+        of_stretch = []
         stretch += 1
         if version is not None:
-            found = _parts_of(version, frozenset(), columns, stretch, at)
+            of_stretch = _parts_of(version, frozenset(), columns, stretch, at)
         before = version
-    yield from found
+    yield from of_stretch
 
 
 def _parts_of(
     version: SealedVersion, known: frozenset[str], columns: NamedColumns, stretch: int, at: int
 ) -> list[_Part]:
-    """Return the generations of a version that are not `known`, as parts of a stretch."""
+    """Return the generations of a version as parts of a stretch, without those whose folders are
+    `known`.
+    """
     named = version.read_as(columns)
     found = []
     for generation in version.nonempty:
@@ -320,12 +329,14 @@ class _KnownCommits(NamedTuple):
 
 
 def _list_known(history: ServedHistory, newest: SealedVersion, first: int) -> _KnownCommits:
-    """Return the commits, from the number `first` on, whose entries can still be read."""
+    """Return the newest commits, from the number `first` on, without those up to the last one whose
+    entries can't be read any more together with the newest.
+    """
     numbers = [number for number in history.candidates() if number >= first]
     backwards: list[Served] = []
     for one in _read_backwards(history, numbers):
         if one is None or not _is_readable_as(history, one.version, newest):
-            first = backwards[-1].number
+            first = backwards[-1].number  # the newest commit itself is readable
             break
         backwards.append(one)
     return _KnownCommits(backwards[::-1], first)
@@ -352,7 +363,7 @@ def _is_readable_as(
     history: ServedHistory, version: SealedVersion | None, newest: SealedVersion
 ) -> bool:
     """Whether the files of a version are retained, and can be read as one table with those of the
-    newest.
+    newest; True for None, which has no files.
     """
     if version is None:
         return True

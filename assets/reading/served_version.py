@@ -42,7 +42,7 @@ class VersionInUse:
 
     @property
     def leased(self) -> bool:
-        """Whether it has a lease that was not lost."""
+        """Whether it has a lease, which was not lost."""
         return self.lease is not None and not self.lease.lost
 
     def release(self) -> None:
@@ -121,7 +121,7 @@ class ServedVersion:
         self._answered = False
         self._closed = False
         self._lent: list[VersionInUse] = []
-        self._over_time: dict[tuple[str, ...], Lease] = {}  # by versions
+        self._lasting_leases: dict[tuple[str, ...], Lease] = {}  # until `close`, by versions
         self._fixed: str | None = None
         if fixed is not None:
             self._fixed = fixed.version
@@ -201,7 +201,8 @@ class ServedVersion:
                 self.replace_damaged(held, error)
             except errors.VersionDiscardedError:
                 self.leave(held)
-                if self._fixed is not None or not self.refresh():
+                has_moved_on = self._fixed is None and self.refresh()
+                if not has_moved_on:
                     raise
             except BaseException:
                 self.leave(held)
@@ -219,7 +220,7 @@ class ServedVersion:
 
         def hold() -> VersionsOverTime | None:
             versions = self._stored.require_manifest().versions_over_time
-            if versions is None:
+            if versions is None:  # a dataset that follows changes
                 return None
             self._lease_until_close(versions)
             return self._stored.over_time(versions)
@@ -234,9 +235,11 @@ class ServedVersion:
         return self.lend(lambda reader: reader)
 
     def _lease_until_close(self, versions: tuple[str, ...]) -> None:
-        """Lease these versions, unless they are leased already. Raises VersionDiscardedError."""
-        if versions and versions not in self._over_time and self._leases:
-            self._over_time[versions] = self._acquire(*versions)
+        """Lease these versions; do nothing if the same ones are leased already, or without leases.
+        Raises VersionDiscardedError.
+        """
+        if versions and versions not in self._lasting_leases and self._leases:
+            self._lasting_leases[versions] = self._acquire(*versions)
 
     def lend_served(self) -> ServedOverTime:
         """Return a reader of all that the dataset has served; its versions stay leased until
@@ -325,7 +328,8 @@ class ServedVersion:
                     if held is self.held and not held.leased:
                         held.lease = self._acquire(held.reader.version)
             except errors.VersionDiscardedError:
-                if self._fixed is not None or not self.refresh():
+                has_moved_on = self._fixed is None and self.refresh()
+                if not has_moved_on:
                     raise
 
     def leave(self, held: VersionInUse) -> None:
@@ -375,22 +379,22 @@ class ServedVersion:
             self._replace(None, self._closed_error())
             lent = self._lent
             self._lent = []
-            over_time = self._over_time
-            self._over_time = {}
+            leases = self._lasting_leases
+            self._lasting_leases = {}
         for held in lent:
             self.leave(held)
-        for lease in over_time.values():
+        for lease in leases.values():
             lease.release()
 
     def _keep_until_close(self, held: VersionInUse) -> None:
-        """Keep this version until `close` instead of leaving it; once is enough for each
-        version.
+        """Keep this version until `close` instead of leaving it; leave it if it is kept already, or
+        if the dataset was closed meanwhile.
         """
         with self.moving:
-            known = self._closed or any(other is held for other in self._lent)
-            if not known:
+            is_kept = not self._closed and all(other is not held for other in self._lent)
+            if is_kept:
                 self._lent.append(held)
-        if known:
+        if not is_kept:
             self.leave(held)
 
     def _closed_error(self) -> errors.DatasetError:
@@ -412,7 +416,9 @@ class ServedVersion:
         """Whether the pointer (CURRENT) may have changed since it was read."""
         commit = self._commit
         if commit is None or redirect_target(commit) is not None:
-            return True  # it is joining a version set, whose pointer is not known yet
+            # A fixed version, which is checked each time; or a dataset that is joining a version
+            # set, whose pointer is not known yet.
+            return True
         folder, _, _ = commit.manifest_key.rpartition("/manifests/")
         current = self._stored.log.lake.store.head(f"{folder}/CURRENT")
         return current is None or current.etag != commit.etag
@@ -463,8 +469,11 @@ class ServedVersion:
     # -- damage
 
     def replace_damaged(self, held: VersionInUse, error: errors.ManifestMismatchError) -> None:
-        """Switch from this version, which has a missing or damaged file, to a replacement, or
-        raise the error.
+        """Switch from this version, which has a missing or damaged file, to a replacement; raise
+        `error`, or for a discarded fixed version VersionDiscardedError, if there is none.
+
+        If it was discarded, the replacement is the version served now, which is no damage. Else the
+        version is remembered as damaged.
         """
         with self.moving:
             if held is not self.held:
@@ -514,10 +523,10 @@ class ServedVersion:
         return ref is not None and ref.state == "sealed"
 
     def _replacement(self, manifest: DatasetManifest, damaged: str) -> VersionReader | None:
-        """Return a reader of the version to read instead of a damaged one, or None.
+        """Return a reader of the version to read instead of a damaged one, None if there is none.
 
         That is the served version, if it is not damaged itself; else with on_damage="previous" the
-        sealed one before.
+        newest sealed one before that is not known to be damaged.
         """
         served = self._stored.reader_of(manifest)
         if served is not None and served.version not in self.damaged:

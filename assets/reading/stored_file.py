@@ -121,30 +121,31 @@ def column_paths(metadata: pq.FileMetaData) -> list[str]:
     column, whose path may be the name of another column.
     """
     paths = []
-    for place in range(metadata.num_columns):
-        leaf = metadata.schema.column(place)
+    for index in range(metadata.num_columns):
+        leaf = metadata.schema.column(index)
         is_nested = leaf.max_definition_level > 1
         paths.append("" if is_nested else leaf.path)
     return paths
 
 
-def _place_of_value(metadata: pq.FileMetaData, steps: Steps) -> int | None:
-    """Return the place of the column of a Parquet file that has these values; None if it has not
-    one for them alone, or if its path may be that of others.
+def _find_leaf(metadata: pq.FileMetaData, steps: Steps) -> int | None:
+    """Return the index of the column of a Parquet file that has the values at these steps and no
+    others; None if there is none, or if its path is ambiguous.
     """
     if len(steps) == 1:
         names = column_paths(metadata)
         if steps[0] not in names:
             return None
         return names.index(steps[0])
-    if any("." in step for step in steps):
+    is_ambiguous = any("." in step for step in steps)
+    if is_ambiguous:
         return None
-    for place in range(metadata.num_columns):
-        leaf = metadata.schema.column(place)
+    for index in range(metadata.num_columns):
+        leaf = metadata.schema.column(index)
         is_in_list = leaf.max_repetition_level > 0
         has_depth = leaf.max_definition_level == len(steps)
         if has_depth and not is_in_list and leaf.path == ".".join(steps):
-            return place
+            return index
     return None
 
 
@@ -158,12 +159,12 @@ def count_nulls(files: Sequence[StoredFile], values: Sequence[Steps]) -> list[in
     for stored in files:
         file = stored.open()
         metadata = file.metadata
-        places = [_place_of_value(metadata, steps) for steps in values]
+        leaves = [_find_leaf(metadata, steps) for steps in values]
         for group, number in product(range(metadata.num_row_groups), range(len(values))):
-            place = places[number]
+            leaf = leaves[number]
             statistics = None
-            if place is not None:
-                statistics = metadata.row_group(group).column(place).statistics
+            if leaf is not None:
+                statistics = metadata.row_group(group).column(leaf).statistics
             if statistics is None or not statistics.has_null_count:
                 steps = values[number]
                 rows = stored.reading(partial(file.read_row_group, group, columns=[steps[0]]))

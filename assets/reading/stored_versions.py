@@ -125,13 +125,16 @@ def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> 
 
 
 def _matches_commit(commit: Commit, as_of: AsOf | None) -> bool:
-    """Whether the commit has this number or id, or was made at or before this time."""
+    """Whether the commit has this number or id, or was made at or before this time; False for
+    None.
+    """
     if isinstance(as_of, datetime):
         return commit.created_at <= as_of
     return as_of in (commit.number, commit.id)
 
 
 def _describe_as_of(as_of: AsOf | None) -> str:
+    """Return in words when something was served: "at …" or "after commit …"."""
     if isinstance(as_of, datetime):
         return f"at {as_of:%Y-%m-%d %H:%M:%S %Z}"
     return f"after commit {as_of}"
@@ -151,12 +154,13 @@ def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str)
     ref = manifest.ref(version)
     if ref is not None:
         return log.read_version(ref)
+    # An erasure has doomed its document, which stays as long as the version is held.
     document = f"{log.prefix}/versions/{version}-"
     for entry in manifest.doomed:
         if entry.startswith(document):
             with suppress(errors.ObjectNotFoundError):
                 return SealedVersion.model_validate_json(log.lake.store.get(entry).data)
-    return log.read_version(actions.require_version(manifest, version))
+    return log.read_version(actions.require_version(manifest, version))  # raises
 
 
 def read_committed_version(
@@ -223,9 +227,9 @@ class _CommitHistory:
         """
         then = None
         if isinstance(as_of, datetime):  # the newest commit at or before it
-            place = bisect_right(self.numbers, as_of, key=self._created_at)
-            if place:
-                then = self.manifest_at(self.numbers[place - 1])
+            earlier = bisect_right(self.numbers, as_of, key=self._created_at)
+            if earlier:
+                then = self.manifest_at(self.numbers[earlier - 1])
         else:
             then = self.manifest_of(as_of)
         if then is None or then.version is None:
@@ -234,20 +238,21 @@ class _CommitHistory:
         return then.version
 
     def find_by_prefix(self, version: str) -> SealedVersion | None:
-        """Return the version whose id starts with `version`, or None. It has to contain the
-        whole number.
+        """Return the version whose id starts with `version`, which has to contain the whole number;
+        None if there is none, or if it is not retained.
         """
-        number = 0
-        if actions.ID_PREFIX.fullmatch(version):
-            number = version_number(version)
+        if not actions.ID_PREFIX.fullmatch(version):
+            return None
+        number = version_number(version)
         if not self.manifest.retained_from <= number <= self.current.number:
             return None
-        with suppress(errors.DatasetError):  # nothing was served after that commit
+        try:
             sealed = self.served_as_of(number)
-            if sealed.id.startswith(version):
-                return sealed
+        except errors.DatasetError:  # nothing was served after that commit
             return None
-        return None
+        if not sealed.id.startswith(version):
+            return None
+        return sealed
 
     def commit_at(self, number: int) -> Commit:
         """Return a commit by its number.
@@ -257,7 +262,7 @@ class _CommitHistory:
         """
         if number not in self.read:
             keys = self.keys[number]
-            if len(keys) > 1:
+            if len(keys) > 1:  # not the current commit, which `read` has
                 keys = [self.log.log.manifest_key(number, str(self.commit_at(number + 1).parent))]
             try:
                 self.read[number] = self.log.log.read(keys[0])
@@ -313,14 +318,14 @@ class _CommitHistory:
         NoSealedVersionError.
         """
         name = self.log.name
-        place = bisect_left(self.numbers, True, key=self._serves_version)
-        if place == len(self.numbers):
+        first = bisect_left(self.numbers, True, key=self._serves_version)
+        if first == len(self.numbers):
             raise errors.NoSealedVersionError(
                 f"dataset {name!r} has no version to read yet: its bootstrap is not finished.",
                 "Advance the dataset.",
                 dataset=name,
             )
-        commit = self.commit_at(self.numbers[place])
+        commit = self.commit_at(self.numbers[first])
         when = f"{commit.created_at:%Y-%m-%d %H:%M:%S} UTC"
         oldest = f"the oldest readable version was committed at {when}, as number {commit.number}"
         if self.manifest.retained_from > 1:
@@ -360,7 +365,9 @@ def dataset_not_found_error(lake: Lake, name: str) -> errors.DatasetNotFoundErro
 
 
 def _has_commit(lake: Lake, name: str) -> bool:
-    """Whether a dataset has a manifest, of its own or in its version set."""
+    """Whether a dataset has a manifest, of its own or in its version set; True if its commit can't
+    be read.
+    """
     try:
         own = DatasetLog(lake, name).log.current()
         set_name = None
@@ -516,7 +523,9 @@ class StoredVersions(VersionOperations):
         return self.reader_of(self.manifest())
 
     def reader_of(self, manifest: DatasetManifest | None) -> VersionReader | None:
-        """Return a reader of the version that this manifest of the dataset serves, or None."""
+        """Return a reader of the version that this manifest of the dataset serves, None if there is
+        none.
+        """
         if manifest is None or manifest.version is None:
             return None
         return self._reader(manifest, manifest.version)
@@ -536,21 +545,20 @@ class StoredVersions(VersionOperations):
     def not_served_error(
         self, manifest: DatasetManifest | None, systems: Mapping[str, StreamSystem] | None = None
     ) -> errors.NoSealedVersionError:
-        """Return the error that says what the first version waits for; see `require_current`.
-
-        If it is completely delivered, other members of its version set may still wait for markers.
+        """Return the error that says what the first version waits for, as far as that is known; see
+        `require_current`.
         """
         waiting = None
-        known = _Unserved(self.spec, manifest)
-        if self.spec is not None and systems is not None and known.is_delivered:
+        unserved = _Unserved(self.spec, manifest)
+        if self.spec is not None and systems is not None and unserved.is_delivered:
             awaiting = self.awaiting(systems, manifest)
             others: list[str] = []
-            if awaiting is None:
+            if awaiting is None:  # it is delivered, and other members of the set may not have it
                 for member in self.log.read_all().manifests.values():
                     if member.name != self.name and member.awaited:
                         others += member.awaited.missing
-            waiting = known.describe_waiting(awaiting, others)
-        return known.error(self.name, waiting)
+            waiting = unserved.describe_waiting(awaiting, others)
+        return unserved.error(self.name, waiting)
 
     def awaiting(
         self, systems: Mapping[str, StreamSystem], manifest: DatasetManifest | None
@@ -676,8 +684,11 @@ def open_stored_versions(lake: Lake, name: str) -> StoredVersions:
 
 
 def current_manifests(datasets: Mapping[str, StoredVersions]) -> dict[str, DatasetManifest | None]:
-    """Return each dataset's newest manifest; those of members of one version set come from one
-    snapshot of it.
+    """Return each dataset's newest manifest, None without one; those of members of one version set
+    come from one snapshot of it.
+
+    Datasets that are declared in no set are read in parallel. Of any other, it is only known
+    afterwards which ones were read with it.
     """
     alone = []
     for stored in datasets.values():
@@ -691,7 +702,7 @@ def current_manifests(datasets: Mapping[str, StoredVersions]) -> dict[str, Datas
     for name, stored in datasets.items():
         if name not in manifests:
             snapshot = snapshots[name] if name in snapshots else stored._read_members()
-            manifests = {name: snapshot.get(name), **snapshot, **manifests}
+            manifests = {name: snapshot.get(name), **snapshot, **manifests}  # the first read counts
     return {name: manifests[name] for name in datasets}
 
 
@@ -744,17 +755,15 @@ class _Unserved:
 
     @property
     def is_delivered(self) -> bool:
-        """Whether versions are delivered through the input and none of them was revoked.
-
-        Other versions are commits of changes, or computed by a query.
+        """Whether versions are delivered through the input, and not commits of changes or computed
+        by a query; False also if one of them was revoked.
         """
         is_made_otherwise = self.follows_changes or self.is_computed
         return not is_made_otherwise and not self.is_revoked
 
     def error(self, name: str, waiting: str | None) -> errors.NoSealedVersionError:
-        """Return the error that no version can be read.
-
-        `waiting` describes what a version waits for that is delivered through the input.
+        """Return the error that no version can be read. `waiting` describes what the next version
+        waits for, None if that is unknown.
         """
         step = (
             "Advance it when a version is completely delivered: materialise its asset, or use"
@@ -820,6 +829,7 @@ class _Unserved:
         return "a query computes it, and has not run yet"
 
     def _name_source(self) -> str:
+        """Return what errors call the input."""
         if self.manifest is not None:
             return self.manifest.declaration.input
         if self.spec is None:

@@ -55,7 +55,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 class StoredRows(NamedTuple):
-    """Stored rows of a version, and the number of each row's generation (numpy)."""
+    """Stored rows of a version, and the number of the generation of each (numpy)."""
 
     rows: pa.Table
     generations: Any
@@ -78,7 +78,9 @@ def read_stored_rows(
     *,
     threads: bool = False,
 ) -> StoredRows:
-    """Return the stored rows of a bucket, or of all (None)."""
+    """Return the stored rows of a bucket, or of all (None). `threads` decodes columns in
+    parallel.
+    """
     stored = []
     for one in list_stored_files(store, dataset, sealed):
         if bucket in (None, one.file.bucket):
@@ -105,7 +107,7 @@ def kept_rows(stored: StoredRows, key: Sequence[str], *, by_time: bool = False) 
     rows, generations = stored
     kept: Any = ~rows.column(TOMBSTONE).to_numpy()
     in_deltas = generations != generations.min()
-    if not by_time and not in_deltas.any():
+    if not by_time and not in_deltas.any():  # a generation has one row of a key
         return kept
     codes = key_codes(rows.select(key).columns)
     # In the order in which lexsort takes them: the last one counts most.
@@ -133,10 +135,10 @@ def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     if len(columns) == 1:
         return columns[0]
     codes: Any = np.zeros(len(columns[0]), np.int64)
-    span = 1
+    span = 1  # all codes are below
     for column in columns:
         numbers, limit = number_values(column)
-        if span * limit > _CODES:
+        if span * limit > _CODES:  # they would not fit: number those that occur
             codes, span = number_values(pa.chunked_array([pa.array(codes)]))
         codes = codes * limit + numbers
         span *= limit
@@ -144,7 +146,7 @@ def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
 
 
 def number_values(column: pa.ChunkedArray) -> NumberedValues:
-    """Return a number for each row of a column, the same for equal values."""
+    """Return a number for each row of a column without nulls, the same for equal values."""
     encoded = column.dictionary_encode().unify_dictionaries()
     if not encoded.num_chunks:
         return NumberedValues(np.zeros(0, np.int64), 1)
@@ -210,12 +212,12 @@ class Mask:
         bucket = F.lit(0)
         if sealed.partition_by:
             bucket = F.pmod(F.hash(*map(named_column, sealed.partition_by)), F.lit(partitions))
-        head_start = _place_of_generation(self._head_starts(partitions))
+        head_start = _head_start_column(self._head_starts(partitions))
         first_bit = F.get(words, head_start + bucket)
-        place = first_bit + F.col("_metadata.row_index")
-        word = F.get(words, F.shiftright(place, 6).cast("int"))
-        bit = F.getbit(word, place.bitwiseAND(F.lit(63)).cast("int"))
-        is_entry = (first_bit < 0) | (bit == 0)
+        bit_number = first_bit + F.col("_metadata.row_index")
+        word = F.get(words, F.shiftright(bit_number, 6).cast("int"))
+        bit = F.getbit(word, bit_number.bitwiseAND(F.lit(63)).cast("int"))
+        is_entry = (first_bit < 0) | (bit == 0)  # null for a generation without bits
         return rows.where(F.coalesce(is_entry, F.lit(True)))
 
     def _words_in(self, spark: SparkSession, partitions: int) -> DataFrame:
@@ -230,9 +232,11 @@ class Mask:
         return frame
 
     def _head_starts(self, partitions: int) -> dict[int, int]:
-        """Return by generation the index where its part of the head of the words begins."""
+        """Return the index in the head of the words (see `_words`) where the part of each
+        generation begins.
+        """
         numbers = sorted({generation for generation, _ in self.bits})
-        return {generation: place * partitions for place, generation in enumerate(numbers)}
+        return {generation: index * partitions for index, generation in enumerate(numbers)}
 
     def _words(self, partitions: int) -> Any:
         """Return one array of 64-bit words (numpy): a head, then the bits of all files.
@@ -246,7 +250,7 @@ class Mask:
         end = len(head)
         for (generation, bucket), packed in self.bits.items():
             head[starts[generation] + bucket] = end * 64
-            padding = bytes(-len(packed) % 8)
+            padding = bytes(-len(packed) % 8)  # to whole words
             words = np.frombuffer(packed + padding, "<i8")
             parts.append(words)
             end += len(words)
@@ -256,11 +260,11 @@ class Mask:
         """Return the mask as it is stored: a digest, and an Arrow table with the digest `files`
         in its metadata.
         """
-        places = np.array(list(self.bits), np.int64).reshape(-1, 2)
+        files_with_bits = np.array(list(self.bits), np.int64).reshape(-1, 2)
         table = pa.table(
             {
-                "generation": places[:, 0],
-                "bucket": places[:, 1],
+                "generation": files_with_bits[:, 0],
+                "bucket": files_with_bits[:, 1],
                 "bits": pa.array(list(self.bits.values()), pa.large_binary()),
             }
         ).replace_schema_metadata({"files": files})
@@ -288,16 +292,16 @@ class Mask:
         return cls(dict(zip(zip(generations, buckets, strict=True), bits, strict=True)))
 
 
-def _place_of_generation(starts: Mapping[int, int]) -> Column:
-    """Return the column with the index in `starts` of a row's generation; null for a generation
-    without bits.
+def _head_start_column(starts: Mapping[int, int]) -> Column:
+    """Return the column with the value in `starts`, which is not empty, of each row's generation;
+    null for a generation that is not in it.
     """
-    places = iter(starts.items())
-    first, start = next(places)
-    known = F.when(F.col(GENERATION_COLUMN) == first, F.lit(start))
-    for generation, start in places:
-        known = known.when(F.col(GENERATION_COLUMN) == generation, F.lit(start))
-    return known
+    remaining = iter(starts.items())
+    first, start = next(remaining)
+    found = F.when(F.col(GENERATION_COLUMN) == first, F.lit(start))
+    for generation, start in remaining:
+        found = found.when(F.col(GENERATION_COLUMN) == generation, F.lit(start))
+    return found
 
 
 def digest_files(sealed: SealedVersion) -> str:
@@ -376,14 +380,14 @@ def _keys_of(stored: StoredFile, sealed: SealedVersion) -> pa.Table:
     instead of their own, which would be most of the bytes to read.
     """
     is_base = stored.generation.id == sealed.generations[0].id
-    by_offset = is_base and sealed.order_by is None
+    is_always_older = is_base and sealed.order_by is None
     columns = [*sealed.key, TOMBSTONE]
-    if not by_offset:
+    if not is_always_older:
         columns.append(POSITION)
     rows = stored.reading(lambda: stored.open().read(columns=columns)).replace_schema_metadata()
     if rows.num_rows != stored.file.rows:
         raise stored.damaged(f"it has {rows.num_rows} rows")
-    if not by_offset:
+    if not is_always_older:
         return rows.select(columns)
     lowest = pa.array(np.full(rows.num_rows, np.iinfo(np.int64).min))
     return rows.select(columns).append_column(POSITION, lowest)

@@ -174,7 +174,7 @@ def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
             by_time[version.valid_from] = version
     found = []
     for start, end in pairwise([*sorted(by_time), None]):
-        if start:
+        if start is not None:
             found.append(Span(by_time[start], start, end))
     return tuple(found)
 
@@ -240,11 +240,12 @@ def frame_over_time(
     pruned = _pruned(reader)
     if pruned is None:
         return rows
-    # Anchors end by then, and only tell since when the interval of the next row has lasted.
-    begun = F.timestamp_micros(F.lit(pruned))
-    is_first = F.col(IS_FIRST) | (F.col(VALID_FROM) <= begun)
-    known = F.col(VALID_TO).isNull() | (F.col(VALID_TO) > begun)
-    return rows.where(known).withColumn(IS_FIRST, is_first)
+    # Rows that end by then are anchors, which only tell since when the interval of the next row has
+    # lasted. Of a key with a row that began by then, nothing is known before that row.
+    pruned_to = F.timestamp_micros(F.lit(pruned))
+    is_first = F.col(IS_FIRST) | (F.col(VALID_FROM) <= pruned_to)
+    is_no_anchor = F.col(VALID_TO).isNull() | (F.col(VALID_TO) > pruned_to)
+    return rows.where(is_no_anchor).withColumn(IS_FIRST, is_first)
 
 
 def _add_interval_ids(reader: Reader, rows: DataFrame) -> DataFrame:
@@ -262,10 +263,11 @@ def _add_interval_ids(reader: Reader, rows: DataFrame) -> DataFrame:
 
 
 def read_rows_over_time(reader: Reader, *, with_ids: bool = False) -> pa.Table:
-    """Return what `frame_over_time` returns, without Spark; the rows of a key are adjacent and
-    sorted by time.
+    """Return all rows over time, deletions included, as an Arrow table; the rows of a key are
+    adjacent and sorted by time.
 
-    Raises DatasetError for a version without history, and ManifestMismatchError for damaged files.
+    Columns are those of `frame_over_time`. Raises DatasetError for a version without history, and
+    ManifestMismatchError for damaged files.
     """
     rows = _read_all_rows(reader)
     if with_ids and INTERVAL_ID not in reader.schema:
@@ -274,12 +276,13 @@ def read_rows_over_time(reader: Reader, *, with_ids: bool = False) -> pa.Table:
     pruned = _pruned(reader)
     if pruned is None:
         return rows
+    # As in `frame_over_time`.
     ends = rows.column(VALID_TO)
-    known = pc.or_kleene(pc.is_null(ends), pc.greater(ends.cast("int64"), pruned))
-    begins = pc.less_equal(rows.column(VALID_FROM).cast("int64"), pruned)
-    place = rows.schema.get_field_index(IS_FIRST)
-    rows = rows.set_column(place, IS_FIRST, pc.or_(rows.column(IS_FIRST), begins))
-    return rows.filter(known)
+    is_no_anchor = pc.or_kleene(pc.is_null(ends), pc.greater(ends.cast("int64"), pruned))
+    has_begun = pc.less_equal(rows.column(VALID_FROM).cast("int64"), pruned)
+    index = rows.schema.get_field_index(IS_FIRST)
+    rows = rows.set_column(index, IS_FIRST, pc.or_(rows.column(IS_FIRST), has_begun))
+    return rows.filter(is_no_anchor)
 
 
 def _pruned(reader: Reader) -> int | None:
@@ -296,7 +299,7 @@ def _interval_begins(reader: Reader, rows: pa.Table) -> Any:
     begins = _micros(rows, VALID_FROM)
     ends = pc.fill_null(rows.column(VALID_TO).cast("int64"), -1).to_numpy()
     deleted = rows.column(TOMBSTONE).to_numpy()
-    # whether a row and the next one are in the same interval
+    # Whether a row and the next one are in the same interval.
     continues = _same_as_next(_key_numbers(rows, reader.sealed.key))[:-1]
     continues &= ends[:-1] == begins[1:]
     continues &= ~deleted[:-1] & ~deleted[1:]
@@ -325,10 +328,11 @@ def _read_all_rows(reader: Reader) -> pa.Table:
     order = np.lexsort((generations, positions, begins, numbers))  # the last one counts most
     numbers = numbers[order]
     begins = begins[order]
-    newest = ~_same_as_next(numbers, begins)
+    newest = ~_same_as_next(numbers, begins)  # of the rows of a key and time
     rows = rows.take(order[newest])
     numbers = numbers[newest]
     begins = begins[newest]
+    # A row ends where the next one of its key begins.
     has_next = _same_as_next(numbers)
     ends = pa.array(np.roll(begins, -1), pa.int64(), mask=~has_next)
     has_previous = np.roll(has_next, 1)  # the last row has no next one, so the first gets False
@@ -473,7 +477,8 @@ def intervals_sql(
     `rows` is the name of a table or view of all rows with their intervals; `quote` quotes a column.
     `comparable` returns the SQL of what is compared of a value, given its SQL and its type.
     `edge` is the result of `history_edge` as a literal: intervals that ended before it are left
-    out, also if no compaction has dropped them yet.
+    out, also if no compaction has dropped them yet. Each interval is one row, that with which it
+    begins; its end, and the columns that have the values of its end, are those of its last row.
     """
     reader = entries.reader
     key = ", ".join(map(quote, reader.sealed.key))
@@ -484,10 +489,10 @@ def intervals_sql(
     latest = set(reader.sealed.latest_columns)
     last = [f"last_value({VALID_TO}) OVER {whole} AS __until"]
     columns = []
-    for place, name in enumerate(reader.schema.names):
+    for index, name in enumerate(reader.schema.names):
         if name in latest:
-            last.append(f"last_value({quote(name)}) OVER {whole} AS __latest_{place}")
-            columns.append(f"__latest_{place} AS {quote(name)}")
+            last.append(f"last_value({quote(name)}) OVER {whole} AS __latest_{index}")
+            columns.append(f"__latest_{index} AS {quote(name)}")
         else:
             columns.append(quote(name))
     exact = ""
@@ -622,8 +627,8 @@ class TimeBins:
         return F.greatest(F.lit(0), F.least(F.lit(self.count), passed)).cast("int")
 
     def overlapping(self, start: Column, end: Column, begins: Column | None = None) -> Column:
-        """Return an array with the numbers of all intervals from `start` up to `end` (null: open);
-        from the first one on where `begins` is not null.
+        """Return an array with the numbers of all intervals from `start` up to `end` (null: open).
+        Where `begins` is not null, it goes from the first interval on instead.
         """
         first = self.number_of(start)
         if begins is not None:
@@ -638,7 +643,7 @@ def choose_time_bins(reader: Reader) -> TimeBins | None:
 
     All rows together overlap at most four times as many intervals as there are rows.
     """
-    if isinstance(reader, VersionsOverTime):
+    if isinstance(reader, VersionsOverTime):  # a key has a row for each version
         starts = [to_microseconds(span.start) for span in reader.spans]
         return _time_bins(len(starts), starts[0], starts[-1])
     rows = 0

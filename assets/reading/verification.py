@@ -138,7 +138,7 @@ def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
     layout = layout.stored
     if not layout.key:
         return []
-    last: pa.Table | None = None
+    last_row: pa.Table | None = None  # the key of the last row of the row group before
     first: list[Any] | None = None
     for group in range(opened.num_row_groups):
         keys = stored.reading(partial(opened.read_row_group, group, columns=list(layout.key)))
@@ -146,23 +146,24 @@ def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
             first = _encoded_key(keys, layout.key, 0)
         problem = _bucket_problem(keys, layout, file.bucket)
         if not problem:
-            joined = keys if last is None else pa.concat_tables([last, keys])
-            problem = _order_problem(joined, layout.key)
+            in_order = keys if last_row is None else pa.concat_tables([last_row, keys])
+            problem = _order_problem(in_order, layout.key)
         if problem:
             return [f"row group {group}: {problem}"]
-        last = keys.slice(keys.num_rows - 1)
-    greatest = None
-    if last is not None:
-        greatest = _encoded_key(last, layout.key, 0)
-    if (first, greatest) != (file.min_key, file.max_key):
+        last_row = keys.slice(keys.num_rows - 1)
+    last = None
+    if last_row is not None:
+        last = _encoded_key(last_row, layout.key, 0)
+    if (first, last) != (file.min_key, file.max_key):
         return [
-            f"its keys go from {first} to {greatest}, the manifest lists {file.min_key} to"
+            f"its keys go from {first} to {last}, the manifest lists {file.min_key} to"
             f" {file.max_key}"
         ]
     return []
 
 
 def _encoded_key(table: pa.Table, key: Sequence[str], row: int) -> list[Any]:
+    """Return the key of a row as manifests store it."""
     return [to_json_value(table.column(name)[row].as_py()) for name in key]
 
 

@@ -146,6 +146,7 @@ def find_newest_entry(
     """
     newest: _StoredRow | None = None
     for files in generations:
+        # Rows of a key are sorted by time, so a generation's newest is the last one of the scan.
         for rows, _, after in deque(files.scan(bucket, key, end_of_prefix(key)), maxlen=1):
             last = _stored_row(files, rows, after - 1)
             if newest is None or _by_age(last) > _by_age(newest):
@@ -158,8 +159,8 @@ def find_newest_entry(
 def read_key_history(
     sealed: SealedVersion, generations: Iterable[KeyFiles], bucket: int, key: Key
 ) -> list[Validity]:
-    """Return the entries of a key over time, oldest first, with deletions; [] for a key without
-    rows.
+    """Return the entries of a key (in plain form) over time, oldest first, with deletions; [] for a
+    key without rows.
 
     Intervals that ended before the history begins are left out, also if no compaction has dropped
     them yet.
@@ -185,11 +186,11 @@ def read_key_history(
 
 
 def merge_equal_neighbours(parts: Iterable[Validity], sealed: SealedVersion) -> Iterator[Validity]:
-    """Yield the intervals of a key: the parts of its history, of which adjacent ones are merged
-    that do not differ in the values that the version compares.
+    """Yield the intervals of a key. Adjacent parts of its history that do not differ in the values
+    that the version compares are one interval.
 
-    An interval has the entry with which it begins. Columns that are not among the version's
-    `history_columns` have the values that they have at its end.
+    An interval has the entry with which it begins; only the version's `latest_columns` have the
+    values of its end. A deletion has no entry and no id.
     """
     compare = partial(_compared_values, compared=sealed.compared)
     for _, equal in groupby(parts, compare):
@@ -220,6 +221,7 @@ def _compared_values(part: Validity, compared: Sequence[Path]) -> list[Any] | No
 
 
 def _stored_row(files: KeyFiles, rows: RowGroup, row: int) -> _StoredRow:
+    """Return a row of a row group of these files, with what it is ordered by."""
     valid_from = rows.value(VALID_FROM, row)
     return _StoredRow(valid_from, rows.value(POSITION, row), files.id, rows, row)
 
@@ -247,11 +249,11 @@ def _same_key(key: Sequence[str]) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class RowsOverTime:
-    """Merges the stored rows of one version with history. `rows` has all of them, each with its
-    generation.
+    """Merges the stored rows of one version with history. `rows` has all of them, each with the
+    number of its generation.
 
-    Up to `_SORTED_ROWS` rows are merged by sorting their buckets, as is any number with more than
-    `_BROADCAST_ROWS` rows in deltas. Otherwise the changes by deltas are broadcast.
+    Up to `_SORTED_ROWS` rows are merged by sorting their buckets. So are more rows if over
+    `_BROADCAST_ROWS` of them are in deltas. Otherwise the corrections by deltas are broadcast.
     """
 
     sealed: SealedVersion
@@ -271,9 +273,8 @@ class RowsOverTime:
         rows = self.rows
         if self._changes:
             # Rows that ended in the base stay ended, so they need not be merged.
-            rows = self._merge(
-                rows.where((F.col(GENERATION_COLUMN) != self._base) | F.col(VALID_TO).isNull())
-            )
+            is_of_delta = F.col(GENERATION_COLUMN) != self._base
+            rows = self._merge(rows.where(is_of_delta | F.col(VALID_TO).isNull()))
         return rows.where(F.col(VALID_TO).isNull() & ~F.col(TOMBSTONE))
 
     def valid_at(self, moment: Column) -> DataFrame:
@@ -288,10 +289,9 @@ class RowsOverTime:
                 | (F.col(VALID_TO) > moment)
             )
             rows = self._merge(rows.where((F.col(VALID_FROM) <= moment) & lasted))
-        ended = F.col(VALID_TO) <= moment
-        return rows.where(
-            (F.col(VALID_FROM) <= moment) & (F.col(VALID_TO).isNull() | ~ended) & ~F.col(TOMBSTONE)
-        )
+        has_begun = F.col(VALID_FROM) <= moment
+        lasts = F.col(VALID_TO).isNull() | (F.col(VALID_TO) > moment)
+        return rows.where(has_begun & lasts & ~F.col(TOMBSTONE))
 
     @property
     def _base(self) -> int:
@@ -311,7 +311,9 @@ class RowsOverTime:
         )
 
     def _merge(self, rows: DataFrame) -> DataFrame:
-        """Return the newest row of each (key, valid_from), with its interval as it is now."""
+        """Return the newest row of each (key, valid_from), with its interval as it is now; the rows
+        unchanged without deltas.
+        """
         changes = self._changes
         if not changes:
             return rows
@@ -332,50 +334,54 @@ class RowsOverTime:
             f"lead({VALID_FROM}) OVER ({in_time}) AS {_END}",
             f"first({VALID_FROM}) OVER ({in_time} ROWS UNBOUNDED PRECEDING) AS {_OLDEST}",
         )
-        now = {
+        merged = {
             VALID_TO: f"{_END} AS {VALID_TO}",
             IS_FIRST: f"{_OLDEST} = {VALID_FROM} AS {IS_FIRST}",
         }
+        # A row that ends when it begins is superseded by the next one of the same time.
         newest = placed.where(f"{_END} IS NULL OR {_END} <> {VALID_FROM}")
-        return newest.selectExpr(*[now.get(name, quote_name(name)) for name in rows.columns])
+        return newest.selectExpr(*[merged.get(name, quote_name(name)) for name in rows.columns])
 
     def _merge_by_broadcast(self, rows: DataFrame) -> DataFrame:
-        """Return the scanned rows, corrected by the broadcast changes of the deltas."""
-        news = F.broadcast(self._corrections(rows))
+        """Return the newest row of each (key, valid_from) among the scanned ones, with its interval
+        corrected by what is broadcast of the deltas.
+        """
+        corrections = F.broadcast(self._corrections(rows))
         joined = rows.join(
-            news, _same_key(self.sealed.key) & (F.col(VALID_FROM) == F.col(_AT)), "left"
+            corrections, _same_key(self.sealed.key) & (F.col(VALID_FROM) == F.col(_AT)), "left"
         )
-        known = F.col(_WINNER).isNotNull()
+        is_corrected = F.col(_WINNER).isNotNull()
         # A base row without a correction is unchanged; a delta row is the newest, or superseded.
         kept = joined.where(
-            F.when(known, F.col(GENERATION_COLUMN) == F.col(_WINNER)).otherwise(
+            F.when(is_corrected, F.col(GENERATION_COLUMN) == F.col(_WINNER)).otherwise(
                 F.col(GENERATION_COLUMN) == self._base
             )
         )
-        now = {VALID_TO: F.col(_END), IS_FIRST: F.col(_BEGINS)}
         corrected = kept.withColumns(
-            {name: F.when(known, column).otherwise(F.col(name)) for name, column in now.items()}
+            {
+                VALID_TO: F.when(is_corrected, F.col(_END)).otherwise(F.col(VALID_TO)),
+                IS_FIRST: F.when(is_corrected, F.col(_BEGINS)).otherwise(F.col(IS_FIRST)),
+            }
         )
         return corrected.select(*named_columns(rows.columns))
 
     def _corrections(self, rows: DataFrame) -> DataFrame:
-        """Return corrections of the scan: (key, valid_from), and generation, end and `__first` of
-        its newest row.
+        """Return corrections of the scan: for a key and `__valid_from` (_AT), the generation
+        (_WINNER), end (_END) and `__first` (_BEGINS) of the newest row.
 
-        There is one for each row of a delta, and for each base row whose interval has changed.
+        There is one where that row is of a delta, or is a base row whose interval has changed.
         """
         keys = _aliased_key(self.sealed.key)
-        of_delta = F.col(GENERATION_COLUMN) != self._base
-        changed = F.broadcast(rows.where(of_delta).select(*keys).distinct())
-        touched = rows.join(changed, _same_key(self.sealed.key), "left_semi")
+        is_of_delta = F.col(GENERATION_COLUMN) != self._base
+        keys_in_deltas = F.broadcast(rows.where(is_of_delta).select(*keys).distinct())
+        touched = rows.join(keys_in_deltas, _same_key(self.sealed.key), "left_semi")
         stored = {_STORED_END: F.col(VALID_TO), _STORED_FIRST: F.col(IS_FIRST)}
         merged = self._merge_by_sorting(touched.withColumns(stored))
-        moved = ~F.col(VALID_TO).eqNullSafe(F.col(_STORED_END)) | ~F.col(IS_FIRST).eqNullSafe(
-            F.col(_STORED_FIRST)
-        )
+        has_other_end = ~F.col(VALID_TO).eqNullSafe(F.col(_STORED_END))
+        has_other_first = ~F.col(IS_FIRST).eqNullSafe(F.col(_STORED_FIRST))
         names = {VALID_FROM: _AT, GENERATION_COLUMN: _WINNER, VALID_TO: _END, IS_FIRST: _BEGINS}
-        return merged.where(of_delta | moved).select(
-            *keys, *[F.col(now).alias(name) for now, name in names.items()]
+        return merged.where(is_of_delta | has_other_end | has_other_first).select(
+            *keys, *[F.col(column).alias(name) for column, name in names.items()]
         )
 
 
@@ -392,12 +398,13 @@ class Bounds(NamedTuple):
 def key_range(
     what: str, fields: Sequence[Field], prefix: object, start: object, end: object
 ) -> Bounds:
-    """Return the bounds of the keys with a prefix, or from `start` (included) to `end` (excluded).
+    """Return the bounds of the keys with a prefix, or from `start` (included) to `end` (excluded);
+    None for any of them sets no bound.
 
-    `prefix` is a string or
-    bytes with which the first key column begins, or a tuple of whole values of leading key columns.
-    `start` and `end` are keys or tuples of leading values. `what` names the dataset in errors.
-    Raises SchemaMismatchError for values that do not fit the key.
+    `prefix` is a string or bytes with which the first key column begins, or a tuple of whole values
+    of leading key columns. `start` and `end` are keys or tuples of leading values. `what` names the
+    dataset in errors. Raises SchemaMismatchError for values that do not fit the key, and for a
+    prefix together with a range.
     """
     if prefix is None:
         first: Key = ()
@@ -436,12 +443,14 @@ def key_range(
 
 
 def _leading_values(what: str, fields: Sequence[Field], values: object) -> Key:
-    """Return values of leading key columns in plain form."""
+    """Return a value of the first key column, or a tuple of values of leading ones, in plain form.
+    Raises SchemaMismatchError and NullKeyError for values that do not fit.
+    """
     given: tuple[object, ...] = (values,)
     if isinstance(values, tuple | list):
         given = tuple(values)
     leading = fields
-    if len(given) <= len(fields):  # else the error names all of them
+    if len(given) <= len(fields):  # of too many values, the error names all columns
         leading = fields[: len(given)]
     plain = []
     for field, value in zip(leading, coerce_key(what, leading, given), strict=True):
@@ -467,7 +476,8 @@ def find_unreadable_version(
     if error is None:
         return None
     found = find_adjunct_error(error)
-    if found is error or not isinstance(found, ManifestMismatchError) or found.url is None:
+    is_of_spark = found is not error
+    if not is_of_spark or not isinstance(found, ManifestMismatchError) or found.url is None:
         return None
     _, _, file = found.url.rpartition("/")
     for reader in readers:
@@ -575,6 +585,7 @@ class VersionReader:
         return rows.select(*named_columns(self.schema.names))
 
     def _over_time(self, spark: SparkSession) -> RowsOverTime:
+        """Return the stored rows, to be merged over time. Raises DatasetError without history."""
         if self.sealed.history is None:
             raise no_history_error(self.dataset)
         return RowsOverTime(self.sealed, self._scan_all(spark))
@@ -584,7 +595,9 @@ class VersionReader:
         return bucketed_frame(spark, self.store, self._what, self._layout, self.sealed.generations)
 
     def _find_mask(self) -> Mask | None:
-        """Return the stored mask of this version, or None. It is read again until there is one."""
+        """Return the stored mask of this version, None without one. It is kept once it was found;
+        until then, each call looks for it.
+        """
         if self._mask is None and can_have_mask(self.sealed):
             self._mask = read_mask(self.store, self.sealed)
         return self._mask
@@ -604,15 +617,17 @@ class VersionReader:
             newest = self._newest_generations(rows, base.id, broadcast=is_few)
             is_older = F.col(GENERATION_COLUMN) != F.col(_NEWEST)
             rows = rows.join(newest, _same_key(self.sealed.key) & is_older, "left_anti")
-        if any(_DELETED_COUNTER not in file.stats for file in base.files):
+        may_have_tombstones = any(_DELETED_COUNTER not in file.stats for file in base.files)
+        if may_have_tombstones:  # those of deltas have been dropped by their keys
             rows = rows.where(~F.col(TOMBSTONE))
         return rows
 
     def _newest_generations(self, rows: DataFrame, base: int, *, broadcast: bool) -> DataFrame:
-        """Return the keys in deltas, each with the generation of its newest row, -1 if that is a
-        deletion. With `broadcast` they are sent to all tasks.
+        """Return the keys in deltas, each with the generation of its newest row (_NEWEST), -1 if
+        that is a deletion. With `broadcast` they are sent to all tasks.
 
-        The newest row has the highest (position, generation).
+        `base` is the number of the base. The newest row has the highest (position, generation). By
+        offset it is in a delta, so the base's rows are not read.
         """
         changed = rows.where(F.col(GENERATION_COLUMN) != base)
         if not self.sealed.partition_by:
@@ -655,13 +670,15 @@ class VersionReader:
         return sorted(keys)
 
     def stored_rows_of(self, bucket: int, keys: Sequence[Key]) -> StoredRows:
-        """Return a bucket's stored rows of these keys (in plain form, sorted)."""
+        """Return a bucket's stored rows of these keys (in plain form, sorted), superseded ones and
+        tombstones included.
+        """
         tables = [self._layout.arrow_schema().empty_table()]
         generations: list[int] = []
         for files in self._generations:
-            for rows, places in files.places_of(bucket, keys):
-                tables.append(rows.table.take(pa.array(places)))
-                generations += [files.id] * len(places)
+            for rows, numbers in files.rows_of(bucket, keys):
+                tables.append(rows.table.take(pa.array(numbers)))
+                generations += [files.id] * len(numbers)
         return StoredRows(pa.concat_tables(tables), np.array(generations, np.int64))
 
     # -- by key
@@ -681,7 +698,7 @@ class VersionReader:
         """
         wanted = [(key, self._plain_key(key)) for key in keys]
         try:
-            set(map(itemgetter(0), wanted))
+            set(map(itemgetter(0), wanted))  # only whether all keys can be hashed
         except TypeError as error:
             raise ConfigurationError(
                 f"{self._what}: get_all returns a dict by key, and one of these keys can't be used"
@@ -811,7 +828,7 @@ class VersionReader:
                 yield key, {name: newest[name] for name in names}
 
     def _scan(self, files: KeyFiles, bucket: int, bounds: Bounds) -> Iterator[_ScannedRow]:
-        """Yield the stored rows of one file in key order."""
+        """Yield the stored rows of one file within the bounds, in key order."""
         key = self.sealed.key
         for rows, begin, end in files.scan(bucket, bounds.first, bounds.after):
             for start in range(begin, end, _ROWS_AT_ONCE):
@@ -859,7 +876,9 @@ def read_entries_of(view: VersionReader, bucket: int, keys: Sequence[Key]) -> pa
 
 
 def entries_among(view: VersionReader, stored: StoredRows) -> pa.Table:
-    """Return the entries among stored rows of a version."""
+    """Return the entries among stored rows of a version: the newest row of each key, without
+    deletions. The rows have to include all of each key.
+    """
     sealed = view.sealed
     rows = stored.rows
     if rows.num_rows and sealed.positioned:

@@ -78,8 +78,8 @@ def check_deletable(dataset: str, seen: Commit) -> None:
 def delete_dataset_objects(
     lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str
 ) -> DeletedObjects:
-    """Delete the dataset as of the commit `seen`, or finish an interrupted deletion; return what
-    was deleted.
+    """Delete the dataset as of the commit `seen`, or finish the deletion that `seen` has marked;
+    return what was deleted.
 
     The objects are listed in datasets/{name}/deleting-….json before the pointer marks the dataset
     as deleted, since objects written afterwards may belong to a new dataset of that name. Raises
@@ -106,7 +106,7 @@ def delete_dataset_objects(
         )
     sizes = list_deletable_objects(lake, dataset, last)
     lake.store.delete_many([*sizes])
-    # last: a repeated call deletes what it lists
+    # The list itself goes last, so that a repeated call finds what is left.
     lake.store.delete(str(commit_log.deletion_record(last)["listed"]))
     return DeletedObjects(len(sizes), sum(sizes.values()))
 
@@ -115,7 +115,8 @@ def list_deletable_objects(lake: Lake, dataset: str, last: Commit) -> dict[str, 
     """Return the sizes of the objects that deleting the dataset as of its `last` commit deletes, by
     key.
 
-    If that commit has marked it as deleted, they are what an interrupted deletion has left.
+    If that commit has marked it as deleted, they are those that the deletion has listed; {} once it
+    is finished.
     """
     log = DatasetLog(lake, dataset).log
     if not commit_log.is_deletion_commit(last):
@@ -142,18 +143,19 @@ def plan_retired(
     neither the newest versions nor held ones need them. The versions that read them can't be read
     any more then.
 
-    `held` gives the reasons why versions are needed, by id, `kept_from` the number of the oldest
-    version that the policy keeps.
+    `held` gives the reasons why versions are needed, by id ("*": all). `kept_from` is the number of
+    the oldest version that the policy keeps, 0 for all.
     """
-    kept = "all versions are kept"
+    why_kept = "all versions are kept"
     if policy.keep is not None:
-        kept = f"version {kept_from} is among the newest {policy.keep}"
-    reasons = [(kept_from, kept)]  # by the number of the version that is needed
+        why_kept = f"version {kept_from} is among the newest {policy.keep}"
+    reasons = [(kept_from, why_kept)]  # by the number of the version that is needed
     reasons += [(version_number(version), why) for version, why in held.items()]
-    go: list[RetentionDecision] = []
-    stay: list[RetentionDecision] = []
+    discarded: list[RetentionDecision] = []
+    kept: list[RetentionDecision] = []
     retained_from = manifest.retained_from
-    blocked = ""  # why all later generations stay
+    # Why all later generations stay: an earlier one does, and readable versions may need both.
+    blocked = ""
     for retired in sorted(manifest.retired, key=attrgetter("until")):
         needed = (reason for number, reason in reasons if number < retired.until)
         why = next(needed, blocked)
@@ -162,37 +164,40 @@ def plan_retired(
         if why:
             if not blocked:
                 blocked = f"versions from {retained_from} on can be read"
-            stay.append(RetentionDecision(retired.folder, None, why))
+            kept.append(RetentionDecision(retired.folder, None, why))
         else:
             retained_from = max(retained_from, retired.until)
             why = f"generation {retired.generation}: no version from {retired.until} on reads it"
-            go.append(RetentionDecision(retired.folder, None, why))
-    return DiscardReport(manifest.name, True, tuple(go), tuple(stay), retained_from=retained_from)
+            discarded.append(RetentionDecision(retired.folder, None, why))
+    return DiscardReport(
+        manifest.name, True, tuple(discarded), tuple(kept), retained_from=retained_from
+    )
 
 
 def find_oldest_kept(log: DatasetLog, manifest: DatasetManifest, policy: DiscardPolicy) -> int:
     """Return the number of the oldest version that the policy keeps; 0 if it keeps all, or no
     generation is retired.
 
-    The manifest holds the numbers of versions. Where it leaves out some of a very long history,
-    commits are read back from the newest to the oldest retired generation.
+    The manifest holds the numbers of versions as ranges. Where it leaves out some of a very long
+    history, commits are read back from the newest one. Versions before all retired generations
+    decide nothing, so the search ends there.
     """
     if policy.keep is None or not manifest.retired:
         return 0
-    lowest = min(retired.until for retired in manifest.retired)
+    first_retired = min(retired.until for retired in manifest.retired)
     oldest = 0
-    left = policy.keep
+    still_to_keep = policy.keep
     for first, last in reversed(as_unbounded(manifest).numbers):
-        oldest = max(first, last - left + 1)
-        left -= last - oldest + 1
-        if left == 0 or oldest < lowest:
+        oldest = max(first, last - still_to_keep + 1)
+        still_to_keep -= last - oldest + 1
+        if still_to_keep == 0 or oldest < first_retired:
             return oldest
     kept: set[int] = set()
     for _, manifest_then in log.history():
         if manifest_then.version is not None:
             kept.add(manifest_then.version.number)
         is_complete = len(kept) == policy.keep
-        if kept and (is_complete or min(kept) < lowest):
+        if kept and (is_complete or min(kept) < first_retired):
             break
     return min(kept, default=0)
 
@@ -200,8 +205,8 @@ def find_oldest_kept(log: DatasetLog, manifest: DatasetManifest, policy: Discard
 def _retired_at(retired: Retired, listing: Listing) -> datetime:
     """Return when a generation was retired: the time of that commit, by the store's clock.
 
-    It is `now` for a commit newer than the listing, and the time in the manifest if the commit is
-    not listed.
+    It is the time of the listing for a commit that is newer. If the commit is not listed any more,
+    it is the time in the manifest, by its writer's clock.
     """
     if retired.until in listing.commits:
         return listing.commits[retired.until]
@@ -263,7 +268,8 @@ def plan_discard(
 def _find_garbage(
     manifest: DatasetManifest, policy: DiscardPolicy, listing: Listing
 ) -> Iterator[RetentionDecision]:
-    """Yield the folders and documents that no version references.
+    """Yield the folders and documents that no version references, and that are older than the
+    grace.
 
     However short the grace, what belongs to a running build is no garbage.
     """
@@ -272,7 +278,8 @@ def _find_garbage(
     for entry, at in sorted({**listing.folders, **listing.documents}.items()):
         if entry in known or at > limit:
             continue
-        if not any(attempt in entry for attempt in listing.running):
+        is_of_running_build = any(attempt in entry for attempt in listing.running)
+        if not is_of_running_build:
             why = f"no version references it, unchanged since {at:%Y-%m-%d %H:%M} UTC"
             yield RetentionDecision(entry, None, why)
 
@@ -282,26 +289,29 @@ def _plan_versions(
 ) -> DiscardReport:
     """Decide which versions of a bounded dataset to discard, and which to keep."""
     needed = _needed_versions(manifest, policy, held)
-    go = []
-    stay = []
+    discarded = []
+    kept = []
     for ref in manifest.versions:
         why = needed.get(ref.id, held.get("*", ""))
-        age = listing.now - listing.documents.get(ref.document or "", ref.sealed_at)
-        if not why and age < policy.grace:
+        written_at = listing.documents.get(ref.document or "", ref.sealed_at)
+        if not why and listing.now - written_at < policy.grace:
             why = f"younger than {policy.grace}"
         if why:
-            stay.append(RetentionDecision(ref.id, ref.name, why))
+            kept.append(RetentionDecision(ref.id, ref.name, why))
         else:
-            go.append(RetentionDecision(ref.id, ref.name, _discard_reason(manifest, ref, policy)))
-    return DiscardReport(manifest.name, True, tuple(go), tuple(stay))
+            reason = _discard_reason(manifest, ref, policy)
+            discarded.append(RetentionDecision(ref.id, ref.name, reason))
+    return DiscardReport(manifest.name, True, tuple(discarded), tuple(kept))
 
 
 def _needed_versions(
     manifest: BoundedManifest, policy: DiscardPolicy, held: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return why versions of a bounded dataset are kept, whatever their age, by id."""
+    """Return why versions of a bounded dataset are kept, whatever their age, by id: of several
+    reasons the last one in the order of this function.
+    """
     needed = {**held, **_newest_versions(manifest, policy)}
-    head = manifest.ref(manifest.head or "")
+    head = manifest.head_ref
     if head is not None:
         # The version to serve if the current one is revoked. After a rollback, others that are
         # kept may be newer.
@@ -341,19 +351,19 @@ def find_spared(
     # Folders and documents of a bounded dataset have the version in their names. Of an unbounded
     # one, only the manifest of a version lists its folders: once that is not retained, each entry
     # may belong to the version.
-    earlier = set()
+    may_have_any = set()
     for version in held:
         if manifest.versions_are_commits and not manifest.retains(version):
-            earlier.add(version)
+            may_have_any.add(version)
     spared = []
     for entry in manifest.doomed:
         why = ""
         for version in held:
-            if version in earlier or belongs_to_version(version, entry):
+            if version in may_have_any or belongs_to_version(version, entry):
                 why = held[version]
                 break
         if entry in reached:
-            # should not happen; leaving garbage is safer than deleting data
+            # This should not happen; leaving garbage is safer than deleting data.
             why = "a version references it"
         if why:
             spared.append(RetentionDecision(entry, None, why))
@@ -361,10 +371,8 @@ def find_spared(
 
 
 def belongs_to_version(version: str, entry: str) -> bool:
-    """Whether a folder, document or manifest may belong to a version: its key contains the id of
-    its attempt.
-
-    Each belongs to "*", all versions.
+    """Whether a folder, document or manifest (by its key) may belong to a version (by its id): the
+    key contains the id of the version's attempt. Every key belongs to "*", all versions.
     """
     _, _, attempt = version.partition("-")
     return version == "*" or attempt in entry
@@ -381,7 +389,7 @@ def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[s
             sealed.append(ref)
     sealed.sort(key=version_order(manifest), reverse=True)
     if manifest.declaration.order == "name":
-        newest_build = {ref.name: ref for ref in reversed(sealed)}
+        newest_build = {ref.name: ref for ref in reversed(sealed)}  # the last one counts
         sealed = [ref for ref in sealed if newest_build[ref.name] is ref]
     why = "all are kept"
     if policy.keep is not None:
@@ -390,7 +398,7 @@ def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[s
 
 
 def _discard_reason(manifest: BoundedManifest, ref: VersionRef, policy: DiscardPolicy) -> str:
-    """Return why a version is discarded."""
+    """Return why a version that nothing needs is discarded."""
     if ref.state != "sealed":
         return f"{ref.state}, older than {policy.grace}"
     if manifest.declaration.order == "name":
@@ -465,10 +473,10 @@ def discard(
 ) -> DiscardReport:
     """Discard the versions that the policy does not keep, and delete unreferenced objects.
 
-    Safe to repeat and to run concurrently. `roots` gives, by version id, why applications still
-    need a version (their open batches), `manifests` the keys of the old manifests that they need.
-    With `dry_run` nothing is written but the object from which the store's clock is read. Raises
-    DatasetNotFoundError.
+    Safe to repeat and to run concurrently. `policy` None is that of the declaration. `roots` gives,
+    by version id, why applications still need a version (their open batches), `manifests` the keys
+    of the old manifests that they need. With `dry_run` nothing is written but the object from which
+    the store's clock is read. Raises DatasetNotFoundError.
     """
     log = DatasetLog(lake, dataset)
     members = log.read_all().manifests
@@ -536,7 +544,8 @@ def delete_doomed(
     deleted = set(manifest.doomed) - {decision.what for decision in spared}
     objects: list[ObjectInfo] = []
     for entry in sorted(deleted):
-        if not entry.endswith(".json"):
+        is_folder = not entry.endswith(".json")
+        if is_folder:
             objects += log.lake.store.list(f"{entry}/")
             continue
         document = log.lake.store.head(entry)
@@ -545,12 +554,12 @@ def delete_doomed(
     log.lake.store.delete_many([item.key for item in objects])
 
     def clear(fresh: DatasetManifest) -> DatasetManifest | None:
-        """Return the manifest without the deleted entries."""
-        left = tuple(entry for entry in fresh.doomed if entry not in deleted)
+        """Return the manifest without the deleted entries; None if it lists none of them."""
+        still_doomed = tuple(entry for entry in fresh.doomed if entry not in deleted)
         change = Change(action="expire", reason=f"{len(deleted)} folders and documents are deleted")
-        if left == fresh.doomed:
+        if still_doomed == fresh.doomed:
             return None
-        return fresh.after(doomed=left, change=change)
+        return fresh.after(doomed=still_doomed, change=change)
 
     log.transact(clear, by=by)
     return Deletion(spared, objects)
@@ -599,10 +608,10 @@ def _delete_old_records(
     store = log.lake.store
     limit = subtract_span(listing.now, policy.grace)
     held: Mapping[str, str] = {}
-    if manifest.versions_are_commits:
+    if manifest.versions_are_commits:  # a version is found by the manifest of its commit
         held = version_holders(list_leases(log.lake, log.name), roots(), listing.now)
-    ended = min(limit, listing.now - RUNNING_WITHIN)
-    objects = [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= ended]
+    ended_by = min(limit, listing.now - RUNNING_WITHIN)
+    objects = [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= ended_by]
     logs = [log.log]
     set_name = log.version_set()
     if set_name is not None:
@@ -623,8 +632,8 @@ def _without_retained(
     held: Collection[str],
     needed: Collection[str],
 ) -> list[ObjectInfo]:
-    """Return the commit manifests that neither retained versions, nor those in use, nor
-    applications need.
+    """Return those of the commit manifests that are not needed: by retained versions, by versions
+    that are `held`, or by applications (`needed`, by key).
     """
     first = manifest.retained_from
     rest = []
@@ -637,7 +646,7 @@ def _without_retained(
 
 
 def _is_kept(manifest: DatasetManifest, version: str) -> bool:
-    """Whether a version is retained."""
+    """Whether a version is retained and is not being deleted."""
     try:
         manifest.check_kept(version)
     except VersionDiscardedError:

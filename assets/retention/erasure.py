@@ -86,10 +86,10 @@ from dagster_adjunct.resources.validation import validated
 @dataclass(frozen=True, slots=True)
 class RewrittenVersion:
     """A version that held some of the keys, and its replacement: `old` and `new` are ids, `rows`
-    counts erased entries.
+    is the number of erased entries, and `state` is that of the version.
 
-    For an unbounded dataset, it describes a generation: `old` and `new` are folders, `rows` counts
-    live rows and tombstones, and `state` is "served" or "building".
+    For an unbounded dataset, it describes a generation: `old` and `new` are folders, `rows` is the
+    number of erased rows, tombstones included, and `state` is "served" or "building".
     """
 
     old: str
@@ -251,9 +251,8 @@ def _key_fields(manifest: DatasetManifest) -> tuple[Field, ...]:
 
 
 def _has_found_keys(held: RetentionDecision, proof: KeySearch) -> bool:
-    """Whether the search found keys in a held entry, or could not read it.
-
-    Searched are its files, and the record and document of its attempt.
+    """Whether the search found keys in an object of a held entry, or could not read one. Its
+    objects have the id of its attempt in their keys: files, record and document.
     """
     _, _, attempt = held.what.rpartition("/")
     return any(attempt in sighting.object for sighting in (*proof.found, *proof.unsearched))
@@ -285,8 +284,8 @@ def rewrite_generation(
     affected: dict[str, int],
     attempt: Attempt,
 ) -> Generation:
-    """Write a generation again without the rows of these keys; `affected` names the files that have
-    some.
+    """Write a generation again in the folder of `attempt`, under the same `number`, without the
+    rows of these keys; `affected` names the files that have some.
 
     Rows keep their hidden columns. Other files are copied. Rewritten files have no digest, and
     files without rows are left out.
@@ -308,10 +307,12 @@ def rewrite_generation(
 
 
 def _count_rows(stored: StoredFile, keys: KeySet) -> int:
+    """Return the number of a file's rows with one of the keys, tombstones included."""
     return sum(len(keys.rows_in(table)) for table in stored.row_groups(keys.names))
 
 
 def _count_tombstones(stored: StoredFile, keys: KeySet) -> int:
+    """Return the number of a file's tombstones with one of the keys."""
     tables = stored.row_groups([*keys.names, TOMBSTONE])
     return sum(len(keys.rows_in(table.filter(table.column(TOMBSTONE)))) for table in tables)
 
@@ -329,9 +330,8 @@ def _write_file_without(
         for rows in stored.row_groups(list(layout.stored.columns)):
             kept = np.ones(rows.num_rows, dtype=bool)
             kept[keys.rows_in(rows)] = False
-            left = rows.filter(kept)
             # An unbounded table may have files from before its columns were changed.
-            yield conform_to_layout(left, layout)
+            yield conform_to_layout(rows.filter(kept), layout)
 
     writer = BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options)
     written = write_bucket_file(writer, rows_without_keys())
@@ -372,8 +372,8 @@ class StoredReplacement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewrittenGeneration:
-    """A generation and its replacement. `rows` counts the erased rows, `live` those of them that
-    were no tombstones.
+    """A generation and its replacement, written by `attempt`. `rows` is the number of erased rows,
+    `live` that of those that were no tombstones.
     """
 
     old: Generation
@@ -390,8 +390,8 @@ class RewrittenGeneration:
 
 @dataclass(frozen=True, slots=True)
 class VersionReplacement:
-    """The replacement of a retained version: rewritten under a new id, or with only its document
-    redacted.
+    """The replacement of a retained version: rewritten under a new id by `attempt`, or with only
+    its document redacted (`attempt` None, the same id).
 
     `rows` is the number of erased entries.
     """
@@ -436,10 +436,10 @@ R = TypeVar("R", RewrittenGeneration, VersionReplacement)
 
 
 def write_on_record(log: DatasetLog, by: str, write: Callable[[Attempt], T]) -> T:
-    """Return `write(attempt)` for a new attempt.
+    """Call `write` with a new attempt, and return its result.
 
-    The attempt stays on record after that, so that no discard takes its files for garbage; if
-    `write` raises, its record is deleted.
+    The attempt stays on record after that, so that no discard takes its files for garbage;
+    `delete_records` deletes the record. If `write` raises, it is deleted at once.
     """
     attempt = log.attempt()
     try:
@@ -453,8 +453,8 @@ def write_on_record(log: DatasetLog, by: str, write: Callable[[Attempt], T]) -> 
 def drop_unusable(
     log: DatasetLog, manifest: DatasetManifest, made: dict[str, R], needed: Collection[str]
 ) -> list[str]:
-    """Drop replacements of what is no longer `needed`, and those whose files a discard has deleted
-    or doomed. Return what is needed and has no replacement.
+    """Drop, from the replacements `made`, those of what is no longer `needed`, and those whose
+    files a discard has deleted or doomed. Return what is needed and has no replacement.
 
     A discard first commits what it is going to delete. Either we have read that commit, or it makes
     ours fail.
@@ -489,7 +489,7 @@ def drop_replacement(log: DatasetLog, made: RewrittenGeneration | VersionReplace
     generation, document = made.stored
     if document is not None:
         log.lake.store.delete(document)
-    if made.attempt is not None:
+    if made.attempt is not None:  # else the files are those of the old version
         log.drop(generation)
         delete_records(log, [made])
 
@@ -542,7 +542,8 @@ class _Erasure(ABC, Generic[M, R]):
             try:
                 made = self._replace(manifest, parts[name])
             except (errors.DatasetError, errors.ManifestMismatchError) as error:
-                if name not in self._parts(self._of_kind(self.log.require().manifest)):
+                parts_now = self._parts(self._of_kind(self.log.require().manifest))
+                if name not in parts_now:
                     continue  # compacted or discarded meanwhile: the commit fails and is retried
                 if isinstance(error, errors.DatasetError):
                     raise
@@ -596,6 +597,7 @@ class _Erasure(ABC, Generic[M, R]):
         """Return `after` redacted, and with leftovers and what was `replaced` doomed; None if
         nothing changes.
 
+        `manifest` is the one before, `version` the new id of what is served (None: unchanged).
         `deleted` is not doomed: it is deleted once the erasure is committed.
         """
         redacted = manifest_from_body(redact(after.model_dump(mode="json"), self.keys))
@@ -703,11 +705,11 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         served = manifest.served_generations
         replaced = [self.made[old.folder] for old in served if old.folder in self.made]
         version = manifest.version
-        served_now = None
+        new_id = None
         if version is not None and replaced:
             version = self._version_without_keys(version, replaced, number, commit_id)
-            served_now = version.id
-            retained_from = number
+            new_id = version.id
+            retained_from = number  # all earlier versions read a generation with a key
         being_built = manifest.bootstrap.building
         building = tuple(self._without_keys(being_built))
         after = manifest.after(
@@ -719,18 +721,18 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         # Of these, only folders that are no longer reachable become doomed.
         old_folders = [retired.folder for retired in manifest.retired]
         old_folders += [old.folder for old in (*being_built, *served) if old.folder in self.made]
-        return self._with_doomed(manifest, after, old_folders, served_now, reason)
+        return self._with_doomed(manifest, after, old_folders, new_id, reason)
 
     def _without_keys(self, generations: Sequence[Generation]) -> list[Generation]:
         """Return the generations, rewritten where they held keys, without empty ones."""
-        left = []
+        remaining = []
         for old in generations:
-            now = self._rewritten_or(old)
-            if now.files:
-                left.append(now)
-        return left
+            new = self._replacement_of(old)
+            if new.files:
+                remaining.append(new)
+        return remaining
 
-    def _rewritten_or(self, old: Generation) -> Generation:
+    def _replacement_of(self, old: Generation) -> Generation:
         """Return the replacement of a generation, or the generation itself if it holds no key."""
         made = self.made.get(old.folder)
         if made is None:
@@ -744,11 +746,15 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         number: int,
         commit_id: str,
     ) -> SealedVersion:
-        """Return the served version with the new generations, without empty ones."""
+        """Return the served version with the new generations, without empty ones; an empty one if
+        no rows are left. `number` and `commit_id` are those of the commit.
+
+        The number of entries is exact or None, as before.
+        """
         first = version.generations[0]
         generations = self._without_keys(version.generations)
-        if not generations:
-            generations = [self._rewritten_or(first)]
+        if not generations:  # a version has at least one
+            generations = [self._replacement_of(first)]
         is_alone = len(generations) == 1
         rows = version.rows
         if version.history is not None:
@@ -758,7 +764,8 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         elif rows is not None:
             rows -= sum(made.live for made in replaced)
         elif is_alone and generations[0].id == first.id and version.order_by is None:
-            # Usually a base. It is a delta if an earlier erasure removed the base.
+            # All deltas have become empty. What is left is usually a base; it is a delta, perhaps
+            # with tombstones, if an earlier erasure removed the base.
             rows = None
             if not count_deletions(generations[0]):
                 rows = generations[0].rows
@@ -826,10 +833,13 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
     _of_kind = staticmethod(as_bounded)
 
     def _parts(self, manifest: BoundedManifest) -> dict[str, VersionRef]:
+        """Return the retained versions that were built, by document."""
         return {str(ref.document): ref for ref in manifest.built}
 
     def _replace(self, manifest: BoundedManifest, part: VersionRef) -> VersionReplacement | None:
-        """Return the replacement of a version, None if it holds no key."""
+        """Return the replacement of a version, None if neither its files nor its document hold a
+        key. Files are only written again if they do.
+        """
         sealed = self.log.read_version(part)
         attempt = None
         files = list_stored_files(self.log.lake.store, self.log.name, sealed)
@@ -874,55 +884,55 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
         self, manifest: BoundedManifest, number: int, commit_id: str, reason: str
     ) -> BoundedManifest | None:
         """Return the manifest with the replaced versions, None when there is nothing to do."""
-        old = {made.old.id: made for made in self.made.values()}
+        by_old_id = {made.old.id: made for made in self.made.values()}
         replaced: list[str] = []
-        for made in old.values():
+        for made in by_old_id.values():
             replaced += made.old.objects
         # The old document of a version that keeps its id is not doomed but deleted: leases are on
         # the id.
         deleted = set()
-        for made in old.values():
+        for made in by_old_id.values():
             if made.new.id == made.old.id:
                 deleted.add(str(made.old.document))
         served = None
         if manifest.version:
-            served = old.get(manifest.version.id)
-        version = None
+            served = by_old_id.get(manifest.version.id)
+        new_id = None
         if served:
-            version = served.new.id
-        return self._with_doomed(
-            manifest, replace_versions(manifest, old), replaced, version, reason, deleted
-        )
+            new_id = served.new.id
+        after = replace_versions(manifest, by_old_id)
+        return self._with_doomed(manifest, after, replaced, new_id, reason, deleted)
 
 
 def replace_versions(
-    manifest: BoundedManifest, old: Mapping[str, VersionReplacement]
+    manifest: BoundedManifest, replacements: Mapping[str, VersionReplacement]
 ) -> BoundedManifest:
-    """Return the manifest with the old versions replaced by the new ones everywhere."""
+    """Return the manifest with these versions replaced everywhere; `replacements` are by old id."""
 
-    def renamed(version: Any) -> Any:
-        if version not in old:
+    def new_id_of(version: Any) -> Any:
+        """Return the new id of a version, or its own if it stays."""
+        if version not in replacements:
             return version
-        return old[version].new.id
+        return replacements[version].new.id
 
     version = manifest.version
-    if version is not None and version.id in old:
-        version = old[version.id].sealed
+    if version is not None and version.id in replacements:
+        version = replacements[version.id].sealed
     versions = []
     for ref in manifest.versions:
-        now = ref
-        if ref.id in old:
-            now = _with_current_state(ref, old[ref.id].new)
-        versions.append(now.model_copy(update={"replaced": renamed(now.replaced)}))
+        new = ref
+        if ref.id in replacements:
+            new = _with_current_state(ref, replacements[ref.id].new)
+        versions.append(new.model_copy(update={"replaced": new_id_of(new.replaced)}))
     delivered = []
     for done in manifest.delivered:
-        delivered.append(done.model_copy(update={"version": renamed(done.version)}))
+        delivered.append(done.model_copy(update={"version": new_id_of(done.version)}))
     pin = manifest.pin
     if pin is not None:
-        pin = pin.model_copy(update={"version": renamed(pin.version)})
+        pin = pin.model_copy(update={"version": new_id_of(pin.version)})
     return manifest.after(
         version=version,
-        head=renamed(manifest.head),
+        head=new_id_of(manifest.head),
         pin=pin,
         versions=tuple(versions),
         delivered=tuple(delivered),
@@ -930,7 +940,9 @@ def replace_versions(
 
 
 def _with_current_state(now: VersionRef, new: VersionRef) -> VersionRef:
-    """Return the list entry `new` of a version with the state that its old one has now."""
+    """Return the manifest's entry `new` of a version, with the state that its old entry `now` has:
+    it may have changed since the replacement was written.
+    """
     kept = {
         "state": now.state,
         "reason": now.reason,

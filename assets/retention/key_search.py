@@ -54,23 +54,25 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
 
     Verdicts lose messages and facts that contain a key, and reasons that contain one are replaced.
     Files lose key ranges and footers that contain one; with `all_ranges` all of them, which past
-    manifests don't need.
+    manifests don't need. Files and verdicts are recognised by their fields, at any depth.
 
     The reason of an erasure is searched only for keys with text, since a number or date in it may
     be that of the request. The reason of a discard holds counts, and is not searched.
     """
-    again = partial(redact, keys=keys, all_ranges=all_ranges)
+    redact_part = partial(redact, keys=keys, all_ranges=all_ranges)
     if isinstance(value, list):
-        return [*map(again, value)]
+        return [*map(redact_part, value)]
     if not isinstance(value, dict):
         return value
-    if value.keys() >= _FILE_FIELDS:
+    is_file = value.keys() >= _FILE_FIELDS
+    if is_file:
         return _redact_file(value, keys, all_ranges=all_ranges)
-    if value.keys() >= _VERDICT_FIELDS:
+    is_verdict = value.keys() >= _VERDICT_FIELDS
+    if is_verdict:
         if keys.is_named_in(value["message"], value["facts"]):
             return {**value, "message": CLEARED, "facts": {}}
         return value
-    redacted = {name: again(field) for name, field in value.items()}
+    redacted = {name: redact_part(field) for name, field in value.items()}
     action = value.get("action")
     if action == _DISCARD_ACTION:
         return redacted
@@ -85,7 +87,7 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
 
 def _redact_file(file: dict[str, Any], keys: KeySet, *, all_ranges: bool) -> dict[str, Any]:
     """Return a manifest's entry of a file without key range and footer, if one of these contains a
-    key or with `all_ranges`.
+    key or with `all_ranges`; else unchanged.
     """
     has_key = keys.is_listed_as(file.get("min_key")) or keys.is_listed_as(file.get("max_key"))
     if not all_ranges and not has_key and not _footer_has_key(file, keys):
@@ -97,22 +99,22 @@ def _redact_file(file: dict[str, Any], keys: KeySet, *, all_ranges: bool) -> dic
 
 def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
     """Whether a file's footer contains one of the keys, as the first key of a row group or in
-    its statistics.
+    its statistics; False without a footer, True if it can't be read.
     """
     if not file.get("footer"):
         return False
     try:
         metadata = pq.read_metadata(pa.BufferReader(unpack_footer(file["footer"])))
     except (MalformedDocumentError, pa.ArrowException, OSError):
-        return True  # an unreadable footer may contain a key
+        return True
     first_keys = json.loads((metadata.metadata or {}).get(GROUP_KEYS, b"[]"))
     if any(map(keys.is_listed_as, first_keys)):
         return True
     if len(keys.fields) > 1:
         return False  # statistics are of single columns, not of whole keys
-    at = column_paths(metadata).index(keys.names[0])
+    column = column_paths(metadata).index(keys.names[0])
     for group in range(metadata.num_row_groups):
-        statistics = metadata.row_group(group).column(at).statistics
+        statistics = metadata.row_group(group).column(column).statistics
         if statistics is None or not statistics.has_min_max:
             continue
         if not keys.keys.isdisjoint([(statistics.min,), (statistics.max,)]):
@@ -213,8 +215,8 @@ def list_set_manifests(log: DatasetLog) -> list[str]:
 
 
 def dataset_part(log: DatasetLog, key: str, document: Any) -> Any:
-    """Return what a document says of this dataset: the whole, or the member's part of a version
-    set's manifest.
+    """Return what a document with this object key says of this dataset: the whole, or its part of a
+    version set's manifest, None if it has none.
     """
     if key.startswith(f"{SETS}/"):
         return document["body"]["members"].get(log.name)
@@ -238,8 +240,8 @@ def _search_document(log: DatasetLog, keys: KeySet, key: str) -> KeyFinding | No
 
 
 class _FileSearch(NamedTuple):
-    """The number of searched rows of a file, that it has one of the keys, or why it could not be
-    searched.
+    """The number of searched rows of a file, and what was found: `found` that it has one of the
+    keys, or `unread` that it could not be searched.
     """
 
     rows: int = 0
@@ -248,7 +250,9 @@ class _FileSearch(NamedTuple):
 
 
 def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> _FileSearch:
-    """Search the rows of a file for the keys."""
+    """Search the rows of a file for the keys; a file that was deleted since it was listed has
+    none.
+    """
     names = keys.names
     hits = 0
     try:
@@ -262,7 +266,7 @@ def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> _FileSea
         for group in range(file.num_row_groups):
             hits += len(keys.rows_in(file.read_row_group(group, columns=names)))
     except ObjectNotFoundError:
-        return _FileSearch()  # deleted since it was listed
+        return _FileSearch()
     except (pa.ArrowException, OSError) as error:
         first_line, _, _ = str(error).partition("\n")
         return _FileSearch(unread=KeyFinding(item.key, f"{_UNREADABLE}: {first_line}"))
@@ -273,11 +277,11 @@ def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> _FileSea
     return _FileSearch(file.metadata.num_rows, found)
 
 
-def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
-    """Return findings for missing files of retained versions: it is not known whether they held a
-    key.
+def _find_missing_files(log: DatasetLog, existing: set[str]) -> list[KeyFinding]:
+    """Return findings for missing files of retained versions, and of a table that is being built:
+    it is not known whether they held a key.
 
-    `there` are the object keys of the files that exist.
+    `existing` are the object keys of the files that exist.
     """
     manifest = log.read().manifest
     if manifest is None:
@@ -293,7 +297,7 @@ def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
     for what, generations in listed.items():
         for generation in generations:
             keys = {f"{generation.folder}/{file.name}" for file in generation.files}
-            for key in sorted(keys - there):
+            for key in sorted(keys - existing):
                 findings.append(KeyFinding(key, f"{what} lists it, and it is missing"))
     return findings
 
@@ -368,9 +372,9 @@ def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
     commit = log.read().commit
     assert commit is not None
     own = [item.key for item in log.lake.store.list(f"{log.prefix}/manifests/")]
-    past = own  # a member's own log ended when it joined its version set
-    if not commit.manifest_key.startswith(f"{SETS}/"):
-        past = _manifests_up_to(own, commit.manifest_key)
+    is_in_set = commit.manifest_key.startswith(f"{SETS}/")
+    # The own log of a member ended when it joined the set.
+    past = own if is_in_set else _manifests_up_to(own, commit.manifest_key)
     past += _manifests_up_to(list_set_manifests(log), commit.manifest_key)
     with ThreadPoolExecutor(_WORKERS) as pool:
         return sum(pool.map(partial(_redact_manifest, log, keys), past))
@@ -443,9 +447,8 @@ class KeySet:
 
     @lru_cache(maxsize=8)  # noqa: B019 - few and small
     def with_text(self) -> KeySet:
-        """Return the keys with a string in them.
-
-        Prose does not contain such a key by chance, unlike a number or date.
+        """Return those of the keys that have a string in them: prose does not contain such a key by
+        chance, unlike a number or date.
         """
         texts = []
         for key in self.keys:
@@ -459,11 +462,11 @@ class KeySet:
 
         if not layout.bucket_by:
             return {0}
-        places = [self.names.index(name) for name in layout.bucket_by]
-        types = [self.fields[place].type for place in places]
+        indices = [self.names.index(name) for name in layout.bucket_by]
+        types = [self.fields[index].type for index in indices]
         buckets = set()
         for key in self.keys:
-            values = [key[place] for place in places]
+            values = [key[index] for index in indices]
             buckets.add(bucket_of_key(values, types, layout.partitions))
         return buckets
 
@@ -482,6 +485,7 @@ class KeySet:
     def rows_in(self, table: pa.Table) -> list[int]:
         """Return the indices of the rows with one of these keys."""
         columns = table.select(self.names).columns
+        # Arrow finds those with the first value of a key, Python the whole key among them.
         wanted = pa.array(sorted({key[0] for key in self.keys}), columns[0].type)
         likely: list[int] = pc.indices_nonzero(pc.is_in(columns[0], value_set=wanted)).to_pylist()
         found = []
@@ -497,7 +501,8 @@ class KeySet:
         """
         if not isinstance(stored, list):
             return False
-        if len(stored) > len(self.fields) and _is_moment(stored[-1]):
+        ends_in_time = len(stored) > len(self.fields) and _is_moment(stored[-1])
+        if ends_in_time:
             stored = stored[:-1]
         return tuple(stored) in _encoded_keys(self)
 
@@ -532,7 +537,7 @@ def _encoded_keys(keys: KeySet) -> frozenset[tuple[Any, ...]]:
 
 @lru_cache(maxsize=8)
 def _written_forms(keys: KeySet) -> list[tuple[tuple[str, ...], ...]]:
-    """Return, for each value of each key, the forms in which text may contain it."""
+    """Return, for each value of each key, the forms in which text may contain that value."""
     written = []
     for key in keys.keys:
         forms_of_key = []
@@ -563,7 +568,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _word_pattern(form: str) -> str:
-    """Return the pattern of this text where no letter or digit goes on before or after it."""
+    """Return the pattern that finds this text as a whole word: if it begins or ends with a letter
+    or digit, none goes before or after it.
+    """
     before = ""
     if re.match(r"\w", form[0]):
         before = r"(?<!\w)"

@@ -69,13 +69,14 @@ _POSITION = r"^[+-]?\d{1,30}$"
 def add_order(
     spec: UnboundedDataset, rows: DataFrame, schema: Schema, samples: Samples | None
 ) -> DataFrame:
-    """Return the rows with their positions in the column ORDER; a row that can't be ordered gets a
-    problem.
+    """Return the rows, without SNAPSHOT, with their positions in the column ORDER; a row that can't
+    be ordered gets a problem.
 
+    `schema` has the columns that rows are ordered by; other names in the order are paths.
     `samples` are the first ordering values as far as they are known (see `find_order_samples`).
     """
     order = spec.following.order or ()
-    if order == change_values.STREAMED_FIRST:
+    if order == change_values.STREAMED_FIRST:  # by offset, with all rows of snapshots below 0
         below = F.when(F.col(SNAPSHOT), change_values.SNAPSHOT_ROWS).otherwise(0).cast("bigint")
         return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT)
     are_texts = change_values.position_type(order, schema) == "string"
@@ -89,7 +90,7 @@ def add_order(
             part = change_values.sortable_column(value, name, sample)
         elif name in schema.names:
             part = position_column(name, schema)
-        else:
+        else:  # a text at a path; a cast alone would also accept 1.5
             part = F.when(value.rlike(_POSITION), value.try_cast("bigint"))
         may_be_null = F.lit(False)
         # A snapshot's row lacks the fields of a streamed change: it comes before every change with
@@ -114,8 +115,9 @@ def add_order(
 
 
 def _add_group_order(rows: DataFrame, order: Order) -> DataFrame:
-    """Return the rows with the same position: the ordering columns of groups say which is newer. A
-    row that sets no group gets a problem.
+    """Return the rows, without SNAPSHOT, all with the position 0: which one is newer is decided for
+    each group of columns, by its ordering column in `order`. A row that sets no group gets a
+    problem.
     """
     names_group = reduce(or_, (named_column(name).isNotNull() for name in order))
     rows = rows.withColumn(ORDER, F.lit(0).cast("bigint")).drop(SNAPSHOT)
@@ -141,7 +143,7 @@ def _comparable_samples(order: Order, samples: Samples | None, are_texts: bool) 
 
 def order_columns(order: Sequence[str], schema: Schema) -> list[Column]:
     """Return the values of the names in `order_by`: as strings, if positions are made of strings
-    or paths.
+    or paths. Of a date or timestamp, the string is the number that `position_column` gives.
     """
     are_texts = change_values.position_type(tuple(order), schema) == "string"
     values = []
@@ -225,12 +227,19 @@ def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
     readable = with_read_paths(spec, schema)
     read = list_read_paths(readable, schema)
-    order_by = [split_path(name)[0] if name in read else name for name in following.ordering]
+    order_by = []
+    for name in following.ordering:
+        # The format decodes the column; the path into it is read below.
+        order_by.append(split_path(name)[0] if name in read else name)
+    key = []
+    for name in spec.key:
+        if spec.steps_to(name)[0] in schema:  # else the extractor makes it
+            key.append(spec.source_of(name))
     rows = following.changes.decode(
         records,
         schema,
         describe_input(spec),
-        key=tuple(spec.source_of(name) for name in spec.key if spec.steps_to(name)[0] in schema),
+        key=tuple(key),
         order_by=tuple(dict.fromkeys(order_by)),
         comparable=bool(order_by) or len(source.ssps) == 1,
     )
@@ -257,7 +266,9 @@ def readable_schema(source: OpenedChanges) -> Schema:
 
 
 def list_read_paths(readable: Schema, rows: Schema) -> list[str]:
-    """Return the names of those columns that are paths into the rows."""
+    """Return the names in `readable` that are paths into columns of the rows: those that the rows
+    don't have.
+    """
     return [name for name in readable.names if name not in rows]
 
 
@@ -270,8 +281,9 @@ def decode_changes(
     """Return the changes made from records: the columns of the entries, META, `__position` and
     PROBLEM.
 
-    A change may make none, one or several entries; its problem is why it can't be applied. With
-    dead letters, `__raw` is its record as JSON. `positions_from` is added to positions by offset.
+    A record may make none, one or several changes; the problem of a change is why it can't be
+    applied. With a history the changes have `__valid_from`; where they may leave out columns, KEPT;
+    with dead letters `__raw`, the record as JSON. `positions_from` is added to positions by offset.
     `samples` are the first ordering values (see `find_order_samples`).
     """
     spec = source.spec
@@ -308,8 +320,9 @@ def decode_changes(
 
 
 def _select_stored(spec: UnboundedDataset, rows: DataFrame, schema: Schema) -> DataFrame:
-    """Return the rows with the stored columns, some of which are made of paths, and the metadata
-    columns. A column that is made of a kept one is kept, too.
+    """Return the rows with the columns of `schema`, which are stored, and the metadata columns.
+
+    A stored column may be at a path into a column of the rows. It is kept if that column is.
     """
     values = {}
     kept = []
@@ -341,7 +354,7 @@ def _reject_unplaced(spec: UnboundedDataset, rows: DataFrame) -> DataFrame:
     """Return the rows with a problem where a column that orders them, or is their time, is left
     out.
     """
-    if KEPT not in rows.columns:
+    if KEPT not in rows.columns:  # no row leaves out columns
         return rows
     reasons = []
     for name in _list_placing_columns(spec, rows.columns):
@@ -397,22 +410,22 @@ def _extract_entries(
     spec: UnboundedDataset, rows: DataFrame, entry_schema: Schema, what: str
 ) -> DataFrame:
     """Return the entries that the extractor makes from rows; deletions, and rows with a problem,
-    bypass it.
+    bypass it as tombstones.
 
-    A change from which it makes no entry deletes the existing entry, if the extractor keeps the
-    key.
+    If the extractor copies the key, a row from which it makes no entry deletes the existing entry.
+    If it computes the key, deletions get a problem. `what` names the dataset in errors.
     """
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.masked)
-    kept = extractor.keeps(spec.key_columns)
+    copies_key = extractor.keeps(spec.key_columns)
     marks = metadata_columns(rows.columns)
     if KEPT in rows.columns:
         rows = _name_kept_entries(spec, rows, extractor, entry_schema)
-    around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
-    if kept and isinstance(extractor, Projection | PythonExtractor):
-        entries = extractor.apply_to_changes(around, entry_schema, what, spec.key_steps)
+    marked = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
+    if copies_key and isinstance(extractor, Projection | PythonExtractor):
+        entries = extractor.apply_to_changes(marked, entry_schema, what, spec.key_steps)
     else:
-        entries = extractor.apply(around, entry_schema, what)
+        entries = extractor.apply(marked, entry_schema, what)
     lost = [name for name in marks if name not in entries.columns]
     if lost:
         raise SchemaMismatchError(
@@ -424,7 +437,7 @@ def _extract_entries(
             column=lost[0],
         )
     entries = entries.drop(UNDECIDED)
-    if kept:
+    if copies_key:
         return entries
     return add_problem(entries, F.when(F.col(TOMBSTONE), UNKEYED_DELETION))
 
@@ -432,12 +445,12 @@ def _extract_entries(
 def _name_kept_entries(
     spec: UnboundedDataset, rows: DataFrame, extractor: KeyValueExtractor, entries: Schema
 ) -> DataFrame:
-    """Return the rows with null in what they leave out, and the columns of the entries that are
-    made of that in KEPT; with UNDECIDED where they leave out what the condition needs, which KEPT
-    names, too.
+    """Return the rows with null in the columns that they leave out, and with the names of columns
+    of the entries in KEPT.
 
-    A row gets a problem if it leaves out some of the columns of which one is made, and names
-    others.
+    A column of the entries is kept if a row leaves out all columns that it is made of. If it leaves
+    out only some of them, it gets a problem. The condition of the extractor is treated like a
+    column: if a row leaves out what it is made of, KEPT has UNDECIDED, and so is the row.
     """
     assert isinstance(extractor, Projection), "others were rejected when it was declared"
     key = spec.simple_key
@@ -446,25 +459,25 @@ def _name_kept_entries(
     if extractor.where is not None:
         made_of[UNDECIDED] = extractor.condition_columns(key)
         named_as[UNDECIDED] = f"the condition ({extractor.where}) is made"
-    there = {name.lower(): name for name in rows.columns}
-    left_out = {}
+    by_lower_name = {name.lower(): name for name in rows.columns}  # as Spark resolves names
+    nulled = {}
     kept = []
     problems = []
     for name, columns in made_of.items():
         marks = []
         for column in columns:
-            found = there.get(column.lower(), column)
+            found = by_lower_name.get(column.lower(), column)
             is_left_out = F.coalesce(F.array_contains(KEPT, found), F.lit(False))
-            left_out[found] = F.when(~is_left_out, named_column(found))
+            nulled[found] = F.when(~is_left_out, named_column(found))
             marks.append(is_left_out)
-        if not marks:
+        if not marks:  # made of constants
             continue
         lacks_all = reduce(and_, marks)
         kept.append(F.when(lacks_all, name))
         lacks_some = reduce(or_, marks) & ~lacks_all & ~F.col(TOMBSTONE)
         problems.append(F.when(lacks_some, partly_named_reason(named_as[name], columns)))
     names = F.array_compact(F.array(*kept)) if kept else F.col(KEPT)
-    rows = add_problem(rows, *problems).withColumns({**left_out, KEPT: names})
+    rows = add_problem(rows, *problems).withColumns({**nulled, KEPT: names})
     if UNDECIDED not in made_of:
         return rows
     is_undecided = F.coalesce(F.array_contains(KEPT, UNDECIDED), F.lit(False))
@@ -472,8 +485,8 @@ def _name_kept_entries(
 
 
 def partly_named_reason(what: str, columns: Sequence[str]) -> str:
-    """Return the reason for rejecting a change that names only some of the columns of which
-    something is made.
+    """Return the reason for rejecting a change that leaves out only some of these columns. `what`
+    is made of them, as in "column 'a' is made".
     """
     return f"it leaves out some of the columns {', '.join(map(repr, columns))}, of which {what}"
 
@@ -500,7 +513,7 @@ def unknown_key_reason(name: str) -> str:
 
 def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
     """Return the changes with a null, and a problem, where a date or text can't be represented
-    in Python.
+    in Python. `schema` has the columns to check.
     """
     fields = [field for field in schema.fields if field.type in CHECKED_TYPES]
     if not fields:
@@ -528,7 +541,9 @@ def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
 
 
 def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:
-    """Return what `decode_rows` returns, for records in Arrow."""
+    """Return the changes of rows made from records, before these are ordered, with the columns that
+    `decode_rows` gives. The format is one that decodes Arrow, for which the schema is enough.
+    """
     following = source.spec.following
     schema = relevant_schema(source)
     assert isinstance(following.changes, ArrowChangeFormat), "other formats were rejected before"
@@ -544,23 +559,28 @@ def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:
 
 
 def _select_stored_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> pa.Table:
-    """Return what `_select_stored` returns, for rows in Arrow."""
+    """Return the rows with the columns of `schema`, which are stored, and the metadata columns; see
+    `_select_stored`. Without Spark nothing is UNDECIDED.
+    """
     made = {name: read_path(rows, spec.steps_to(name)) for name in schema.names}
     for name in metadata_columns(rows.column_names):
         made[name] = rows.column(name)
     if KEPT in made:
-        sources = list(dict.fromkeys(spec.steps_to(name)[0] for name in schema.names))
-        kept = dict(zip(sources, change_formats.kept_matrix(made[KEPT], sources).T, strict=True))
+        first_steps = list(dict.fromkeys(spec.steps_to(name)[0] for name in schema.names))
+        matrix = change_formats.kept_matrix(made[KEPT], first_steps)
+        is_kept = dict(zip(first_steps, matrix.T, strict=True))
         marks = {}
         for name in schema.names:
-            marks[name] = pa.chunked_array([pa.array(kept[spec.steps_to(name)[0]])])
+            marks[name] = pa.chunked_array([pa.array(is_kept[spec.steps_to(name)[0]])])
         made[KEPT] = change_formats.kept_column(marks, pa.repeat(True, rows.num_rows))
     return pa.table(made)
 
 
 def _reject_unplaced_in_arrow(spec: UnboundedDataset, rows: pa.Table) -> pa.Table:
-    """Return what `_reject_unplaced` returns, for rows in Arrow."""
-    if KEPT not in rows.column_names:
+    """Return the rows with a problem where a column that orders them, or is their time, is left
+    out.
+    """
+    if KEPT not in rows.column_names:  # no row leaves out columns
         return rows
     names = _list_placing_columns(spec, rows.column_names)
     marks = change_formats.kept_matrix(rows.column(KEPT), names)
@@ -586,7 +606,9 @@ def decode_arrow_changes(
     positions_from: int = 0,
     samples: Samples | None = None,
 ) -> pa.Table:
-    """Return what `decode_changes` returns, for records in Arrow."""
+    """Return the changes made from records in Arrow; columns and parameters are those of
+    `decode_changes`.
+    """
     spec = source.spec
     schema = source.schema
     following = spec.following
@@ -623,9 +645,14 @@ def decode_arrow_changes(
 def _add_order_in_arrow(
     spec: UnboundedDataset, rows: pa.Table, schema: Schema, samples: Samples | None
 ) -> pa.Table:
-    """Return what `add_order` returns, for rows in Arrow."""
+    """Return the rows, without SNAPSHOT, with their positions in the column ORDER; a row that can't
+    be ordered gets a problem.
+
+    As `add_order`, but each name in the order is a column of `schema`: formats with other paths
+    need Spark.
+    """
     order = spec.following.order or ()
-    if order == change_values.STREAMED_FIRST:
+    if order == change_values.STREAMED_FIRST:  # by offset, with all rows of snapshots below 0
         below = pc.if_else(
             rows.column(SNAPSHOT), pa.scalar(change_values.SNAPSHOT_ROWS), pa.scalar(0)
         )
@@ -643,7 +670,7 @@ def _add_order_in_arrow(
         part = value
         if are_texts:
             part = change_values.sortable_array(value.cast("string"), name, sample)
-        if parts:
+        if parts:  # a snapshot's row may lack all fields but the first, and comes first then
             may_be_null = pc.and_(value.is_null(), is_snapshot)
             part = pc.if_else(may_be_null, change_values.MISSING_PART, part)
         parts.append(part)
@@ -655,19 +682,21 @@ def _add_order_in_arrow(
             else:
                 quoted = change_values.quote_value(text)
                 reason = quoted + change_values.incomparable_reason(name, sample)
-            reasons.setdefault(row, reason)
+            reasons.setdefault(row, reason)  # the first one counts
     position = pc.binary_join_element_wise(*parts, "") if are_texts else parts[0]
     rows = _set_column(rows, ORDER, position)
     return add_problems(rows, list(map(reasons.get, range(rows.num_rows))))
 
 
 def _add_group_order_in_arrow(rows: pa.Table, order: Order) -> pa.Table:
-    """Return what `_add_group_order` returns, for rows in Arrow."""
-    lacks = reduce(pc.and_, (rows.column(name).is_null() for name in order))
+    """Return the rows, without SNAPSHOT, all with the position 0; one that sets no group gets a
+    problem. See `_add_group_order`.
+    """
+    sets_no_group = reduce(pc.and_, (rows.column(name).is_null() for name in order))
     rows = _set_column(rows, ORDER, pa.array(np.zeros(rows.num_rows, np.int64)))
     if SNAPSHOT in rows.column_names:
         rows = rows.drop_columns([SNAPSHOT])
-    return _add_problem_where(rows, lacks, no_group_reason(order))
+    return _add_problem_where(rows, sets_no_group, no_group_reason(order))
 
 
 def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:
@@ -713,16 +742,21 @@ def _add_problem_where(changes: pa.Table, where: pa.ChunkedArray, reason: str) -
 def _extract_entries_in_arrow(
     spec: UnboundedDataset, rows: pa.Table, schema: Schema, what: str
 ) -> pa.Table:
-    """Return what `_extract_entries` returns, for rows in Arrow."""
+    """Return the entries that the extractor makes from rows in Arrow, as `_extract_entries` does.
+
+    Projections have no expressions here, so that KEPT names the same columns before and after, and
+    no row is UNDECIDED. They and functions pass on all metadata columns.
+    """
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.masked)
     assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
-    kept = extractor.keeps(spec.key_columns)
-    around = _set_column(
+    copies_key = extractor.keeps(spec.key_columns)
+    marked = _set_column(
         rows, TOMBSTONE, pc.or_(rows.column(TOMBSTONE), pc.is_valid(rows.column(PROBLEM)))
     )
-    entries = extractor.apply_arrow(around, schema, what, spec.key_steps if kept else ())
-    if kept:
+    deleting = spec.key_steps if copies_key else ()
+    entries = extractor.apply_arrow(marked, schema, what, deleting)
+    if copies_key:
         return entries
     return _add_problem_where(entries, entries.column(TOMBSTONE), UNKEYED_DELETION)
 
@@ -749,11 +783,11 @@ def _reject_unreadable_in_arrow(changes: pa.Table, schema: Schema) -> pa.Table:
 
 
 def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedArray:
-    """Return the values with null in these rows."""
+    """Return the values with null in these rows, given by their indices."""
     if not rows:
         return values
-    kept = pa.array([row not in rows for row in range(len(values))])
-    return pc.if_else(kept, values, pa.scalar(None, values.type))
+    stays = pa.array([row not in rows for row in range(len(values))])
+    return pc.if_else(stays, values, pa.scalar(None, values.type))
 
 
 def _set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -155,21 +155,23 @@ def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what
     would be shown.
     """
     for name in spec.sensitive:
-        if records.column_of(name) is None and schema.column_of(name) is None:
-            names = sorted({*records.names, *schema.names})
-            found = f"{what} has no column {name!r}, which sensitive= names"
-            for columns in (records, schema):
-                part, fields = find_known_part(columns, name)
-                if part:
-                    names = fields
-                    found = f"{what} has no {name!r} in {part!r}, which sensitive= names"
-            raise errors.SchemaMismatchError(
-                f"{found}; it has {', '.join(names) or 'no fields'}.",
-                "Correct sensitive=: values of the column that is meant would be shown.",
-                dataset=spec.name,
-                argument="sensitive",
-                column=name,
-            )
+        exists = records.column_of(name) is not None or schema.column_of(name) is not None
+        if exists:
+            continue
+        names = sorted({*records.names, *schema.names})
+        problem = f"{what} has no column {name!r}, which sensitive= names"
+        for columns in (records, schema):
+            part, fields = find_known_part(columns, name)  # a path that exists up to here
+            if part:
+                names = fields
+                problem = f"{what} has no {name!r} in {part!r}, which sensitive= names"
+        raise errors.SchemaMismatchError(
+            f"{problem}; it has {', '.join(names) or 'no fields'}.",
+            "Correct sensitive=: values of the column that is meant would be shown.",
+            dataset=spec.name,
+            argument="sensitive",
+            column=name,
+        )
 
 
 def _check_history_columns(spec: AdjunctDataset, schema: Schema, what: str) -> None:
@@ -188,7 +190,9 @@ def _check_history_columns(spec: AdjunctDataset, schema: Schema, what: str) -> N
 
 
 def _check_valid_from(name: str, rows: Schema, what: str) -> None:
-    """Raise SchemaMismatchError unless the column that valid_from names is a time or a date."""
+    """Raise SchemaMismatchError unless `name`, which valid_from is, names a time or a date in the
+    rows.
+    """
     kind = require_value(
         name, rows.types, f"{what}: valid_from names {name!r}, and the record"
     ).type
@@ -245,7 +249,9 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
 
 def with_read_paths(spec: UnboundedDataset, rows: Schema) -> Schema:
     """Return the columns of the rows, and one for each path into them by which changes are ordered
-    or valid. They have the path as their name, and are read, not stored.
+    or valid. That column has the path as its name, and is read, not stored.
+
+    Names that the change format itself gives as an order, such as "source.lsn", are no such paths.
     """
     following = spec.following
     fields = list(rows.fields)
@@ -259,20 +265,23 @@ def with_read_paths(spec: UnboundedDataset, rows: Schema) -> Schema:
 
 
 def select_relevant_columns(spec: UnboundedDataset, rows: Schema) -> Schema:
-    """Return those columns of the rows that the dataset stores or uses; bad values in other
-    columns are ignored.
+    """Return those columns of the rows that the dataset stores or uses: all without `columns`, or
+    with an extractor. Bad values in other columns are ignored.
     """
     if spec.columns is None or spec.extractor is not None:
         return rows
     used = {spec.steps_to(name)[0] for name in spec.columns}
     for name in (*spec.following.ordering, spec.following.valid_from):
         if name is not None:
-            used |= {name, *split_path(name)[:1]}
+            used |= {name, *split_path(name)[:1]}  # a column of that name, or with that path
     return Schema(tuple(field for field in rows.fields if field.name in used))
 
 
 def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) -> None:
-    """Raise SchemaMismatchError if changes can't be ordered by this name of `order_by`."""
+    """Raise SchemaMismatchError if changes can't be ordered by this name of `order_by`: a column or
+    a path of another type, nothing that the changes have, or an order of the format that does not
+    fit the other names.
+    """
     changes = spec.following.changes
     order = spec.following.ordering
     readable = with_read_paths(spec, rows)
@@ -286,7 +295,8 @@ def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) 
         )
         step = "Order by another column, or by offset (leave order_by out)."
     elif not changes.orders(name):
-        if column_of(name, rows.names) in rows.names:  # raises, with the fields there
+        if column_of(name, rows.names) in rows.names:
+            # A path into a column, which ends at no value: this raises, with the fields there.
             require_value(name, rows.types, f"{what}: order_by names {name!r}, and the row")
         problem = (
             f"order_by is {name!r}, and changes ({changes.describe()}) have no such column or"
@@ -326,8 +336,9 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
 
 
 def extracted_columns(spec: AdjunctDataset, schema: Schema, records: Schema) -> Schema:
-    """Return the columns that the extractor makes for entries with the columns of `schema`: without
-    the record's position, which is a key, and with the columns that paths lead into.
+    """Return the columns that the extractor has to make of `records` for entries with the columns
+    of `schema`: without the record's position, which is a key, and with the columns into which
+    paths lead.
     """
     assert spec.extractor is not None
     if not spec.paths:
@@ -344,9 +355,10 @@ def _keeps_key(spec: AdjunctDataset) -> bool:
 
 
 def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
-    """Return the columns with those of the record's position, which is the key.
+    """Return the columns of `schema` after those of the record's position, which are the key.
 
-    Raises SchemaMismatchError if they exist already, or if one record may become several entries.
+    Raises SchemaMismatchError if one of these exists already, or if one record may become several
+    entries.
     """
     for name in BY_OFFSET:
         if name in schema:
@@ -368,7 +380,7 @@ def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Sc
 
 
 def _reject_tombstones_column(what: str) -> Column:
-    """Return a column that is false, and fails the job for a tombstone."""
+    """Return a column that is false, and fails the job with SchemaMismatchError for a tombstone."""
     from dagster_adjunct.resources.spark.tasks import raise_error_column
 
     place = F.concat(
@@ -390,8 +402,8 @@ def list_spark_needs(source: OpenedStream) -> list[str]:
 
 
 def list_stream_spark_needs(spec: AdjunctDataset, *, in_arrow: bool) -> list[str]:
-    """Return what `list_spark_needs` returns; `in_arrow` says whether its stream can be read
-    without Spark.
+    """Return, in words, why the entries of a dataset with a stream can't be made without Spark;
+    empty if they can. `in_arrow` says whether the stream can be read without Spark.
     """
     system = split_stream_name(str(spec.input)).system
     needed = list_extractor_spark_needs(spec)
@@ -422,8 +434,11 @@ def raise_if_spark_needed(spec: AdjunctDataset, needed: list[str]) -> None:
 
 
 def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
-    """Return what `entries_from_frame` returns, for records in Arrow; a tombstone that would
-    fail the job raises.
+    """Return the entries made from records, with the columns of `schema` and those of META, in
+    Arrow.
+
+    Raises SchemaMismatchError for a tombstone if the records do not have the entries' key. The
+    extractor is one that needs no Spark.
     """
     what = describe_input(spec)
     if spec.extractor is not None:
@@ -455,7 +470,10 @@ Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class OpenedStream:
-    """A dataset's opened input stream; `schema` are the columns that the dataset stores."""
+    """A dataset's opened input stream: its partitions (`ssps`) as they were when it was opened.
+
+    `info` describes the stream. `schema` are the columns that the dataset stores.
+    """
 
     spec: AdjunctDataset
     system: StreamSystem
@@ -514,8 +532,9 @@ class OpenedStream:
         """Whether partition i of the stream holds exactly bucket i of the dataset: no exchange is
         needed.
 
-        Entries then hash like their records: the bucketing columns are unchanged columns of the
-        records.
+        That is so if the stream is partitioned by the bucketing columns of the dataset, into as
+        many partitions, and if entries have these columns unchanged, also in type: only then do
+        they hash like their records.
         """
         info = self.info
         spec = self.spec
@@ -528,8 +547,9 @@ class OpenedStream:
             return False
         if extractor is None:
             return True
-        if not isinstance(extractor, Projection | PythonExtractor):
-            return False  # others may shuffle
+        may_shuffle = not isinstance(extractor, Projection | PythonExtractor)
+        if may_shuffle:
+            return False
         for name, source in zip(spec.partition_by, info.key, strict=True):
             given = require_value(source, self.records.types, describe_input(spec))
             if given.type != self.schema.field(name).type:
@@ -563,9 +583,9 @@ class OpenedStream:
         """Return the error for a stream that is not the one that the dataset has read; None if it
         is the same.
 
-        It is another one if its identity differs from `before`, or if it ends before the offsets
-        read. The next step depends on whether it was deleted, or repartitioned before all of it was
-        read.
+        It is another one if its identity differs from `before` (None: unknown), or if it `ends`
+        before the offsets `read_to`. The next step depends on whether it was deleted, or
+        repartitioned before all of it was read.
         """
         ways_on = self._ways_on()
         name = self.spec.name
@@ -620,13 +640,13 @@ class OpenedStream:
         return {ssp: self.count({ssp: span}) for ssp, span in ranges.items()}
 
     def read(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
-        """Return the records of these ranges, with the columns of META."""
+        """Return the records of these ranges, with the columns of META, as a frame in no order."""
         with self._explain_lost_records():
             return read_frame(self.system, spark, _offset_ranges(ranges)).drop(EPOCH)
 
     def read_arrow(self, ranges: Ranges) -> pa.Table:
-        """Return what `read` returns, in Arrow, ordered by partition and offset. All of it is
-        held in memory.
+        """Return the records of these ranges, with the columns of META, as a table in memory,
+        ordered by partition and offset.
         """
         with self._explain_lost_records():
             return read_table(self.system, _offset_ranges(ranges)).drop_columns([EPOCH])
@@ -688,7 +708,8 @@ class OpenedChanges(OpenedStream):
         if not self.orders_itself:
             return False
         is_keyed_alike = bool(self.info.key) and set(self.info.key) <= set(self.spec.key_sources)
-        return self.info.partitioner != "spark-murmur3" or not is_keyed_alike
+        is_of_lake = self.info.partitioner == "spark-murmur3"  # rewritten when repartitioned
+        return not is_of_lake or not is_keyed_alike
 
     @property
     def merges_columns(self) -> bool:
@@ -726,9 +747,8 @@ class OpenedChanges(OpenedStream):
 
 
 def require_changes(spec: AdjunctDataset) -> UnboundedDataset:
-    """Return the dataset, which is not bounded, if it follows a change stream.
-
-    Raises DatasetError for a local table.
+    """Return the dataset if it follows a change stream; raise DatasetError for a local table. It
+    must not be bounded.
     """
     if isinstance(spec, UnboundedDataset):
         return spec
@@ -758,6 +778,8 @@ def open_stream(systems: Mapping[str, StreamSystem], spec: BoundedDataset) -> Op
 def open_changes(systems: Mapping[str, StreamSystem], spec: UnboundedDataset) -> OpenedChanges:
     """Open the stream of an unbounded dataset, and check that its columns and the order of its
     changes fit the dataset.
+
+    Where only offsets order the changes of a key, reads check that no key is in two partitions.
     """
     system, stream = _resolve_input(systems, spec)
     info = system.info(stream)
@@ -776,7 +798,7 @@ def look_for_files(systems: Mapping[str, StreamSystem], spec: UnboundedDataset) 
     """
     system, stream = _resolve_input(systems, spec)
     if isinstance(system, FileStreams):
-        system.snapshot(stream)
+        system.snapshot(stream)  # admits them
 
 
 def _resolve_input(
@@ -834,11 +856,12 @@ def has_one_partition_per_key(
     spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str
 ) -> bool:
     """Whether all records of one dataset key are in one partition of a stream with this key and
-    partitioner.
+    partitioner: it has only one, or chooses it by nothing but columns of that key.
     """
     if partitions == 1:
         return True
-    return bool(key) and partitioner != "unknown" and set(key) <= set(spec.key_sources)
+    is_chosen_by_key = bool(key) and partitioner != "unknown"
+    return is_chosen_by_key and set(key) <= set(spec.key_sources)
 
 
 def _offset_ranges(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:

@@ -59,7 +59,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder as listed. `path` is "" for the URL itself; `complete` is its completion object."""
+    """A folder as listed. `path` is "" for the URL itself; `complete` is its completion object,
+    None if the folder is not complete.
+    """
 
     path: str
     files: tuple[ListedFile, ...]
@@ -74,7 +76,8 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a completion object states about the files; `problem` is why it can't be parsed.
+    """What a completion object states about the files: the number of their records, and a checksum
+    of these, each None if it is not stated. `problem` is why it can't be parsed, "" if it can.
 
     `valid_from` is the time since when the version is valid; a time without a zone is UTC.
     """
@@ -95,12 +98,14 @@ class FolderContent(NamedTuple):
 def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
     """Return the folders that have files, with "" for files at the URL itself.
 
-    If the completion object is at the URL itself, the folder "" comes first, with all data files
-    below the URL. Files named `_…` or `.…`, and those in folders with such names, are no data.
+    `complete` is the name of completion objects. If one is at the URL itself, the folder "" comes
+    first, with all data files below the URL. Files named `_…` or `.…`, and those in folders with
+    such names, are no data.
     """
     by_name: dict[str, list[ListedFile]] = {}
     for file in files:
-        name = file.path.rpartition("/")[0].partition("/")[0]
+        folder_path, _, _ = file.path.rpartition("/")
+        name, _, _ = folder_path.partition("/")  # the first step; files below it belong to it
         if not _hidden(name):
             by_name.setdefault(name, []).append(file)
     whole = _to_folder("", by_name.pop("", []), complete)
@@ -108,16 +113,21 @@ def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
     if whole.complete is not None:
         everything = chain(whole.files, *(folder.files for folder in folders))
         return [replace(whole, files=_by_name(everything)), *folders]
-    return [whole, *folders] if whole.files else folders
+    if whole.files:
+        return [whole, *folders]
+    return folders
 
 
 def _to_folder(name: str, inside: list[ListedFile], complete: str) -> Folder:
-    """Return the folder of this name, with those of its files that are data."""
-    marker = f"{name}/{complete}" if name else complete
+    """Return the folder of this name, with those of the files `inside` it that are data.
+
+    `complete` is the name of completion objects.
+    """
+    completion_path = f"{name}/{complete}" if name else complete
     completion = None
     data = []
     for file in inside:
-        if file.path == marker:
+        if file.path == completion_path:
             completion = file
         elif not any(map(_hidden, file.path.split("/"))):
             data.append(file)
@@ -128,15 +138,17 @@ _MEMBERS = ("rows", "checksum", "valid_from")
 
 
 def parse_promise(data: bytes) -> Promise:
-    """Parse a completion object: empty, or a JSON object with no other members than these, each
-    at most once.
+    """Parse a completion object: empty, or a JSON object with no other members than `_MEMBERS`,
+    each at most once. Of any other, only the problem is returned.
     """
+    if not data.strip():
+        return Promise()
     try:
         promised = json.loads(data, object_pairs_hook=unique_members)
     except RepeatedMemberError as error:
         return Promise(problem=f"states {error} twice")
     except (ValueError, RecursionError):
-        return Promise(problem="is neither empty nor JSON") if data.strip() else Promise()
+        return Promise(problem="is neither empty nor JSON")
     if not isinstance(promised, dict):
         kind = type(promised).__name__
         return Promise(problem=f"holds a JSON {kind} where an object is expected")
@@ -222,9 +234,9 @@ def describe_absent_files(tree: FileTree) -> str:
 class FileVersions(VersionSource):
     """The versions in the folders of a FileSource, as listed by the first call of `next`.
 
-    With `partition`, it is only the version in the folder of that name. It is delivered unless a
-    sealed version of that name is retained, and completion object and files are those of its
-    delivery.
+    With `partition`, only the version in the folder of that name is looked for. It is delivered
+    unless a sealed version of that name is retained which was made of the same completion object
+    and files.
     """
 
     def __init__(
@@ -267,17 +279,22 @@ class FileVersions(VersionSource):
         return self._seen
 
     def _next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
-        """Return what `next` returns, without the words for what is missing."""
+        """Return what `next` returns, but say what is missing only by its URL.
+
+        Files are one folder that is rewritten in place if a completion object is at the URL itself.
+        Otherwise each folder is a version: the requested one, or the next one of all.
+        """
         named = {folder.path: folder for folder in self._list()}
-        in_place = named.pop("", None)
-        if in_place is not None and in_place.complete is not None:
+        at_url = named.pop("", None)
+        if at_url is not None and at_url.complete is not None:
             self._check_in_place(named.values())
-            return self._next_in_place(manifest, in_place)
+            return self._next_in_place(manifest, at_url)
         if self._partition is not None:
             return self._find_partition(manifest, named.get(self._partition), self._partition)
         if not named:
-            missing = self._place("" if in_place else "*", self._source.complete)
-            return Awaiting(None, (missing,), idle=in_place is None, notes=self._notes)
+            has_arrived = at_url is not None  # files at the URL, which is not complete
+            missing = self._place("" if has_arrived else "*", self._source.complete)
+            return Awaiting(None, (missing,), idle=not has_arrived, notes=self._notes)
         # A published version stays one, also if partitions are declared otherwise since then.
         left_out = self.outside(named) - manifest.names
         outside = []
@@ -293,19 +310,21 @@ class FileVersions(VersionSource):
         return replace(answer, outside=tuple(outside), notes=notes)
 
     def _next_folder(self, manifest: BoundedManifest, named: list[Folder]) -> Delivery | Awaiting:
-        """Return the version in the first complete one of these folders that is not settled, or
-        the one to wait for.
+        """Return the version in the first of these folders that is neither settled nor late; or,
+        if that folder is not complete, that it is awaited.
         """
         copies, changed = self._compare_delivered_folders(manifest, named)
         notes = (*self._notes, *map(self._describe_changed_folder, changed))
         settled = manifest.names - self._find_completed_again(manifest, named)
         unsettled = [folder for folder in named if folder.path not in settled]
         late, rest = self._split_late_folders(manifest, unsettled)
-        if rest and rest[0].complete is not None:
-            return replace(self._delivery(rest[0].path, rest[0]), notes=notes, copies=copies)
+        first = next(iter(rest), None)
+        if first is not None and first.complete is not None:
+            return replace(self._delivery(first.path, first), notes=notes, copies=copies)
+        # Late folders are an error only once nothing else can be delivered.
         notes += self._report_late_folders(manifest, late)
-        if rest:
-            return Awaiting(rest[0].path, (self._marker(rest[0]),), notes=notes, copies=copies)
+        if first is not None:
+            return Awaiting(first.path, (self._marker(first),), notes=notes, copies=copies)
         missing = self._place("*", self._source.complete)
         return Awaiting(None, (missing,), idle=True, notes=notes, copies=copies)
 
@@ -424,8 +443,8 @@ class FileVersions(VersionSource):
     def _find_partition(
         self, manifest: BoundedManifest, folder: Folder | None, name: str
     ) -> Delivery | Awaiting:
-        """Return the requested version if its folder is complete and was not delivered as it is
-        now; otherwise what it waits for.
+        """Return the requested version `name` if its folder is complete and is not what is
+        published; otherwise what is awaited. `folder` is None if there is no such folder.
         """
         if folder is None or folder.complete is None:
             missing = self._place(name, self._source.complete)
@@ -463,18 +482,19 @@ class FileVersions(VersionSource):
             )
 
     def _find_delivered_in_place(
-        self, manifest: BoundedManifest, folder: Folder, done: Delivered
+        self, manifest: BoundedManifest, folder: Folder, last: Delivered
     ) -> Awaiting | None:
-        """Return that nothing is new, if the folder holds what was delivered last, or a copy of it;
-        else None.
+        """Return that nothing is new, if the folder holds what was delivered `last`, or a copy of
+        it; else None. A copy of files whose version is revoked is nothing new either.
         """
-        if done.freed and manifest.ref(done.version) is None:
-            return None  # but a copy of revoked files is no new delivery
+        was_removed = last.freed is not None and manifest.ref(last.version) is None
+        if was_removed:  # so that it can be delivered again, even unchanged
+            return None
         copies = {}
-        if self._is_copy(done.markers, folder):
-            copies = {done.name: self._current_markers(folder, done.markers)}
+        if self._is_copy(last.markers, folder):
+            copies = {last.name: self._current_markers(folder, last.markers)}
         else:
-            before = done.markers.get(folder.marker.path)
+            before = last.markers.get(folder.marker.path)
             if before is None or before.completed != folder.marker.modified:
                 return None
             if before.listing != _listing_digest(folder):
@@ -482,52 +502,62 @@ class FileVersions(VersionSource):
         return Awaiting(None, (self._marker(folder),), idle=True, copies=copies)
 
     def _next_in_place(self, manifest: BoundedManifest, folder: Folder) -> Delivery | Awaiting:
-        """Return the version in the one folder that is rewritten in place, or what it waits for.
+        """Return the version in the one folder that is rewritten in place, or what is awaited.
 
-        The version is named by the time of completion and the completion object's content.
+        The version is named by the time of completion and the completion object's content. It is
+        not delivered if the folder is as it was delivered last, if files are newer than the
+        completion object, if the name is no partition of the dataset, or if the name is taken.
         """
-        complete = folder.marker
-        marker = self._marker(folder)
+        completion = folder.marker
+        url = self._marker(folder)
         last = manifest.delivered[-1] if manifest.delivered else None
         if last is not None:
-            delivered_before = self._find_delivered_in_place(manifest, folder, last)
-            if delivered_before is not None:
-                return delivered_before
-        newest = max((complete, *folder.files), key=lambda file: file.modified)
-        if newest.modified > complete.modified:
+            nothing_new = self._find_delivered_in_place(manifest, folder, last)
+            if nothing_new is not None:
+                return nothing_new
+        newest = max((completion, *folder.files), key=lambda file: file.modified)
+        if newest.modified > completion.modified:
             # Files are being replaced while the old completion object is still there.
-            note = f"{newest.path} was written after {marker}: write that last, after all files"
-            return Awaiting(None, (marker,), notes=(note,))
-        tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
-        name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
+            note = f"{newest.path} was written after {url}: write that last, after all files"
+            return Awaiting(None, (url,), notes=(note,))
+        tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(completion))[:8]
+        name = f"{completion.modified:%Y%m%dT%H%M%SZ}-{tag}"
         outside = tuple(self.outside([name]))
         if outside:
             note = (
-                f"{marker} completes a folder that is written in place, whose versions are named by"
+                f"{url} completes a folder that is written in place, whose versions are named by"
                 " time"
             )
             notes = (note, *self.describe_outside(outside))
             return Awaiting(None, (), idle=True, outside=outside, notes=notes)
         if name in manifest.names:
-            notes = ()
-            # With other contents, as checked above.
-            if last is not None and not last.freed and last.name == name:
-                note = (
-                    f"{self._source.url} was completed twice in the second that names version"
-                    f" {name!r}, with other contents: write {marker} again, and they are a version"
-                    " of their own"
-                )
-                notes = (note,)
-            return Awaiting(None, (marker,), idle=True, notes=notes)
+            notes = self._describe_taken_name(name, url, last)
+            return Awaiting(None, (url,), idle=True, notes=notes)
         delivery = self._delivery(name, folder)
-        if last is not None:
+        is_first = last is None
+        if not is_first:
             return delivery
         note = (
-            f"{marker} is in the folder of the deliveries itself: all files below it"
+            f"{url} is in the folder of the deliveries itself: all files below it"
             f" are one version, named {name!r} by the time of completion; for versions of its own"
             " name, put each into a folder of its own"
         )
         return replace(delivery, notes=(note,))
+
+    def _describe_taken_name(self, name: str, url: str, last: Delivered | None) -> tuple[str, ...]:
+        """Return a note if the last delivery has the name that the folder's version would get; none
+        if an earlier one has it, or a version that was given up.
+
+        `_find_delivered_in_place` has found that the contents differ.
+        """
+        if last is None or last.freed or last.name != name:
+            return ()
+        note = (
+            f"{self._source.url} was completed twice in the second that names version"
+            f" {name!r}, with other contents: write {url} again, and they are a version"
+            " of their own"
+        )
+        return (note,)
 
     def _split_late_folders(
         self, manifest: BoundedManifest, folders: list[Folder]
@@ -535,14 +565,16 @@ class FileVersions(VersionSource):
         """Return the folders that are late, because they sort before a delivered version, and the
         others in order.
 
-        No folder is late if versions are ordered by name. If they are ordered by time, one whose
-        name is free again is not late either.
+        No folder is late if versions are declared as partitions, which are ordered by name, or if
+        none was delivered. If versions are ordered by time, a folder whose name is free again is
+        not late either.
         """
         folders = sorted(folders, key=lambda folder: natural_sort_key(folder.path))
         if self.spec.versions is not None or not manifest.taken:
             return [], folders
         newest = max(map(natural_sort_key, manifest.taken))
-        never_late = set() if self.spec.valid_from is None else manifest.freed
+        is_ordered_by_time = self.spec.valid_from is not None
+        never_late = manifest.freed if is_ordered_by_time else set()
         late: list[Folder] = []
         rest: list[Folder] = []
         for folder in folders:
@@ -571,7 +603,7 @@ class FileVersions(VersionSource):
         return tuple(notes)
 
     def _late_error(self, folder: Folder, newest: str) -> MarkerConflictError:
-        """Return the error for a complete folder that sorts before a delivered version."""
+        """Return the error for a complete folder that sorts before the delivered `newest`."""
         # Where the name states the valid-from time, a new name would state a wrong one.
         if self.spec.valid_from in (None, MARKER):
             rename = "Rename it so that it comes after, or abandon"
@@ -588,12 +620,15 @@ class FileVersions(VersionSource):
         )
 
     def _may_be_tried_again(self, manifest: BoundedManifest, done: Delivered) -> bool:
-        """Whether a version of this name may be published although one was delivered before."""
+        """Whether a version may be published under the name of `done`, the newest delivery of that
+        name: the name is free, or its version was rejected and later versions don't matter.
+        """
         if done.freed is not None:
             return True
         if done.version not in manifest.rejected:
             return False
-        return self.spec.versions is not None or done is manifest.delivered[-1]
+        are_ordered_by_name = self.spec.versions is not None
+        return are_ordered_by_name or done is manifest.delivered[-1]
 
     def _find_completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
         """Return the names of rejected and revoked versions whose folders were completed again
@@ -625,16 +660,17 @@ class FileVersions(VersionSource):
         or revoked ones.
         """
         rejected = manifest.rejected
-        delivered: dict[str, Markers] = {}
+        published: dict[str, Markers] = {}
         for done in manifest.delivered:
             if done.version not in rejected and not done.freed:
-                delivered[done.name] = done.markers
-        ended = manifest.given_up | self._given
+                published[done.name] = done.markers
+        # What was given is of this listing: it is as delivered.
+        not_compared = manifest.given_up | self._given
         copies: dict[str, Markers] = {}
         changed: list[Folder] = []
         for folder in named:
-            markers = delivered.get(folder.path)
-            if markers is None or folder.complete is None or folder.path in ended:
+            markers = published.get(folder.path)
+            if markers is None or folder.complete is None or folder.path in not_compared:
                 continue
             if self._differs(markers, folder):
                 changed.append(folder)
@@ -657,7 +693,8 @@ class FileVersions(VersionSource):
         )
 
     def _delivery(self, name: str, folder: Folder) -> Delivery:
-        """Return the version that is in a complete folder, and don't offer it again (`_given`).
+        """Return the version that is in a complete folder, and remember it as given: folders that
+        were given are not tried again, nor compared.
 
         Other deliveries are compared with it by the digest of its contents in the marker facts. Its
         `identity` is narrower, exactly these files as listed: only their build is reused.
@@ -680,8 +717,8 @@ class FileVersions(VersionSource):
     # -- compared with an earlier delivery
 
     def _current_markers(self, folder: Folder, before: Markers) -> dict[str, MarkerFacts]:
-        """Return the marker facts `before` with the checksum, listing and completion time that
-        the folder has now.
+        """Return the marker facts `before` with the checksum of the completion object, the listing
+        and the completion time that the folder has now.
         """
         complete = folder.marker
         now = {
@@ -692,7 +729,8 @@ class FileVersions(VersionSource):
         return {complete.path: before[complete.path].model_copy(update=now)}
 
     def _differs(self, markers: Markers, folder: Folder, *, asked: bool = False) -> bool:
-        """Whether a folder is another delivery than the recorded one.
+        """Whether a folder is another delivery than the one recorded in `markers`; False if nothing
+        is recorded of its completion object.
 
         Replaced files make it one only once the completion object is rewritten, since more of them
         may be arriving until then; at once if the version is `asked` for.
@@ -702,14 +740,15 @@ class FileVersions(VersionSource):
             return False
         if before.checksum != self._tree.content_tag(folder.marker):
             return True
-        if before.completed == folder.marker.modified and not asked:
+        is_completed_again = before.completed != folder.marker.modified
+        if not is_completed_again and not asked:
             return False
-        if before.listing == _listing_digest(folder):
+        if before.listing == _listing_digest(folder):  # spares reading the files
             return False
         return before.contents != _contents_digest(self._tree, folder)
 
     def _is_copy(self, markers: Markers, folder: Folder) -> bool:
-        """Whether a folder that was completed again has the recorded contents."""
+        """Whether a folder was completed again, with the contents recorded in `markers`."""
         before = markers.get(folder.marker.path)
         if before is None or before.completed == folder.marker.modified:
             return False
@@ -781,10 +820,10 @@ def _content_of(delivery: Delivery) -> FolderContent:
 
 
 def _is_completed_again(done: Delivered, complete: ListedFile) -> bool:
-    """Whether a folder was completed again since its delivery, both by the clock of the store.
+    """Whether a folder was completed again since its delivery, by the clock of the store.
 
-    The markers of a delivery of long ago are no longer recorded. Then the time when its name became
-    free stands for that of the delivery.
+    The markers of a delivery of long ago are no longer recorded. Then it counts as completed again
+    if that was after its name became free.
     """
     before = done.markers.get(complete.path)
     if before is not None:

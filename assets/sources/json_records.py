@@ -49,7 +49,9 @@ def records_to_json(records: pa.Table, schema: Schema) -> pa.Array:
 
 
 def _objects(names: list[str] | tuple[str, ...], columns: list[list[str]]) -> list[str]:
-    """Return an object for each row of columns of JSON."""
+    """Return, for each row, the JSON object of its values. `columns` has the values of each name,
+    as JSON.
+    """
     members = [f"{_quote(name)}:" for name in names]
     texts = []
     for row in zip(*columns, strict=True):
@@ -58,7 +60,9 @@ def _objects(names: list[str] | tuple[str, ...], columns: list[list[str]]) -> li
 
 
 def _texts(values: pa.Array, type_: Type) -> list[str]:
-    """Return each value as JSON; text with invalid bytes has replacement characters, as Spark's."""
+    """Return each value of this type as JSON; text with invalid bytes has replacement characters,
+    as with Spark.
+    """
     if isinstance(type_, Struct):
         names = [member.name for member in type_.members]
         parts = []

@@ -52,8 +52,8 @@ class MarkedSegment:
 
 @dataclass(frozen=True, slots=True)
 class CompleteVersion:
-    """A version delivered by its partitions: its records, and the re-deliveries to drop before
-    them.
+    """A version delivered by all partitions that it spans: its records (`segments`), and the
+    re-deliveries to drop before them.
 
     `offsets` are the next ones to read after it, of all partitions.
     """
@@ -128,7 +128,10 @@ class _PartitionMarkers:
         markers: Sequence[Marker],
         settled: Settled,
     ) -> _PartitionMarkers:
-        """Return what the partition has at or after the offset. Raises MarkerConflictError."""
+        """Return what the partition has at or after the offset, up to its first marker of an
+        unsettled version. Raises MarkerConflictError for a re-delivery that contradicts what was
+        delivered.
+        """
         dropped: list[MarkedSegment] = []
         position = offset
         for marker in _markers_from(markers, ssp, offset):
@@ -190,7 +193,7 @@ def find_next_delivery(
         else:
             segments.append(each.segment)
     after = position | {segment.ssp: segment.next for segment in segments}
-    if not missing and _is_repeated_alone(segments, reusable):
+    if not missing and _is_repeated_alone(segments, reusable):  # no version: look after it
         behind = find_next_delivery(dataset, after, markers, settled, reusable)
         return replace(behind, dropped=(*dropped, *behind.dropped))
     for segment in segments:
@@ -209,7 +212,9 @@ def _check_repeats(dataset: str, segment: MarkedSegment, markers: Sequence[Marke
 
 
 def _is_repeated_alone(segments: Sequence[MarkedSegment], reusable: Collection[str]) -> bool:
-    """Whether only the markers of a reusable version were delivered again, without records."""
+    """Whether only the markers of a reusable version were delivered again, without records; False
+    without segments, which are all of one version.
+    """
     markers = [segment.marker for segment in segments]
     if not markers or markers[0].version not in reusable:
         return False
@@ -228,7 +233,7 @@ def check_repeats(
     records: Mapping[SystemStreamPartition, int],
 ) -> None:
     """Raise MarkerConflictError if a repeated marker states another count than the records before
-    the first one.
+    the first one, by partition in `records`.
 
     This covers first markers that state no count; `find_next_delivery` checks the others.
     """
@@ -312,11 +317,11 @@ def has_partition(
 def resolve_next_version(
     dataset: str, versions: Mapping[SystemStreamPartition, str], spans: Mapping[str, int]
 ) -> str | None:
-    """Return the dataset's next version, given the next marked version of each partition; None if
-    none has one.
+    """Return the dataset's next version, given the next marked version of each partition that has
+    one; None if none has.
 
-    Partitions that the version does not span may mark another one. Raises MarkerConflictError if
-    partitions disagree.
+    It is the version that no other partition which it spans contradicts: partitions that it does
+    not span may mark another one. Raises MarkerConflictError if partitions disagree.
     """
     names: dict[str, list[SystemStreamPartition]] = {}
     for ssp, version in versions.items():
@@ -325,7 +330,8 @@ def resolve_next_version(
         return None
     for version, ssps in names.items():
         others = versions.keys() - ssps
-        if not any(has_partition(ssp, version, spans) for ssp in others):
+        is_contradicted = any(has_partition(ssp, version, spans) for ssp in others)
+        if not is_contradicted:
             return version
     by_version: list[str] = []
     for version, ssps in sorted(names.items()):
@@ -361,7 +367,11 @@ def describe_redeliveries(
 def _describe_redelivery(
     manifest: BoundedManifest, name: str, segments: Mapping[MarkedSegment, int]
 ) -> str:
-    """Return the note; "" if the version was delivered again unchanged."""
+    """Return the note on a version that was delivered again in these segments, by their numbers of
+    records; "" if it is unchanged.
+
+    An abandoned and a rejected version are named as such, whatever the records are.
+    """
     records = sum(segments.values())
     again = f"version {name!r} was delivered again: its {records:,} record(s) are dropped"
     if name in manifest.given_up:
@@ -370,37 +380,39 @@ def _describe_redelivery(
             " name"
         )
     earlier = manifest.newest_deliveries.get(name)
-    taken = {} if earlier is None else earlier.markers
+    delivered = {} if earlier is None else earlier.markers
     if earlier is not None and earlier.version in manifest.rejected:
         drop = f"adjunct dataset remove-version {manifest.name} {earlier.version} --reason …"
         way = f"To have them validated, deliver them under a new name, or again after {drop}"
         return f"{again}, because the rejected one holds the name. {way}"
-    if all(_has_equal_checksum(segment, taken) for segment in segments):
+    if all(_has_equal_checksum(segment, delivered) for segment in segments):
         return ""
-    why = _describe_difference(segments, taken)
+    why = _describe_difference(segments, delivered)
     return f"{again}, and {why}. To publish them, deliver them under a new version name"
 
 
-def _has_equal_checksum(segment: MarkedSegment, taken: Mapping[str, MarkerFacts]) -> bool:
+def _has_equal_checksum(segment: MarkedSegment, delivered: Mapping[str, MarkerFacts]) -> bool:
     """Whether a re-delivered segment has the checksum that it had before; False if one is unknown.
 
-    `taken` are the facts of the markers delivered before, by partition.
+    `delivered` are the facts of the markers delivered before, by partition.
     """
-    before = taken.get(str(segment.ssp))
+    before = delivered.get(str(segment.ssp))
     if before is None or not before.checksum:
         return False
     return before.checksum == segment.marker.checksum
 
 
 def _describe_difference(
-    segments: Mapping[MarkedSegment, int], taken: Mapping[str, MarkerFacts]
+    segments: Mapping[MarkedSegment, int], delivered: Mapping[str, MarkerFacts]
 ) -> str:
-    """Return how a re-delivery differs from the first delivery, as far as it is known."""
+    """Return how a re-delivery differs from the first delivery, as far as it is known: in the
+    number of records of a partition. `delivered` are the facts of the markers delivered before.
+    """
     why = (
         "it is unknown whether they equal the first delivery (the markers have no equal checksums)"
     )
     for segment, count in segments.items():
-        before = taken.get(str(segment.ssp))
+        before = delivered.get(str(segment.ssp))
         if before is not None and before.rows not in (None, count):
             why = (
                 f"they differ from the first delivery: {segment.ssp} had {before.rows:,} and has"
@@ -450,8 +462,8 @@ def find_truncated_partitions(
 class _RemainingMarkers:
     """The markers that retention has left in one partition: those from `start` on, in order.
 
-    `is_cut` says whether unread records before `start` were removed. `upcoming` has the first
-    marker of each unsettled version.
+    `is_cut` says whether unread records before `start` were removed. `upcoming` has, of these
+    markers, the first one of each unsettled version.
     """
 
     ssp: SystemStreamPartition
@@ -466,7 +478,7 @@ class _RemainingMarkers:
         return tuple(marker.version for marker in self.upcoming)
 
     def first_of(self, versions: Collection[str]) -> Marker | None:
-        """Return the first marker of one of these versions."""
+        """Return the first marker of one of these versions, None if there is none."""
         for marker in self.upcoming:
             if marker.version in versions:
                 return marker
@@ -479,14 +491,18 @@ class _RemainingMarkers:
         return self.is_cut and self.markers[0] is marker
 
     def has_all_records(self, marker: Marker, count: Callable[[MarkedSegment], int]) -> bool:
-        """Whether all records that the first marker states are still there."""
+        """Whether all records that this marker, the first one that is left, states are still there;
+        False if it states no number. `count` returns the number of records in a segment.
+        """
         segment = MarkedSegment(self.ssp, self.start, int(marker.offset), marker)
         return marker.rows is not None and marker.rows == count(segment)
 
     def position_before(self, marker: Marker) -> int:
-        """Return the offset after the last marker before this one."""
-        place = self.markers.index(marker)
-        return int(self.markers[place - 1].offset) + 1 if place else self.start
+        """Return the offset after the last marker before this one; without one, `start`."""
+        index = self.markers.index(marker)
+        if index == 0:
+            return self.start
+        return int(self.markers[index - 1].offset) + 1
 
 
 class _EndMarker(NamedTuple):
@@ -527,9 +543,9 @@ def resume_after_truncation(
     remaining: list[_RemainingMarkers] = []
     for ssp, offset in sorted(offsets.items()):
         start = max(offset, oldest[ssp])
-        left = _markers_from(markers, ssp, start)
-        upcoming = _first_unsettled(left, settled)
-        remaining.append(_RemainingMarkers(ssp, start, ssp in cut, left, upcoming))
+        markers_left = _markers_from(markers, ssp, start)
+        upcoming = _first_unsettled(markers_left, settled)
+        remaining.append(_RemainingMarkers(ssp, start, ssp in cut, markers_left, upcoming))
     spans = declared_partition_counts(markers)
     common = _find_common_versions(remaining, spans)
     if not common:
@@ -567,18 +583,22 @@ def _find_common_versions(
 
 
 def _await_common_version(remaining: Sequence[_RemainingMarkers]) -> IncompleteVersion:
-    """Return what is awaited if no version is marked in all partitions."""
-    silent: list[SystemStreamPartition] = []
+    """Return what is awaited if no version is marked in all partitions: any marker in those that
+    have none; else the version with which the truncated partitions begin, if it is one.
+    """
+    without_marker: list[SystemStreamPartition] = []
     ahead: set[str] = set()
     for each in remaining:
         if not each.upcoming:
-            silent.append(each.ssp)
+            without_marker.append(each.ssp)
         elif each.is_cut:
             ahead.add(each.versions[0])
-    if silent:
-        return IncompleteVersion(None, tuple(silent))
+    if without_marker:
+        return IncompleteVersion(None, tuple(without_marker))
     # A truncated partition is ahead: the others have yet to deliver the version that it has.
-    version = ahead.pop() if len(ahead) == 1 else None
+    version = None
+    if len(ahead) == 1:
+        version = ahead.pop()
     lacking = tuple(each.ssp for each in remaining if version not in each.versions)
     return IncompleteVersion(version, lacking)
 
@@ -596,7 +616,11 @@ def _find_ends(
 
 
 def _may_lack_records(ends: Sequence[_EndMarker], count: Callable[[MarkedSegment], int]) -> bool:
-    """Whether retention may have removed the start of the version that these markers end."""
+    """Whether retention may have removed records of the version that these markers end.
+
+    If the markers have no records before them, they may repeat those of a removed version. `count`
+    returns the number of records in a segment.
+    """
     without_records = is_bare(end.marker for end in ends)
     for partition, marker in ends:
         if not partition.may_lack_start(marker):
@@ -619,7 +643,7 @@ def _lost_before(
     for each in partitions:
         marked = before[each.ssp]
         expected = tuple(name for name in longest if has_partition(each.ssp, name, spans))
-        if each.is_cut:
+        if each.is_cut:  # only its newest markers are left
             expected = expected[len(expected) - len(marked) :]
         if marked != expected:
             orders = "; ".join(

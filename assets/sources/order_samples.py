@@ -55,16 +55,18 @@ class OrderSamples:
 
     @property
     def lacking(self) -> tuple[int, str] | None:
-        """The first name, by its place, that no change has a value of, and the reason; None if
-        there is none.
+        """The index in `order_by` of the first name by which changes can't be ordered and none can,
+        with the reason; None if there is no such name.
         """
-        for place, (value, problem) in enumerate(zip(self.values, self.problems, strict=True)):
+        for index, (value, problem) in enumerate(zip(self.values, self.problems, strict=True)):
             if value is None and problem is not None:
-                return place, problem
+                return index, problem
         return None
 
     def merge(self, later: OrderSamples) -> OrderSamples:
-        """Return what is known after these and later changes."""
+        """Return what is known after these and `later` changes: what the earlier ones have shown,
+        else what the later ones have.
+        """
 
         def first(mine: str | None, other: str | None) -> str | None:
             return other if mine is None else mine
@@ -80,12 +82,12 @@ def find_order_samples(
     known: Samples | None = None,
     ahead: Ranges | None = None,
 ) -> Samples | None:
-    """Return the first value of each name in `order_by`; None if there is none, or if positions
-    need none.
+    """Return the first value of each name in `order_by`, None for a name without one; None instead
+    of all if no name has one. If positions need no samples, return `known`.
 
-    `known` are those of earlier changes. If no change in `ranges` has one, those in `ahead` are
-    read, too, so that the result does not depend on how the stream is cut. Raises
-    SchemaMismatchError if there are changes that can't be ordered, and none that can.
+    `known` are those of earlier changes. If changes in `ranges` can't be ordered by some name, and
+    none of them can, those in `ahead` are read, too, so that the result does not depend on how the
+    stream is cut. Raises SchemaMismatchError if none of these can either.
     """
     spec = source.spec
     order = spec.following.ordering
@@ -111,7 +113,9 @@ def find_order_samples(
         found = found.merge(look(wanted))
     if found.lacking is not None:
         raise unorderable_error(spec, *found.lacking)
-    return None if found.values == nothing else found.values
+    if found.values == nothing:
+        return None
+    return found.values
 
 
 def needs_samples(order: Order, rows: Schema) -> bool:
@@ -138,18 +142,21 @@ def _cut(source: OpenedChanges, ranges: Ranges, count: int) -> Iterator[Ranges]:
 
 
 def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) -> OrderSamples:
-    """Return what these changes of rows show of each name in `order_by`."""
+    """Return what these changes of rows show of each name in `order_by`, the first by time.
+
+    Changes that can't be applied for another reason than a missing path show nothing.
+    """
     order = spec.following.ordering
-    lacks = F.startswith(F.col(PROBLEM), F.lit(change_values.NO_PATH))
-    known = F.col(PROBLEM).isNull() | lacks
+    lacks_path = F.startswith(F.col(PROBLEM), F.lit(change_values.NO_PATH))
+    counts = F.col(PROBLEM).isNull() | lacks_path
     place = (TIMESTAMP, OFFSET, PARTITION)
     positions = change_values.position_type(order, schema)
     firsts = []
     for number, (name, value) in enumerate(zip(order, order_columns(order, schema), strict=True)):
         text = value.cast("string")
         orders = text.rlike(change_values.orderable_pattern(name, positions))
-        fits = known & orders
-        misfits = (known & ~orders) | (lacks & text.isNull())
+        fits = counts & orders
+        misfits = (counts & ~orders) | (lacks_path & text.isNull())
         firsts.append(
             F.min(F.when(fits, F.struct(*place, text.alias("text")))).alias(f"fit{number}")
         )
@@ -167,11 +174,13 @@ def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) ->
 
 
 def samples_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> OrderSamples:
-    """Return what `samples_in_frame` returns, for changes in Arrow that columns order."""
+    """Return what these changes of rows show of each name in `order_by`, the first by time. All
+    names are columns here: formats with other paths need Spark.
+    """
     order = spec.following.ordering
     rows = rows.filter(pc.is_null(rows.column(PROBLEM)))
     places = rows.select([OFFSET, PARTITION])
-    # Spark sorts nulls first
+    # Spark sorts nulls first.
     times = pc.fill_null(rows.column(TIMESTAMP).cast("int64"), change_values.LOWEST)
     by = [(name, "ascending") for name in (TIMESTAMP, OFFSET, PARTITION)]
     rows = rows.take(pc.sort_indices(places.append_column(TIMESTAMP, times), sort_keys=by))
@@ -195,17 +204,17 @@ def _get(row: Row | None, name: str) -> str | None:
 
 
 def _problem(name: str, text: str | None, reason: str | None) -> str | None:
-    """Return why a change with this text can't be ordered by a name; without a text, the reason
-    that its problem states.
+    """Return why a change with this text can't be ordered by a name; without a text, the `reason`
+    that its problem states, None for none.
     """
     return reason if text is None else change_values.unordered_reason(name, text)
 
 
-def unorderable_error(spec: UnboundedDataset, place: int, reason: str) -> SchemaMismatchError:
-    """Return the error for changes none of which can be ordered by the name at this place of
-    `order_by`.
+def unorderable_error(spec: UnboundedDataset, index: int, reason: str) -> SchemaMismatchError:
+    """Return the error for changes none of which can be ordered by the name at this index of
+    `order_by`; `reason` is that of the first.
     """
-    name = spec.following.ordering[place]
+    name = spec.following.ordering[index]
     shown = change_values.render_reason(reason, values=not hides_values(spec))
     meant = change_values.suggest_path(name)
     step = ""

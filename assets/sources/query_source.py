@@ -82,11 +82,11 @@ class QueryVersions(VersionSource):
         """Raise EmptyVersionError for an answer without entries, unless the query may be empty."""
         if self._query.allow_empty:
             return
-        left = "returned no rows"
+        problem = "returned no rows"
         if self.spec.extractor is not None:
-            left += " from which an entry is made"
+            problem += " from which an entry is made"
         raise EmptyVersionError(
-            f"{self._what(delivery)} {left}.",
+            f"{self._what(delivery)} {problem}.",
             "Correct the query or what it reads; if it may be empty, declare QuerySource(…,"
             " allow_empty=True).",
             dataset=self.spec.name,
@@ -164,10 +164,10 @@ def _type_nulls(answer: pa.Table, schema: Schema) -> pa.Table:
     pandas frame.
     """
     declared = schema.to_arrow()
-    for place, name in enumerate(answer.column_names):
-        if pa.types.is_null(answer.schema.field(place).type) and name in schema:
+    for index, name in enumerate(answer.column_names):
+        if pa.types.is_null(answer.schema.field(index).type) and name in schema:
             kind = declared.field(name).type
-            answer = answer.set_column(place, name, pa.nulls(answer.num_rows, kind))
+            answer = answer.set_column(index, name, pa.nulls(answer.num_rows, kind))
     return answer
 
 

@@ -83,6 +83,7 @@ class StreamSource(VersionSource):
         self._now = now
         self.ordered_by_offset = info.partitions > 1 and not spec.by_offset
         self._system = systems[split_stream_name(str(spec.input)).system]
+        # Markers read before, and the offsets from which on they are complete.
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
 
     def first_manifest(self) -> BoundedManifest:
@@ -117,7 +118,9 @@ class StreamSource(VersionSource):
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the next complete version, or the partitions without its marker.
 
-        Raises MarkerConflictError, and OffsetOutOfRangeError for a recreated stream.
+        If retention has removed unread records, the dataset resumes with the next version that is
+        whole; until that is known, its offsets stay. Raises MarkerConflictError for contradictory
+        markers, and OffsetOutOfRangeError for a recreated stream.
         """
         self._raise_if_recreated(manifest.stream)
         offsets, settled, reusable = position_from_manifest(manifest)
@@ -170,7 +173,9 @@ class StreamSource(VersionSource):
         left_out: Collection[str],
         markers: Sequence[Marker],
     ) -> Delivery | Awaiting:
-        """Return the answer, with counts of the records that are dropped before it."""
+        """Return the source's answer about the next version, with counts of the records that are
+        dropped before it: re-deliveries, and versions that are no partitions (`left_out`).
+        """
         dropped: dict[MarkedSegment, int] = {}
         outside: dict[str, int] = {}
         for cut in upcoming.dropped:
@@ -201,7 +206,7 @@ class StreamSource(VersionSource):
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
         """Return the version's number of records, after comparing counts and checksums with its
-        markers.
+        markers. Raises MarkerConflictError if they differ.
 
         Counting reads no records. A checksum costs one pass over the records, and is only computed
         if a marker has one in the format of `records_checksum`.
@@ -252,13 +257,13 @@ class StreamSource(VersionSource):
     # -- inside
 
     def _ends_at(self, offsets: IntOffsets) -> bool:
-        """Whether the stream ends at these offsets. Raises OffsetOutOfRangeError if it ends
-        before them.
+        """Whether the stream ends at these offsets, so that nothing new has arrived. Raises
+        OffsetOutOfRangeError if it ends before them.
         """
         ends = self._stream.system.upcoming(self._stream.ssps)
         read_to = _to_texts(offsets)
         if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
-            # Another writer may have advanced since it was opened.
+            # Another run may have read further since the stream was opened: the ends of now count.
             ends = self._system.upcoming(self._stream.ssps)
         self._raise_if_recreated(None, read_to, ends)
         return read_to == {ssp: ends[ssp] for ssp in read_to}
@@ -266,8 +271,8 @@ class StreamSource(VersionSource):
     def _raise_if_recreated(
         self, before: str | None, read_to: Offsets = _NONE, ends: Offsets = _NONE
     ) -> None:
-        """Raise OffsetOutOfRangeError if the stream is not the one with the identity `before`,
-        or ends too early.
+        """Raise OffsetOutOfRangeError if the stream is not the one with the identity `before`
+        (None: any), or if it `ends` before the offsets `read_to`.
         """
         refusal = self._stream.recreated_error(before, read_to, ends)
         if refusal is not None:
@@ -310,7 +315,7 @@ class StreamSource(VersionSource):
         self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema
     ) -> dict[int, str]:
         """Return the checksum of the records of each partition that has any, by the partition's
-        number.
+        number. `schema` are the columns of the records.
         """
         if spark is IN_PROCESS:
             entries.raise_if_spark_needed(self.spec, self.list_spark_needs())

@@ -61,6 +61,9 @@ class _Rows:
             yield from self._fit(rows).to_batches()
 
     def _fit(self, rows: Any) -> pa.Table:
+        """Return the rows with the declared columns. Raises SchemaMismatchError for a value that
+        does not fit, which it shows unless values are hidden.
+        """
         try:
             return fit_rows(rows, self.schema, self.what)
         except SchemaMismatchError as error:
@@ -108,6 +111,10 @@ class TableStateVersions(VersionSource):
     # -- snapshots, and versions of a Delta table
 
     def _next_state(self, manifest: BoundedManifest) -> Delivery | Awaiting:
+        """Return the version of the next state that has other rows than the one before it; with
+        `take="newest"`, of the newest state. States that can't be read any more are skipped, or
+        raise DatasetError (see `_lost`).
+        """
         last = _last_facts(manifest)
         if self._history is None:
             self._history = self._table.history(None if last is None else _state_of(last))
@@ -127,7 +134,8 @@ class TableStateVersions(VersionSource):
             what = f"states after number {last.offset} of the {self._table.describe()} expired"
             notes += (self._lost(f"{what} before they were versions"),)
         for state in changed:
-            if state is history.states[-1] or self._table.is_readable(state):
+            is_current = state is history.states[-1]  # its files are there
+            if is_current or self._table.is_readable(state):
                 return self._deliver(manifest, state, history.identity, notes)
             what = f"files of version {state.id} of the {self._table.describe()} are gone"
             notes += (self._lost(f"{what}, before it was a version"),)
@@ -136,7 +144,9 @@ class TableStateVersions(VersionSource):
     def _list_unsettled(
         self, manifest: BoundedManifest, history: TableHistory, last: MarkerFacts | None
     ) -> list[TableState]:
-        """Return the states after the last one that was delivered, in order."""
+        """Return the states after the last one that was delivered (None: all), in order, without
+        those that were abandoned or given out already.
+        """
         states = history.states
         if last is not None:
             states = history.after(str(last.checksum), last.offset)
@@ -150,12 +160,15 @@ class TableStateVersions(VersionSource):
         states: Sequence[TableState],
         last: MarkerFacts | None,
     ) -> Awaiting:
-        """Return that no state changed rows; the position moves past those that did not."""
+        """Return that no state has other rows than the `last` one. The position moves past the
+        `states` with the same rows: the last delivery gets the facts of the newest.
+        """
         if last is None:
             missing = f"a state of the {self._table.describe()} that has rows"
             return Awaiting(None, (missing,), idle=True, files=missing)
         notes: tuple[str, ...] = ()
-        if history.states and history.states[-1].number < last.offset:
+        was_rolled_back = bool(history.states) and history.states[-1].number < last.offset
+        if was_rolled_back:
             head = history.states[-1].id
             notes = (
                 f"the {self._table.describe()} was rolled back to {head}: what was published"
@@ -169,10 +182,13 @@ class TableStateVersions(VersionSource):
         return Awaiting(None, (), idle=True, notes=notes, copies=copies)
 
     def _replaced(self) -> str:
+        """Return a note that another table is there now, or raise DatasetError (see `_lost`)."""
         return self._lost(f"another table has its place: {self._source} was replaced")
 
     def _lost(self, problem: str) -> str:
-        """Return a note on states that can't be versions any more, or raise DatasetError."""
+        """Return a note on states that can't be versions any more, as `problem` says. Raise
+        DatasetError instead unless it is declared to skip them.
+        """
         if self._source.on_expired == "skip":
             return f"{problem}; the dataset goes on with those that there are"
         raise DatasetError(
@@ -190,7 +206,9 @@ class TableStateVersions(VersionSource):
         identity: str,
         notes: tuple[str, ...] = (),
     ) -> Delivery:
-        """Return the version of a state, named by its id."""
+        """Return the version of a state, named by its id, and remember it as given. `identity` is
+        that of the table.
+        """
         name = state.id
         if name in manifest.names:
             name = f"{state.id}-{identity[:8]}"  # the earlier table at this place had it, too
@@ -198,6 +216,7 @@ class TableStateVersions(VersionSource):
         return replace(self._delivery(name, state, identity), notes=notes)
 
     def _delivery(self, name: str, state: TableState, identity: str) -> Delivery:
+        """Return the delivery of a state under this name."""
         return Delivery(
             name,
             markers={_STATE: _facts(state, identity)},
@@ -209,7 +228,12 @@ class TableStateVersions(VersionSource):
     # -- tags
 
     def _next_tag(self, manifest: BoundedManifest, pattern: str) -> Delivery | Awaiting:
-        """Return the first tag that is no version yet, in the order of snapshots."""
+        """Return the version of the first tag that is none yet, in the order of snapshots. Tags are
+        those that match `pattern`.
+
+        Raises MarkerConflictError if all such tags are of snapshots before that of a delivered
+        version, and versions are in the order of arrival.
+        """
         assert isinstance(self._table, IcebergSnapshots)
         if self._tags is None:
             self._tags = self._table.tags(pattern)
@@ -237,7 +261,7 @@ class TableStateVersions(VersionSource):
                 found = self._delivery(name, tags[name], identity)
                 return replace(found, notes=notes, outside=tuple(outside))
         if waiting:
-            assert newest is not None
+            assert newest is not None, "without it, no tag is late"
             raise self._late_error(waiting[0], newest)
         missing = f"a tag {pattern} of the {self._table.describe()}"
         return Awaiting(
@@ -247,7 +271,9 @@ class TableStateVersions(VersionSource):
     def _compare_tags(
         self, manifest: BoundedManifest, tags: Mapping[str, TableState], left_out: set[str]
     ) -> tuple[list[str], list[str]]:
-        """Return the tags that are to be versions, and those that were moved since they were."""
+        """Return the tags that are to be versions, and those that name another snapshot now than
+        when they were delivered. Tags in `left_out` are neither.
+        """
         ended = manifest.given_up | self._given | left_out
         newest = manifest.newest_deliveries
         waiting: list[str] = []
@@ -255,15 +281,21 @@ class TableStateVersions(VersionSource):
         for name in tags.keys() - ended:
             done = newest.get(name)
             if done is None:
-                if name not in manifest.names:
+                was_delivered_long_ago = name in manifest.names
+                if not was_delivered_long_ago:
                     waiting.append(name)
-            elif _differs(done, tags[name]):
-                again = self._may_be_tried_again(manifest, done)
-                (waiting if again else moved).append(name)
+            elif not _differs(done, tags[name]):
+                continue
+            elif self._may_be_tried_again(manifest, done):
+                waiting.append(name)
+            else:
+                moved.append(name)
         return waiting, moved
 
     def _requested_tag(self, manifest: BoundedManifest, name: str) -> Delivery | Awaiting:
-        """Return the version of the tag that is requested, unless it was delivered as it is now."""
+        """Return the version of the tag that is requested, unless its version is retained and was
+        made of the same snapshot.
+        """
         assert self._tags is not None
         identity = self._tags.identity
         tags = self._tags.states
@@ -277,12 +309,15 @@ class TableStateVersions(VersionSource):
         return self._delivery(name, tags[name], identity)
 
     def _may_be_tried_again(self, manifest: BoundedManifest, done: Delivered) -> bool:
-        """Whether a tag that was moved may be a version although one of its name was delivered."""
+        """Whether a tag that was moved may be a version although `done` was delivered under its
+        name: that name is free, or that version was rejected and later versions don't matter.
+        """
         if done.freed is not None:
             return True
         if done.version not in manifest.rejected:
             return False
-        return self.spec.versions is not None or done is manifest.delivered[-1]
+        are_ordered_by_name = self.spec.versions is not None
+        return are_ordered_by_name or done is manifest.delivered[-1]
 
     def _newest_delivered(self, manifest: BoundedManifest) -> Delivered | None:
         """Return the delivered version with the newest snapshot, if versions are in the order of
@@ -309,6 +344,7 @@ class TableStateVersions(VersionSource):
         )
 
     def _describe_moved(self, name: str) -> str:
+        """Return a note on a tag that names another snapshot than its version was made of."""
         return (
             f"version {name!r} was delivered, and the tag names another snapshot now: what was"
             " published stays. To publish that snapshot, give it a tag of its own"
@@ -361,6 +397,9 @@ class TableStateVersions(VersionSource):
         )
 
     def _scan(self, delivery: Delivery) -> StateScan:
+        """Return what to read of a delivered state, planned once. Raises SourceChangedError if the
+        table was replaced.
+        """
         if delivery.version not in self._scans:
             scan = self._table.plan(delivery.content, self._source.schema.names)
             if self._table.identity() != delivery.markers[_STATE].contents:
@@ -374,12 +413,14 @@ class TableStateVersions(VersionSource):
         return self._scans[delivery.version]
 
     def _rows(self, delivery: Delivery) -> Callable[[Any], Iterator[pa.RecordBatch]]:
+        """Return the function that reads a part of a scan, in this process or in a task."""
         shows = not hides_values(self.spec)
         state = delivery.content
         what = f"{self._what(delivery)}: {self._describe(delivery)}"
         return partial(_Rows(self._table, state, self._source.schema, what, shows))
 
     def _describe(self, delivery: Delivery) -> str:
+        """Return the state in words: "version 5 of …", or "snapshot …"."""
         kind = "version"
         if isinstance(self._source, IcebergVersions):
             kind = "snapshot"
@@ -404,18 +445,23 @@ def _last_facts(manifest: BoundedManifest) -> MarkerFacts | None:
 
 
 def _state_of(facts: MarkerFacts) -> TableState:
+    """Return the state of which these facts were recorded."""
     assert facts.completed is not None
     return TableState(str(facts.checksum), facts.offset, facts.completed)
 
 
 def _is_complete(history: TableHistory, last: MarkerFacts) -> bool:
-    """Whether no state after the last one has expired."""
+    """Whether no state after the `last` one has expired: it is there itself, or the history has all
+    states since the one after it.
+    """
     if any(state.id == last.checksum for state in history.states):
         return True
     return history.complete_since <= last.offset + 1
 
 
 def _differs(done: Delivered, state: TableState) -> bool:
-    """Whether a tag names another snapshot than when it was delivered."""
+    """Whether a tag names another snapshot than when it was delivered; False if it is unknown what
+    it named.
+    """
     facts = done.markers.get(_STATE)
     return facts is not None and facts.checksum != state.id

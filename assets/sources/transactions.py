@@ -64,10 +64,11 @@ def cut_at_incomplete(
     """Return, by partition, the end offset up to which no change is of an incomplete transaction.
 
     `seen` are the changes below `ends`, by (transaction, partition). `complete` is the number of
-    changes of each ended transaction. Holding changes back makes their transactions incomplete, so
-    this repeats until nothing changes: the ends are then the furthest at which every transaction is
-    included completely or not at all. `unreadable` is the number of changes that could not be read:
-    as many may be missing from a transaction, because they may belong to it.
+    changes of each ended transaction; a transaction that is not in it has not ended. Holding
+    changes back makes their transactions incomplete, so this repeats until nothing changes: the
+    ends are then the furthest at which every transaction is included completely or not at all.
+    `unreadable` is the number of changes that could not be read: as many may be missing from a
+    transaction, because they may belong to it.
     """
     incomplete: set[str] = set()
     for transaction, count in count_by_transaction(seen).items():
@@ -105,7 +106,7 @@ def limit_to_complete_transactions(
     reader = _TransactionReader(declared, systems, spark, source, describe_input(spec))
     rows = reader.aggregate(ranges)
     known = _list_known(rows)
-    if not known:
+    if not known:  # nothing belongs to a transaction
         return ranges
     unreadable = sum(row["count"] for row in rows if not row["readable"])
     since = _first_seen(known)
@@ -116,6 +117,7 @@ def limit_to_complete_transactions(
     # The removed changes will never be found: what is left of these transactions is all of them.
     for name in _find_truncated(rows, since, _find_trimmed(ranges, oldest)) & expected.keys():
         expected[name] = min(expected[name], counts[name])
+    # Missing changes are looked for from some minutes before the ranges on, then in all the stream.
     near = min(since.values()) - _LOOK_BACK_MS
     for begins in (_offsets_at(source.system, ranges, near), oldest):
         lacking = {name for name in expected if counts[name] + unreadable < expected[name]}
@@ -123,7 +125,7 @@ def limit_to_complete_transactions(
         if not lacking or wider == ranges:
             continue
         found = count_by_transaction(_parts(_list_known(reader.aggregate(wider))))
-        # The other changes of these are before the ranges, which have all that they should have.
+        # The rest of these is before the ranges, which have all that they should have.
         expected |= {name: counts[name] for name in lacking if found[name] >= expected[name]}
     ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
     cuts = cut_at_incomplete(seen, expected, ends, unreadable=unreadable)
@@ -131,7 +133,7 @@ def limit_to_complete_transactions(
 
 
 def _find_trimmed(ranges: Ranges, oldest: Offsets) -> set[int]:
-    """Return the partitions whose ranges begin where retention has removed records."""
+    """Return the partitions whose ranges begin where retention has removed the records before."""
     trimmed = set()
     for ssp, (start, _) in ranges.items():
         if start == oldest[ssp] and start != "0":
@@ -149,11 +151,11 @@ def _end_at(ranges: Ranges, cuts: Mapping[int, int]) -> Ranges:
     return limited
 
 
-def _begin_at(system: StreamSystem, ranges: Ranges, before: Offsets) -> Ranges:
-    """Return the ranges, each from its partition's offset in `before` on if that is earlier."""
-    earlier = cmp_to_key(system.compare)
+def _begin_at(system: StreamSystem, ranges: Ranges, begins: Offsets) -> Ranges:
+    """Return the ranges, each from its partition's offset in `begins` on if that is earlier."""
+    by_offset = cmp_to_key(system.compare)
     return {
-        ssp: (min(before[ssp], start, key=earlier), end) for ssp, (start, end) in ranges.items()
+        ssp: (min(begins[ssp], start, key=by_offset), end) for ssp, (start, end) in ranges.items()
     }
 
 
@@ -176,8 +178,8 @@ def _list_known(rows: Iterable[Row]) -> list[Row]:
 
 
 def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
-    """Return what `aggregate` found of each transaction in each partition, by (transaction,
-    partition).
+    """Return the part of each transaction in each partition, by (transaction, partition), from the
+    rows that `aggregate` returns.
     """
     parts = {}
     for row in rows:
@@ -198,8 +200,8 @@ def _find_truncated(
     """Return the transactions that may have begun in records that retention has removed from the
     partitions `trimmed`.
 
-    These are the first transaction that is left in each of them, and older ones in other
-    partitions.
+    These are the first transaction that is left in each of these partitions, and all that began
+    before the latest of them. `since` is the time of each transaction's first change.
     """
     firsts: dict[int, Row] = {}
     for row in sorted(rows, key=lambda row: int(row["first"])):
@@ -238,6 +240,7 @@ class _TransactionReader:
         first one (`since`, in milliseconds since the epoch).
         """
         rows = read_transactions(self.declared, self.source.read(self.spark, ranges), self.what)
+        # A change that was sent twice has the same number; one without a number counts by offset.
         change = F.coalesce(F.col("number"), F.concat(F.lit("@"), F.col(OFFSET).cast("string")))
         return (
             rows.groupBy("transaction", PARTITION, "readable")
@@ -277,11 +280,11 @@ class _TransactionReader:
             begun |= earlier.begun
             expected = earlier.ended | expected
             missing = since.keys() - begun - expected.keys()
-        for transaction in sorted(missing):
-            # Offset 0 was removed, and all that is left is newer: the end of this one will never be
-            # found.
+        for transaction in sorted(missing):  # without any event: perhaps it is still to come
             newer = _offsets_at(system, ssps, since[transaction])
-            if newer == oldest and "0" not in newer.values():
+            all_left_is_newer = newer == oldest
+            lost_its_beginning = "0" not in oldest.values()
+            if all_left_is_newer and lost_its_beginning:  # its events will never be found
                 raise DatasetError(
                     f"{what}: {name} no longer reaches back to transaction {transaction!r}, so its"
                     " number of changes is unknown.",
@@ -309,8 +312,8 @@ class _TransactionReader:
     def _read_events(
         self, system: StreamSystem, starts: Offsets, ends: Offsets, wanted: Iterable[str]
     ) -> _Events:
-        """Return which transactions have begun and ended, according to the events between these
-        offsets; only `wanted` ones are returned.
+        """Return which of the `wanted` transactions have begun and ended, according to the events
+        between these offsets.
         """
         ranges = {}
         for ssp, start in starts.items():
@@ -318,6 +321,7 @@ class _TransactionReader:
                 ranges[ssp] = OffsetRange(start, ends[ssp])
         if not ranges:
             return _Events(set(), {})
+        # With the message's schema, the event is in a field `payload`; else it is the message.
         collection = "struct<data_collection:string,event_count:bigint>"
         block = f"status string, id string, data_collections array<{collection}>"
         form = (
@@ -337,7 +341,9 @@ class _TransactionReader:
         return found
 
     def _count_changes(self, event: Row) -> int:
-        """Return the number of this table's changes, according to the end of a transaction."""
+        """Return the number of this table's changes, according to the end of a transaction. Raises
+        DatasetError if that does not count the declared table.
+        """
         counts: dict[str, int] = {}
         for table in event["data_collections"] or ():
             counts[table["data_collection"]] = table["event_count"]

@@ -37,11 +37,11 @@ class _Answer:
 
     `offsets` are those that the manifest has after this answer ({} for files and queries): after
     the delivery, dropped re-deliveries and what retention removed (`lost`). `redelivered` is the
-    number of records dropped, `left_out` that of dropped versions which are no partitions;
-    `outside` names those that have arrived. `notes` describe what was left out and possible
-    problems of the source, and `stream` is the identity of the stream. `copies` are, by version
-    name, the new marker facts of earlier deliveries whose files were copied or completed again
-    unchanged.
+    number of records of dropped re-deliveries. `left_out` is the number of dropped records of
+    versions that are no partitions, and `outside` are the names of such versions that have arrived.
+    `notes` describe what was left out and possible problems of the source. `stream` is the identity
+    of the stream. `copies` are, by version name, the new marker facts of earlier deliveries whose
+    files were copied or completed again unchanged.
     """
 
     offsets: Mapping[str, str] = field(default_factory=dict)
@@ -211,7 +211,9 @@ class VersionSource(ABC):
 def contradiction_error(
     problem: str, dataset: str, version: str, expected: str, found: str, step: str = ""
 ) -> MarkerConflictError:
-    """Return the error for a delivery that is not what its markers state."""
+    """Return the error for a delivery that is not what its markers state. `step` is the next step,
+    "" for that of a version of which nothing can be used.
+    """
     step = step or (
         "Nothing was published and what is current stays. Deliver the right content under a new"
         f" version name, and abandon this one: abandon_version(lake, {dataset!r}, {version!r},"

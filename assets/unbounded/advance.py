@@ -124,8 +124,8 @@ class _LoadedSnapshot:
 def load_snapshot(
     context: Runtime, source: OpenedChanges, attempt: Attempt, number: int, names: StoredNames
 ) -> _LoadedSnapshot:
-    """Write the rows of the bulk snapshot as the base of a new table, under these stored names: the
-    generation with the number `number`.
+    """Write the rows of the bulk snapshot as the base of a new table: the generation with the
+    number `number`, in the folder of `attempt`. `names` are the stored names of its columns.
 
     Raises DatasetError for columns that do not fit the dataset and for duplicate keys,
     BadChangeError for rows that do not meet a validator, and what `validate_snapshot_position`
@@ -148,22 +148,22 @@ def load_snapshot(
             renew_attempt(context.lake, spec.name, attempt.id, context.by),
         ):
             positioned = _with_positions(source, rows)
-            placed = positioned.rows.withColumn(TOMBSTONE, F.lit(False))
+            stored = positioned.rows.withColumn(TOMBSTONE, F.lit(False))
             if source.stores_partitions:  # a change of any partition is newer than the snapshot
-                placed = placed.withColumn(PARTITION, F.lit(None).cast("int"))
-            if source.merges_columns:
-                placed = placed.withColumn(SET_AT, F.lit(None).cast("string"))
+                stored = stored.withColumn(PARTITION, F.lit(None).cast("int"))
+            if source.merges_columns:  # each row was written whole
+                stored = stored.withColumn(SET_AT, F.lit(None).cast("string"))
             layout = commit.table_layout(source, names)
             rules = list_row_rules(spec, source.schema)
-            checked = check_snapshot_rows(placed, spec, rules)
-            placed = checked.rows
+            checked = check_snapshot_rows(stored, spec, rules)
+            stored = checked.rows
             if spec.over_time:
-                placed = placed.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
+                stored = stored.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
             generation, counters = write_generation(
                 context.lake.store,
                 attempt.generation(number),
                 layout,
-                placed,
+                stored,
                 SPARK,
                 WriteOptions(
                     f"dataset {spec.name!r}, bulk snapshot",
@@ -193,8 +193,8 @@ class _PositionedRows(NamedTuple):
 def _with_positions(source: OpenedChanges, rows: DataFrame) -> _PositionedRows:
     """Return the snapshot's rows with `__position`.
 
-    A row's position is made from its ordering columns. Without these in the rows it is below those
-    of all changes, and there are no first values (None).
+    A row's position is made from its ordering columns, as that of a change. If the rows don't have
+    all of them, their position is below those of all changes, and there are no first values.
     """
     order = source.spec.following.order_by or ()
     schema = with_read_paths(source.spec, source.schema)
@@ -203,7 +203,7 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> _PositionedRows:
         return _PositionedRows(rows.withColumn(POSITION, lowest), None)
     read = list_read_paths(schema, source.schema)
     rows = add_read_paths(rows, read)
-    rows = rows.withColumns(
+    rows = rows.withColumns(  # what changes have, for the functions that order them
         {
             PROBLEM: F.lit(None).cast("string"),
             TIMESTAMP: F.lit(None).cast("timestamp"),
@@ -217,21 +217,22 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> _PositionedRows:
         if seen.lacking is not None:
             raise unorderable_error(source.spec, *seen.lacking)
         samples = seen.values
-    placed = add_order(source.spec, rows, schema, samples)
-    placed = placed.drop(TIMESTAMP, OFFSET, PARTITION, *read)
-    position = F.coalesce(F.col(ORDER), lowest)
-    placed = placed.withColumn(POSITION, position).drop(ORDER, PROBLEM)
-    return _PositionedRows(placed, samples)
+    ordered = add_order(source.spec, rows, schema, samples)
+    ordered = ordered.drop(TIMESTAMP, OFFSET, PARTITION, *read)
+    position = F.coalesce(F.col(ORDER), lowest)  # a row that can't be ordered is the oldest
+    positioned = ordered.withColumn(POSITION, position).drop(ORDER, PROBLEM)
+    return _PositionedRows(positioned, samples)
 
 
 def _snapshot_valid_from(
     source: OpenedChanges, start: Mapping[SystemStreamPartition, str], spark: SparkSession
 ) -> Column:
-    """Return the column in which rows of the snapshot begin to be valid: `valid_from`, or one time
-    for all rows.
+    """Return since when each row of the snapshot is valid: its value of the declared `valid_from`,
+    or where none is declared, one time for all rows.
 
-    That time is the timestamp of the oldest record after the snapshot's position, so that no change
-    precedes the row it changes; the current time where there is no such record.
+    That time is the timestamp of the oldest record after the snapshot's position `start`, so that
+    no change precedes the row it changes; the current time where there is no such record. Raises
+    DatasetError if the snapshot does not have `valid_from`.
     """
     name = source.spec.following.valid_from
     if name is not None and name in with_read_paths(source.spec, source.schema):
@@ -273,7 +274,7 @@ def validate_snapshot_position(
     upcoming = source.system.upcoming(source.ssps)
     for ssp, offset in position.items():
         try:
-            source.system.compare(offset, offset)
+            source.system.compare(offset, offset)  # only whether it is an offset at all
         except OffsetOutOfRangeError as error:
             raise offset_error(OffsetOutOfRangeError, what, ssp, offset) from error
         if source.system.compare(offset, oldest[ssp]) < 0:
@@ -383,7 +384,9 @@ def _stage_tables(
 
 
 def _upload_part(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> int:
-    """Upload a staged file as the part `number` of a folder; return the number of the next one."""
+    """Close the staged file and upload it as the part `number` of a folder; return the number of
+    the next part.
+    """
     with staged_file_errors(lake.store, path, _SNAPSHOT):
         writer.close()
     lake.store.upload(path, f"{folder}/rows-{number:05d}.parquet")
@@ -392,46 +395,47 @@ def _upload_part(lake: Lake, folder: str, path: Any, number: int, writer: Any) -
 
 
 def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
-    """Commit the first manifest of a new table, which has the bulk snapshot's rows if one is
-    declared.
+    """Commit the first manifest of a new table.
 
-    It records the startpoints in `applied` (ids by partition) as applied. Raises
-    CommitConflictError where another writer committed first, and what `load_snapshot` raises.
+    With a bootstrap, the table is built next to the one that is served, if any; it begins with the
+    bulk snapshot's rows if one is declared. Without, it is empty and served at once, and continues
+    at the previous table's offsets. The startpoints in `applied` (ids by partition) are recorded as
+    applied. Raises CommitConflictError where another writer committed first, and what
+    `load_snapshot` raises.
     """
     advance = _commit_repartitioned(advance)
     snapshot = advance.snapshot
     source = advance.source
     decision = advance.decision
-    first = advance.manifest
+    before = advance.manifest
     attempt = advance.log.attempt()
-    number = first.next_generation
-    running = decision.action == "bootstrap"
-    used = 0  # of the numbers of generations
+    number = before.next_generation
+    bootstraps = decision.action == "bootstrap"
+    used_numbers = 0  # how many generations this commit makes
     building = tuple[Generation, ...]()
     samples = None
-    names = rebuilt_names(snapshot.spec, first.version, source.schema)
+    names = rebuilt_names(snapshot.spec, before.version, source.schema)
     start: Offsets = source.system.oldest(source.ssps)
-    if not running:  # without a bootstrap: empty, from the previous table's offsets on
+    if not bootstraps:
         known = {}
         if snapshot.manifest is not None:
             known = offsets_by_partition(snapshot.manifest.offsets)
         start = source.start_offsets(known, start, snapshot.ends)
-        used = 1
+        used_numbers = 1  # the empty one that is served
     elif snapshot.spec.following.initial is not None:
         with advance.stages("load"):
-            snapped = load_snapshot(advance.context, source, attempt, number, names)
-            loaded = snapped.generation
-            start = snapped.position
-            samples = snapped.samples
-            if loaded.files:
-                building = (loaded,)
-            used = 1
+            loaded = load_snapshot(advance.context, source, attempt, number, names)
+            start = loaded.position
+            samples = loaded.samples
+            if loaded.generation.files:
+                building = (loaded.generation,)
+            used_numbers = 1
         # The bootstrap's target is the end of the stream after the snapshot was loaded.
         advance = replace(
             advance,
             ends=source.system.upcoming(source.ssps),
-            counters={"loaded": loaded.rows},
-            findings=snapped.findings,
+            counters={"loaded": loaded.generation.rows},
+            findings=loaded.findings,
         )
     bootstrap = Bootstrap(
         state="done",
@@ -445,28 +449,29 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         loaded=bool(building),
         why=decision.reason,
     )
-    if running:
+    if bootstraps:
         target = offsets_to_json(advance.ends)
         bootstrap = bootstrap.model_copy(
             update={"state": "running", "target": target, "finished_at": None}
         )
-    after = first.after(
+    after = before.after(
         declaration=source.declaration,
         offsets=bootstrap.start,
         bootstrap=bootstrap,
         stream=source.info.identity,
-        next_generation=number + used,
+        next_generation=number + used_numbers,
         first_ordered=samples,
         quarantining=None,
-        applied=first.with_applied(applied),
+        applied=before.with_applied(applied),
         times={},
         passed=(),
         decision=decision,
         change=commit.change_from_decision(decision),
     )
-    if not running or first.version is None:
+    serves_before = bootstraps and before.version is not None
+    if not serves_before:  # else these are facts about the version that is still served
         after = after.after(confirmed_at=None, horizon=None)
-    if not running:
+    if not bootstraps:
         after = commit.manifest_with_version(
             advance, after, attempt, (attempt.generation(number),), {}, names
         )
@@ -489,9 +494,9 @@ def advance_unbounded(
 
     Without changes it makes no version, unless the columns or the length of history have changed.
     `rebuild` is the reason to rebuild it from the stream's oldest offset (or its bulk snapshot),
-    next to the table that is served. Raises BadChangeError and NullKeyError for changes that can't
-    be applied, OffsetOutOfRangeError and DatasetError where the table can't be continued, and
-    CommitConflictError when another writer committed first.
+    next to the table that is served; None does not rebuild it on purpose. Raises BadChangeError and
+    NullKeyError for changes that can't be applied, OffsetOutOfRangeError and DatasetError where the
+    table can't be continued, and CommitConflictError when another writer committed first.
     """
     if not spec.following.persistent:
         raise DatasetError(
@@ -512,7 +517,8 @@ def advance_unbounded(
 def execute_plan(
     advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, str] = _NONE
 ) -> AdvanceReport:
-    """Execute the plan, then apply the changes since the last commit.
+    """Execute the plan, then apply the changes since the last commit, unless the plan leaves the
+    table as it is. Compact the table if it has changed and that is due.
 
     A new table records the startpoints in `applied` (ids by partition) as applied.
     """
@@ -534,8 +540,8 @@ def execute_plan(
 
 
 def resume_table(advance: Advance, plan: RecoveryPlan) -> Advance:
-    """Return the advance of the existing table, evolved to the declared columns if the plan says
-    so.
+    """Return the advance of the existing table. Commit its position in a repartitioned stream, and
+    a version with the declared columns and history if the plan says so.
     """
     assert advance.snapshot.manifest is not None, "the plan begins a table that does not exist"
     advance = _commit_repartitioned(advance)
@@ -557,8 +563,8 @@ def compact_if_due(advance: Advance) -> Advance:
 
 
 def mask_version(advance: Advance) -> None:
-    """Store the mask of the committed version: a cache for readers of which stored rows are no
-    entries.
+    """Store the mask of the committed version: a cache for readers, which says which stored rows
+    are no entries.
 
     Does nothing if this advance has made no version, or if no mask is due by the time that the
     advance took. If it can't be made, the stage's detail says why; readers then merge the version
@@ -575,8 +581,8 @@ def mask_version(advance: Advance) -> None:
 
 
 def _commit_repartitioned(advance: Advance) -> Advance:
-    """Commit that the table continues in its repartitioned stream, where that is not committed
-    yet.
+    """Commit that the table continues in its repartitioned stream; does nothing if the stream was
+    not repartitioned, or if that is committed already.
     """
     if not advance.snapshot.carried:
         return advance

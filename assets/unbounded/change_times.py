@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTimes:
-    """The newest time of the changes of each partition ("lake.planes.0"), in microseconds, and how
-    many changes came after each of the passed watermarks, oldest first, had passed their time.
+    """The times of changes, for the watermark.
+
+    `newest` is the newest time of the changes of each partition ("lake.planes.0"), in microseconds;
+    partitions without a time are left out. `late` has, for each passed watermark, oldest first, the
+    number of changes whose time is before it.
     """
 
     newest: Mapping[str, int] = field(default_factory=dict)
@@ -30,7 +33,7 @@ class MeasuredTimes:
 
     @property
     def all_late(self) -> int:
-        """How many changes came after the newest watermark had passed their time."""
+        """The number of changes whose time is before the newest watermark; 0 without one."""
         if not self.late:
             return 0
         return self.late[-1]
@@ -49,7 +52,7 @@ def list_partitions_read(system: StreamSystem, ranges: Ranges) -> list[str]:
 
 
 class TimedChanges(NamedTuple):
-    """Changes, and a function that returns their times once they are written."""
+    """Changes, and a function that returns their times. Call it only after they are written."""
 
     changes: DataFrame | pa.Table
     read_times: Callable[[], MeasuredTimes]
@@ -58,7 +61,9 @@ class TimedChanges(NamedTuple):
 def observe_times(
     changes: DataFrame | pa.Table, spec: UnboundedDataset, manifest: UnboundedManifest
 ) -> TimedChanges:
-    """Return the same changes, with their times if the dataset has a watermark."""
+    """Return the same changes, with a function for their times; without a watermark it returns no
+    times.
+    """
     if not spec.has_watermark:
         return TimedChanges(changes, MeasuredTimes)
     marks = [to_microseconds(mark.until) for mark in passed_marks(spec, manifest)]
@@ -83,7 +88,12 @@ def _measure(changes: pa.Table, stream: str, marks: Sequence[int]) -> MeasuredTi
 
 
 def _observe(changes: DataFrame, partitions: Sequence[str], marks: Sequence[int]) -> TimedChanges:
-    """Return the changes of a frame, whose times Spark observes while they are written."""
+    """Return the changes of a frame, and a function that returns the times which Spark measures
+    while they are written. Until they are, the function blocks.
+
+    Spark has to know its metrics before it reads changes. So each of the dataset's `partitions` has
+    one, which is null if the partition has no changes. `marks` are as for `_measure`.
+    """
     from pyspark.sql import Observation
 
     micros = F.unix_micros(VALID_FROM)
@@ -93,10 +103,10 @@ def _observe(changes: DataFrame, partitions: Sequence[str], marks: Sequence[int]
         metrics.append(F.max(F.when(F.col(PARTITION) == number, micros)).alias(name))
     observed = Observation()
 
-    def read() -> MeasuredTimes:
-        found = dict(observed.get)
-        late = tuple(int(found.pop(f"late{mark}")) for mark in marks)
-        newest = {name: time for name, time in found.items() if time is not None}
+    def read_times() -> MeasuredTimes:
+        values = dict(observed.get)
+        late = tuple(int(values.pop(f"late{mark}")) for mark in marks)
+        newest = {name: time for name, time in values.items() if time is not None}
         return MeasuredTimes(newest, late)
 
-    return TimedChanges(changes.observe(observed, *metrics), read)
+    return TimedChanges(changes.observe(observed, *metrics), read_times)

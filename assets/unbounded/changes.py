@@ -106,8 +106,7 @@ if TYPE_CHECKING:
 def list_change_spark_needs(source: OpenedChanges) -> list[str]:
     """Return, in words, why this table's changes can't be applied without Spark; empty if they can.
 
-    Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs
-    Spark for records with fractions.
+    These are the needs of reading its stream, and those that `list_format_spark_needs` lists.
     """
     return [*list_spark_needs(source), *list_format_spark_needs(source.spec, source.records)]
 
@@ -116,7 +115,8 @@ def list_format_spark_needs(spec: UnboundedDataset, records: Schema) -> list[str
     """Return, in words, why changes in records with these columns can't be decoded and checked
     without Spark; empty if they can.
 
-    Dead letters hold the record as JSON, in which only Spark writes some types.
+    Their format has to be an ArrowChangeFormat. Dead letters hold the record as JSON, in which only
+    Spark writes fractions.
     """
     needed = []
     if not isinstance(spec.following.changes, ArrowChangeFormat):
@@ -149,7 +149,7 @@ def read_changes(
     """Return the changes made from the records of these ranges.
 
     By offset, a change's position is its offset plus `positions_from`. `samples` are the first
-    values of the ordering columns.
+    values of the ordering columns, None if they are not known or needed.
     """
     if spark is IN_PROCESS:
         records = source.read_arrow(ranges)
@@ -158,8 +158,8 @@ def read_changes(
 
 
 class KeptChanges(NamedTuple):
-    """Changes without late ones, and a function that counts the late ones once the changes are
-    written; None if late changes are kept, with a problem.
+    """Changes, and a function that returns how many late ones were left out, once the changes are
+    written; None if none are left out, because late changes have a problem.
     """
 
     changes: DataFrame | pa.Table
@@ -191,9 +191,12 @@ def drop_late(changes: DataFrame | pa.Table, horizon: int, *, set_aside: bool) -
 
 
 def _drop_late_in_table(changes: pa.Table, horizon: int, *, set_aside: bool) -> KeptChanges:
-    """Return the changes of a table as `drop_late` does."""
+    """Return the changes of an Arrow table without late ones; with `set_aside`, these stay and get
+    a problem. See `drop_late`.
+    """
     over_time = VALID_FROM in changes.column_names
     places = changes.column(VALID_FROM).cast("int64") if over_time else changes.column(POSITION)
+    # A row without a time gets a problem of its own.
     is_late = pc.fill_null(pc.less_equal(places, horizon), False)
     if set_aside:
         reason = decoding.late_change_reason(horizon, over_time)
@@ -264,9 +267,9 @@ class _WritePlan:
     """How the changes of some ranges become one generation.
 
     Changes at or below `late_from`, a position or a time, are late: they may be older than
-    deletions that are no longer stored. None if none is late, or if rows are placed again.
-    `replaced_from` is the same for changes that a rewind applies again, which are late only if
-    nothing of their key is stored.
+    deletions that are no longer stored. None if none is late. `replaced_from` is the position up to
+    which changes that a rewind applies again may be late: they are if nothing of their key is
+    stored. None if none of them is.
     """
 
     options: WriteOptions
@@ -279,12 +282,11 @@ def _plan_write(advance: Advance, *, again: bool) -> _WritePlan:
     """Return how changes are written; `again` says that a rewind applies them once more."""
     spec = advance.spec
     following = spec.following
-    horizon = advance.manifest.horizon
     stored = target_generations(advance)
     begins = not any(generation.files for generation in stored)
     replaced_from = None
     if again and following.order is not None and not spec.over_time:
-        replaced_from = horizon
+        replaced_from = advance.manifest.horizon
     options = WriteOptions(
         f"dataset {spec.name!r}", completion=_plan_completion(advance, again, replaced_from)
     )
@@ -300,16 +302,18 @@ def _plan_write(advance: Advance, *, again: bool) -> _WritePlan:
     if not advance.running and (spec.over_time or not again):
         late_from = _find_latest_gap(advance)
     order_by: tuple[str, ...] = (POSITION, OFFSET, PARTITION)
-    if not again and following.order_by is None:
+    are_positions_offsets = following.order_by is None and not again  # a rewind raises positions
+    if are_positions_offsets:
         order_by = (POSITION,)
     return _WritePlan(options, order_by, late_from, replaced_from)
 
 
 def _find_latest_gap(advance: Advance) -> int | None:
-    """Return the position or time up to which changes can't be applied, None if all can.
+    """Return the position, or with a history the time in microseconds, up to which changes can't be
+    applied; None if all can.
 
-    Up to there deletions were dropped. With a history, a change that leaves out columns, and those
-    that it changes, need the rows before them, too.
+    Up to the horizon, deletions were dropped. Where columns are merged in a history, a change also
+    needs the rows before it, so it can't be from before the time up to which rows were pruned.
     """
     manifest = advance.manifest
     version = manifest.version
@@ -327,14 +331,17 @@ def _find_latest_gap(advance: Advance) -> int | None:
 def _plan_completion(
     advance: Advance, again: bool, replaced_from: int | None
 ) -> RowCompletion | None:
-    """Return how the changes are completed from stored rows, None where they need none."""
+    """Return how the changes are completed from stored rows, None where they need none.
+
+    They need them to find ties, to take the columns that they leave out, and in a rewind to raise
+    positions or to find late changes. `again` and `replaced_from` are as in `_plan_write`.
+    """
     spec = advance.spec
     by_offset = spec.following.order is None
     layout = commit.table_layout(advance.source, advance.names)
     ties = find_tie_rule(advance.source, layout)
-    has_place = by_offset or replaced_from is not None
-    places_rows = again and has_place
-    reads_rows = ties is not None or spec.following.reads_rows or places_rows
+    moves_rows = again and (by_offset or replaced_from is not None)
+    reads_rows = ties is not None or spec.following.reads_rows or moves_rows
     if not reads_rows:
         return None
     return RowCompletion(
@@ -352,13 +359,13 @@ def _plan_completion(
 
 class _ChangeWriter:
     """Writes files, and moves from their stats to itself what manifests, which store stats and
-    footers, should not have: the incomplete changes, and the numbers of late changes and of rows
-    that only inherit (`carried`) or are `held`.
+    footers, should not have: the changes that were refused while they were written, and the numbers
+    of `late` changes and of rows that were `carried` or are `held` (see `Merged`).
     """
 
     def __init__(self, write: GenerationWriter) -> None:
         self._write = write
-        self.incomplete: list[SetAsideChange] = []
+        self.refused: list[SetAsideChange] = []
         self.late = 0
         self.carried = 0
         self.held = 0
@@ -374,7 +381,7 @@ class _ChangeWriter:
         self.held += stats.pop("held", 0)
         if "incomplete" not in stats:
             return replace(file, stats=stats)
-        self.incomplete += [SetAsideChange(*change) for change in stats.pop("incomplete")]
+        self.refused += [SetAsideChange(*change) for change in stats.pop("incomplete")]
         return replace(file, stats=stats, footer=None)  # the footer has the same list
 
 
@@ -383,7 +390,8 @@ def _write_changes(
 ) -> _WrittenChanges:
     """Write the changes of the chunk as one generation, and send those that were set aside.
 
-    Raises BadChangeError and NullKeyError for changes that can't be applied.
+    Raises BadChangeError and NullKeyError for changes that can't be applied, and DatasetError for
+    late ones in a rewind without force, after which the files are dropped.
     """
     spec = advance.spec
     source = advance.source
@@ -393,8 +401,8 @@ def _write_changes(
     set_aside = spec.dead_letters is not None
     plan = _plan_write(advance, again=again)
     reached = commit.offsets_after(advance, chunk.ranges)
-    ahead = {ssp: (offset, advance.ends[ssp]) for ssp, offset in reached.items()}
-    samples = find_order_samples(source, chunk.ranges, spark, manifest.first_ordered, ahead)
+    not_read_yet = {ssp: (offset, advance.ends[ssp]) for ssp, offset in reached.items()}
+    samples = find_order_samples(source, chunk.ranges, spark, manifest.first_ordered, not_read_yet)
     changes = read_changes(source, chunk.ranges, spark, samples, manifest.positions_from)
     timed = observe_times(changes, spec, manifest)
     changes = timed.changes
@@ -424,9 +432,9 @@ def _write_changes(
         counters["held"] = writer.held
     letters = None
     if set_aside:
-        letters = build_dead_letters(changes, spec, writer.incomplete)
+        letters = build_dead_letters(changes, spec, writer.refused)
     if letters is not None:
-        sent = _set_aside(advance, chunk, letters, sorted(writer.incomplete), generation)
+        sent = _set_aside(advance, chunk, letters, sorted(writer.refused), generation)
         advance = sent.advance
         counters["quarantined"] = sent.letters
     if count_late is not None:
@@ -464,38 +472,43 @@ def _set_aside(
     advance: Advance,
     chunk: _Chunk,
     letters: DataFrame | pa.Table,
-    incomplete: Sequence[SetAsideChange],
+    refused: Sequence[SetAsideChange],
     generation: Generation,
 ) -> _SentLetters:
     """Commit the ranges of the chunk, then send its dead letters.
 
-    If another writer commits first, the generation that was written is dropped.
+    If another writer commits first, the generation that was written is dropped. `refused` are the
+    changes that were refused while they were written.
     """
     try:
         advance = _commit_before_letters(advance, chunk)
-        return _SentLetters(advance, _send_letters(advance, chunk, letters, incomplete))
+        return _SentLetters(advance, _send_letters(advance, chunk, letters, refused))
     except CommitConflictError:
         advance.log.drop(generation)
         raise
 
 
 def _commit_before_letters(advance: Advance, chunk: _Chunk) -> Advance:
-    """Commit the ranges whose dead letters are about to be sent.
+    """Commit the ranges whose dead letters are about to be sent, unless they are committed already.
 
-    A run that takes over then sends the same letters again, which adds nothing. A rewind that is
-    repeated reads the same ranges anyway.
+    A run that takes over then sends the same letters again, which adds nothing. A rewind commits
+    nothing here: repeated, it reads the same ranges anyway.
     """
-    if chunk.rewinding is not None or advance.manifest.quarantining is not None:
+    is_committed = advance.manifest.quarantining is not None
+    if chunk.rewinding is not None or is_committed:
         return advance
     spans = {str(ssp): span for ssp, span in chunk.ranges.items()}
     return commit.commit_fields(advance, quarantining=spans, change=Change(action="quarantine"))
 
 
 def _send_letters(
-    advance: Advance, chunk: _Chunk, letters: Any, incomplete: Sequence[SetAsideChange]
+    advance: Advance, chunk: _Chunk, letters: Any, refused: Sequence[SetAsideChange]
 ) -> int:
-    """Send the dead letters of the chunk once; return their number."""
-    identity: tuple[object, ...] = tuple(map(tuple, incomplete))
+    """Send the dead letters of the chunk once; return their number.
+
+    Their sequence number grows with the offsets read, so that later chunks have higher ones.
+    """
+    identity: tuple[object, ...] = tuple(map(tuple, refused))
     if chunk.rewinding is not None:
         identity = (*chunk.rewinding.identity, *identity)
     distance = advance.source.system.distance
@@ -570,7 +583,9 @@ def _continue_bootstrap(advance: Advance) -> AppliedChanges:
 
 
 def _warn_of_first(advance: Advance, ranges: Ranges) -> Advance:
-    """Return the advance with warnings about these changes, if they are the table's first ones."""
+    """Return the advance with warnings about these changes, if they are the table's first ones;
+    unchanged in process, where no format is read that has such warnings.
+    """
     spark = advance.context.spark
     has_rows = any(generation.files for generation in target_generations(advance))
     if has_rows or not ranges or spark is IN_PROCESS:
@@ -644,7 +659,7 @@ def _build_chunk(advance: Advance, chunk: _Chunk, records: int) -> _WrittenChang
     """Write the chunk's changes, made from this number of records, and count them."""
     # With history, or in a rewind, stored rows are read too, so the number of rows is unknown.
     reads_stored = advance.spec.over_time or chunk.rewinding is not None
-    rows = None if reads_stored else records
+    rows = None if reads_stored else records  # decides which engine writes
     spark = advance.context.spark_for(rows, list_change_spark_needs(advance.source))
     try:
         with interpret_small_plans(spark, rows):
@@ -654,10 +669,12 @@ def _build_chunk(advance: Advance, chunk: _Chunk, records: int) -> _WrittenChang
             raise needs_spark_error(advance.spec, reason) from reason
         written = _write_changes(advance, chunk, advance.context.spark)
     counters = written.counters
+    # The changes of a rewind were counted when they came first.
     if chunk.rewinding is None and written.times.all_late:
         counters["late_changes"] = written.times.all_late
+    # Rows that are held are stored as tombstones, but delete nothing.
     counters["deleted"] += count_deletions(written.generation) - counters.get("held", 0)
-    if not advance.running:
+    if not advance.running:  # a bootstrap changes nothing that is served
         ignored = NOTHING_IGNORED
         if chunk.rewinding is None:
             ignored = _count_ignored(written.advance, written.generation)
@@ -690,8 +707,8 @@ def _count_ignored(advance: Advance, generation: Generation) -> IgnoredChanges:
 def _manifest_with_changes(
     chunk: _Chunk, written: _WrittenChanges, advance: Advance
 ) -> UnboundedManifest:
-    """Return the manifest with these changes; a chunk without records leaves the version
-    unchanged.
+    """Return the manifest with these changes and offsets. The version stays if no file was written;
+    in a bootstrap it stays until the last chunk.
     """
     source = advance.source
     manifest = advance.manifest
@@ -716,7 +733,9 @@ def _manifest_with_changes(
         read = list_partitions_read(source.system, chunk.ranges)
         now = advance.context.now()
         times = after_changes(watermark, manifest, written.times.newest, read, now)
-        late = () if chunk.rewinding is not None else written.times.late
+        late = written.times.late
+        if chunk.rewinding is not None:  # they are counted already
+            late = ()
         passed = after_late(passed_marks(advance.spec, manifest), late)
         after = after.after(times=times, passed=passed)
     if chunk.rewinding is not None:

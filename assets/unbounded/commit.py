@@ -139,8 +139,8 @@ class Advance:
         return self.ends
 
     def after(self, commit: Commit, manifest: UnboundedManifest) -> Advance:
-        """Return the advance after this commit. A new version in `manifest` is added to
-        `sealed`.
+        """Return the advance after this commit, whose manifest is `manifest`. If that has a new
+        version, it is added to `sealed`.
         """
         version = manifest.version
         sealed = self.sealed
@@ -168,7 +168,7 @@ def commit_with_retries(
     commit_id: str | None = None,
 ) -> Advance:
     """Commit the manifest that `decide` makes of the current state; retry where others only
-    compacted or discarded.
+    compacted or discarded. `commit_id` is the id of the commit, None for a new one.
 
     Raises CommitConflictError where another writer has read further, has started the table again,
     or has erased keys from whose rows our changes may have been completed.
@@ -225,7 +225,8 @@ def confirm_caught_up(advance: Advance) -> Advance:
     """Commit that the table is caught up now. Does nothing while changes are unread.
 
     That is needed only where something limits how old this knowledge may be: `effective_max_age`,
-    or the time after which partitions are idle; and at most once in a tenth of that time.
+    or the time after which partitions are idle. It is not committed again before a tenth of that
+    time has passed.
     """
     limits = []
     max_age = effective_max_age(advance.source)
@@ -266,7 +267,7 @@ def _has_same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> b
     """
     names = ("offsets", "bootstrap", "next_generation", "quarantining", "applied")
     if before.declaration.partitions != fresh.declaration.partitions:
-        return False
+        return False  # our files are in other buckets
     if before.bootstrap.state == "done" and before.horizon != fresh.horizon:
         return False  # the horizon has moved, so other changes are late
     return all(getattr(before, name) == getattr(fresh, name) for name in names)
@@ -303,10 +304,11 @@ def manifest_with_version(
     counters: Mapping[str, int],
     names: StoredNames | None = None,
 ) -> UnboundedManifest:
-    """Return the manifest with a new version of these generations served; retires the
-    generations that it replaces.
+    """Return the manifest with a new version of these generations served; the generations that no
+    longer belong to it are retired.
 
-    `names` are the stored names of its columns, None for those of the advance.
+    `counters` are those of the version. `names` are the stored names of its columns, None for those
+    of the advance.
     """
     source = advance.source
     now = advance.context.now()
@@ -338,8 +340,8 @@ def manifest_with_version(
 def switch_version(
     manifest: UnboundedManifest, version: SealedVersion, now: datetime
 ) -> UnboundedManifest:
-    """Return the manifest with `version` served; generations that only earlier versions read are
-    retired.
+    """Return the manifest with `version` served from `now` on; generations that only earlier
+    versions read are retired.
     """
     needed = version.folders
     retired = list(manifest.retired)
@@ -422,7 +424,7 @@ class NextRanges(NamedTuple):
 
 
 def next_ranges(advance: Advance) -> NextRanges:
-    """Return the next ranges to read.
+    """Return the next ranges to read, {} if there is nothing to read.
 
     If an earlier run was sending the dead letters of some ranges, exactly these are returned. Where
     transactions are kept whole, the ranges end before the first incomplete one, and a chunk without
@@ -437,6 +439,7 @@ def next_ranges(advance: Advance) -> NextRanges:
     starts = offsets_by_partition(advance.manifest.offsets)
     are_whole = advance.spec.transactions is not None
     ends = advance.ends if are_whole else advance.target
+    # 0 in a partition that has read beyond the target.
     lags = {ssp: max(system.distance(ssp, start, ends[ssp]), 0) for ssp, start in starts.items()}
     lag = sum(lags.values())
     chunk = advance.spec.following.chunk
@@ -456,7 +459,9 @@ def next_ranges(advance: Advance) -> NextRanges:
 def _divide_chunk(
     system: StreamSystem, starts: Offsets, lags: Mapping[SystemStreamPartition, int], chunk: int
 ) -> Ranges:
-    """Return the ranges of a chunk of offsets, divided in proportion to the unread ones."""
+    """Return the next ranges of all partitions, about `chunk` offsets together, divided in
+    proportion to the unread ones (`lags`); {} if none is unread.
+    """
     lag = sum(lags.values())
     ranges = {}
     for ssp, unread in lags.items():

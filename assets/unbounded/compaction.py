@@ -115,10 +115,11 @@ def plan_compaction(
     """Return the generations to merge and why, or None if there is nothing to do.
 
     With `level`, these are all deltas ("minor") or all generations ("major"). Without it, they are
-    what the policy makes due. A minor compaction takes the newest deltas, and older ones as long as
-    they are not larger than those taken together, so that each row is rewritten a few times,
-    however many commits there are. A state table has no base, since a generation is dropped whole
-    when its last row has expired: there the small generations are due once there are too many.
+    what the policy makes due: a major compaction, else a minor one. A minor compaction takes the
+    newest deltas, and older ones as long as they are not larger than those taken together, so that
+    each row is rewritten a few times, however many commits there are. A state table (`of_state`)
+    has no base, since a generation is dropped whole when its last row has expired: there the newest
+    generations are due once there are too many.
     """
     generations = version.nonempty
     deltas = generations[1:]
@@ -148,8 +149,8 @@ def _reason_for_major(
     changed = sum(delta.rows for delta in deltas)
     if changed > policy.rows:
         return f"the deltas hold {changed:,} rows, more than {policy.rows:,}"
-    cost_reads = len(deltas) >= policy.deltas or changed >= MIN_ROWS_FOR_MAJOR
-    if not cost_reads or changed <= policy.fraction * base.rows:
+    slow_down_reads = len(deltas) >= policy.deltas or changed >= MIN_ROWS_FOR_MAJOR
+    if not slow_down_reads or changed <= policy.fraction * base.rows:
         return ""
     return (
         f"the deltas hold {changed:,} rows, more than {policy.fraction:.0%} of the base's"
@@ -160,7 +161,9 @@ def _reason_for_major(
 def _plan_minor(
     generations: Sequence[Generation], policy: DeltaCompaction, noun: str
 ) -> CompactionPlan | None:
-    """Return the plan to merge the newest of these generations, if the policy has too many."""
+    """Return the plan to merge the newest of these generations; None if there are fewer than the
+    policy's number of deltas. `noun` is what the reason calls them.
+    """
     if len(generations) < policy.deltas:
         return None
     newest = tuple(_select_newest(generations, policy.deltas))
@@ -168,10 +171,10 @@ def _plan_minor(
 
 
 def _select_newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generation]:
-    """Return the newest deltas to merge so that fewer than `limit` are left, without large ones
-    where possible.
+    """Return the newest deltas to merge, oldest first: as many that fewer than `limit` are left,
+    then older ones as long as they are not larger than those taken together.
     """
-    taken = min(len(deltas), len(deltas) - limit + 2)
+    taken = min(len(deltas), len(deltas) - limit + 2)  # merged, they are one delta
     rows = sum(delta.rows for delta in deltas[-taken:])
     while taken < len(deltas) and deltas[-taken - 1].rows <= rows:
         taken += 1
@@ -278,7 +281,9 @@ def read_generations(
 def _read_in_process(
     store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
 ) -> pa.Table:
-    """Return the rows of these generations as an Arrow table, as `read_generations` does."""
+    """Return all rows of these generations as an Arrow table, with the column
+    GENERATION_COLUMN.
+    """
     empty = layout.arrow_schema().empty_table()
     tables = [empty.append_column(GENERATION_COLUMN, pa.array([], pa.int32()))]
     for generation in generations:
@@ -290,7 +295,9 @@ def _read_in_process(
 
 
 def _drop_expired(rows: DataFrame | pa.Table, manifest: UnboundedManifest) -> DataFrame | pa.Table:
-    """Return the rows of a table that have not expired by its watermark."""
+    """Return the rows of a state table that have not expired by its watermark; all rows of any
+    other table.
+    """
     expires = manifest.declaration.expires
     watermark = None
     if manifest.written is not None:
@@ -343,7 +350,7 @@ def merge_generations(
     if version.history is not None:
         horizon = counters.pop("forgotten_to", None)
     elif merge.is_ordered:
-        counters["deleted"] = counters.pop("forgotten", 0)
+        counters["deleted"] = counters.pop("forgotten", 0)  # dropped tombstones
         # A snapshot row is below any horizon, but not late: without a stored row of its key it is
         # the first one.
         if version.order_by == STREAMED_FIRST:
@@ -353,9 +360,11 @@ def merge_generations(
 
 @dataclass(frozen=True, slots=True)
 class _Merge:
-    """How generations are merged: see `MergeResult` for `horizon` and `pruned_to`.
+    """How generations are merged. `horizon` and `pruned_to` are `horizon` and `pruned` of the
+    `MergeResult`.
 
-    `is_ordered` says that tombstones are kept up to a horizon in the order of a column.
+    `is_ordered` says that the table is ordered by a column, so that a new base keeps the tombstones
+    above a horizon.
     """
 
     options: WriteOptions
@@ -367,7 +376,9 @@ class _Merge:
 def _plan_merge(
     what: str, manifest: UnboundedManifest, plan: CompactionPlan, *, forget: bool
 ) -> _Merge:
-    """Return how generations of a table without history are merged."""
+    """Return how generations of a table without history are merged: a minor compaction keeps all
+    tombstones, a major one none by offset, and those above the horizon if ordered by a column.
+    """
     options = WriteOptions(what, range_of=manifest.declaration.expires)
     if plan.level != "major":
         return _Merge(options)
@@ -407,7 +418,9 @@ def _plan_history_merge(
     *,
     forget: bool,
 ) -> _Merge:
-    """Return how generations of a table with history are merged."""
+    """Return how generations of a table with history are merged: a minor compaction keeps all rows;
+    for a major one see `merge_generations`.
+    """
     history = version.history
     assert history is not None
     if plan.level != "major":
@@ -491,7 +504,12 @@ class _LateChanges(Exception):
 def _compact(
     context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction, level: Level | None
 ) -> _Compaction:
-    """Do one compaction, if one is due (or possible, at a `level` that was asked for)."""
+    """Do one compaction, if one is due (or possible, at a `level` that was asked for); the report
+    says why not.
+
+    If changes below the new horizon were committed meanwhile, it is done again without moving the
+    horizon.
+    """
     began = time.perf_counter()
     version = manifest.version
     if version is None:
@@ -561,12 +579,12 @@ def _merge_and_commit(
 
     def commit_merged() -> CompactedTable | None:
         commit, current = log.read()
-        if commit is None or current is None:
+        if commit is None or current is None:  # the dataset was deleted
             return None
         fresh = as_unbounded(current)
         if fresh.version is None or not plan.folders <= fresh.version.folders:
             return None
-        if merged.generation.folder in fresh.doomed:
+        if merged.generation.folder in fresh.doomed:  # a discard took the output for garbage
             return None
         if merged.horizon is not None and _has_late_deltas(fresh.version, known, merged.horizon):
             raise _LateChanges
@@ -589,8 +607,8 @@ def _merge_and_commit(
 
 
 def _has_late_deltas(version: SealedVersion, known: frozenset[str], horizon: int) -> bool:
-    """Return whether deltas that were committed meanwhile have positions, or validity times, at or
-    below the horizon.
+    """Return whether deltas that were committed meanwhile, in folders that are not `known`, have
+    positions, or with history times, at or below the horizon.
     """
     appended = [delta for delta in version.generations if delta.folder not in known]
     name = POSITIONS if version.history is None else "range"
@@ -600,18 +618,20 @@ def _has_late_deltas(version: SealedVersion, known: frozenset[str], horizon: int
 def _manifest_with_merged(
     fresh: UnboundedManifest, plan: CompactionPlan, merged: MergeResult, made: dict[str, Any]
 ) -> UnboundedManifest:
-    """Return the manifest that serves the output in place of its inputs, in the version `made`."""
+    """Return the manifest `fresh` with the output in place of its inputs, in the version whose id,
+    number and time are `made`.
+    """
     assert fresh.version is not None
     generations = []
     for other in fresh.version.generations:
         if other.folder not in plan.folders and other.files:
             generations.append(other)
-    if merged.generation.files or not generations:
+    if merged.generation.files or not generations:  # a version has at least one generation
         generations.append(merged.generation)
     history = fresh.version.history
     if merged.pruned is not None and history is not None:
         history = history.after(pruned=merged.pruned)
-    rows = None
+    rows = None  # only a merge would tell
     if plan.level == "major" and generations == [merged.generation]:
         base = merged.generation
         rows = base.rows - count_deletions(base) if history is None else count_current_rows(base)

@@ -72,16 +72,17 @@ class RowCompletion:
     changes. Incomplete changes are listed in the stats of their file if `set_aside`, else they
     raise BadChangeError.
 
-    With `again`, for a rewind, the generations hold the changes already, and only changes that are
-    not superseded must be complete. By offset, positions are raised to at least those of the stored
-    rows of their keys. Else changes of a key are late where no row of it is stored and the newest
-    of them is not above the `horizon`: a tombstone that was dropped might win against them. Where
-    columns are merged, the stored row has to be known whole, and only the newest change of the
-    whole row counts. Late changes are left out. They are counted in the stats, and if `set_aside`
-    listed there like incomplete ones, unless the newest change of the key is a deletion.
+    `again` is for a rewind, which applies changes that the generations may have already:
+    - Only changes that are not superseded must be complete.
+    - By offset, positions are raised to at least those of the stored rows of their keys.
+    - Else changes of a key are late where no row of it is stored and the newest of them is not
+      above the `horizon`: a tombstone that was dropped might win against them. Where columns are
+      merged, the stored row has to be known whole, and only the newest change of the whole row
+      counts. Late changes are left out. They are counted in the stats, and if `set_aside` listed
+      there like incomplete ones, unless the newest change of the key is a deletion.
 
-    By the rule `ties`, changes of which nothing says which one is newer are set aside, too, or
-    raise KeyOrderError.
+    By the rule `ties` (None: there can be none), changes of which nothing says which one is newer
+    are set aside, too, or raise KeyOrderError.
 
     Where the layout has SET_AT, nothing is incomplete: changes are merged by column, or by these
     `groups` of columns, in any order.
@@ -102,7 +103,9 @@ class RowCompletion:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns that identify an entry, of which rows over time have one for each time."""
+        """The key columns without the time: with a history, all rows of an entry over time have the
+        same.
+        """
         key = self.layout.key
         return key[:-1] if key[-1] == VALID_FROM else key
 
@@ -125,32 +128,34 @@ class SetAsideChange(NamedTuple):
 
 
 class _Changes(NamedTuple):
-    """Changes ordered by key, and which of them is the first of its key."""
+    """Changes ordered by key, and a mask of those that are the first of their key."""
 
     rows: pa.Table
     is_first: Any
 
 
 class _StoredOfKeys(NamedTuple):
-    """The stored rows of keys: for each key the index of its row in the table (-1: no row), and its
-    highest position, deletions included.
+    """The stored rows of keys. `newest` has the index in `rows` of each key's newest row, -1 if
+    there is none or it is a deletion; `highest` has the position of that, the lowest integer if
+    there is none.
     """
 
-    places: Any
+    newest: Any
     highest: Any
     rows: pa.Table
 
 
 class _Completed(NamedTuple):
-    """Completed rows, and which of them can be applied."""
+    """Completed rows, and a mask of those that can be applied."""
 
     rows: pa.Table
     is_applicable: Any
 
 
 class BucketCompletion:
-    """Completes the ordered changes of one bucket batch by batch, and leaves out incomplete
-    ones.
+    """Completes the changes of one bucket batch by batch, and leaves out incomplete ones.
+
+    They come ordered by key and position. `store` is None if there are no stored rows.
     """
 
     def __init__(self, declared: RowCompletion, store: ObjectStore | None, bucket: int) -> None:
@@ -168,25 +173,26 @@ class BucketCompletion:
         self._merged: Counter[str] = Counter()
 
     def stats(self) -> dict[str, Any]:
-        """Return the incomplete changes, the number of late ones, and what was merged by column;
-        without those of which there are none.
+        """Return what was not applied as it was: the changes that were set aside ("incomplete"),
+        the number of `late` ones, and the numbers of a `Merged` where columns are merged. What is
+        empty or 0 is left out.
         """
         stats = {"incomplete": self._set_aside, "late": self._late, **self._merged}
         return {name: value for name, value in stats.items() if value}
 
     def take(self, batch: pa.Table) -> pa.Table:
-        """Buffer a batch; return completed rows, if many are buffered.
-
-        These are the rows of all keys but the last one, which the next batch may continue.
+        """Buffer a batch. Once many rows are buffered, return the completed rows of all keys but
+        the last one, which the next batch may continue; until then, no rows.
         """
         self._waiting.append(batch)
-        # Stored rows are read once for so many.
+        # Many rows at once, so that stored files are read less often.
         if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:
             return self._with_merged_columns(batch.slice(0, 0)).drop_columns([KEPT])
         rows = pa.concat_tables(self._waiting)
-        last = int(np.flatnonzero(np.append(True, key_changes(rows, self._declared.identity)))[-1])
-        self._waiting = [rows.slice(last)]
-        return self._complete(rows.slice(0, last))
+        is_first = np.append(True, key_changes(rows, self._declared.identity))
+        start_of_last_key = int(np.flatnonzero(is_first)[-1])
+        self._waiting = [rows.slice(start_of_last_key)]
+        return self._complete(rows.slice(0, start_of_last_key))
 
     def rest(self) -> pa.Table | None:
         """Return the rows that are still buffered, completed; None without any."""
@@ -197,11 +203,11 @@ class BucketCompletion:
         return self._complete(rows)
 
     def _complete(self, rows: pa.Table) -> pa.Table:
-        """Return the completed rows, without changes that can't be applied."""
+        """Return the completed rows, without changes that can't be applied, and without KEPT."""
         merges = self._declared.merges_columns
         rule = self._declared.ties
         changes = self._mark_first(rows)
-        if rule is not None and rows.num_rows and not merges:
+        if rule is not None and rows.num_rows and not merges:  # merges find their own ties
             changes = self._leave_out_tied(changes, rule)
         if self._declared.again:
             changes = self._place(changes)
@@ -217,12 +223,15 @@ class BucketCompletion:
         if not kept.any():
             return rows
         key = np.cumsum(changes.is_first) - 1
-        # By offset: rows of snapshots, wherever in the stream, have positions below all streamed
-        # changes.
-        places = np.lexsort((rows.column(OFFSET).to_numpy(), key))
-        back = np.argsort(places)
+        # In stream order, by offset: positions of snapshot rows are below all streamed changes.
+        stream_order = np.lexsort((rows.column(OFFSET).to_numpy(), key))
+        back = np.argsort(stream_order)
         done = self._complete_in_order(
-            rows.take(places), key, np.flatnonzero(changes.is_first), deleted[places], kept[places]
+            rows.take(stream_order),
+            key,
+            np.flatnonzero(changes.is_first),
+            deleted[stream_order],
+            kept[stream_order],
         )
         return done.rows.take(back[done.is_applicable[back]])
 
@@ -238,14 +247,15 @@ class BucketCompletion:
         rows = given.rows
         groups = group_changes(rows, given.is_first, rule)
         stored = self._newest_stored(rows, np.flatnonzero(given.is_first), groups, rule)
-        scattered = np.flatnonzero(groups.scattered & groups.deciding)
-        known = np.isin(groups.keys, np.fromiter(stored, np.int64, len(stored)))
+        # Ties are possible in groups that are of several partitions, or whose key is stored.
+        has_stored = np.isin(groups.keys, np.fromiter(stored, np.int64, len(stored)))
+        may_be_tied = groups.deciding & (groups.scattered | has_stored)
         tied: list[int] = []
-        for at in np.union1d(scattered, np.flatnonzero(known & groups.deciding)).tolist():
-            numbers = np.arange(groups.starts[at], groups.ends[at])
+        for group in np.flatnonzero(may_be_tied).tolist():
+            numbers = np.arange(groups.starts[group], groups.ends[group])
             changes = python_rows(rows.take(numbers))
-            newest = stored.get(int(groups.keys[at]))
-            if newest is not None and rule.is_newer(newest, changes[0]):
+            newest = stored.get(int(groups.keys[group]))
+            if newest is not None and rule.is_newer(newest, changes[0]):  # they are ignored
                 continue
             partner = None
             if newest is not None and rule.ties(newest, changes[0]):
@@ -255,9 +265,9 @@ class BucketCompletion:
             tied += [tie.row for tie in found]
         if not tied:
             return given
-        left = np.ones(rows.num_rows, bool)
-        left[tied] = False
-        return self._mark_first(rows.filter(pa.array(left)))
+        stays = np.ones(rows.num_rows, bool)
+        stays[tied] = False
+        return self._mark_first(rows.filter(pa.array(stays)))
 
     def _report_ties(self, ties: Sequence[Tie], rule: TieRule) -> None:
         """List these changes as set aside, or raise KeyOrderError for the first."""
@@ -272,8 +282,11 @@ class BucketCompletion:
     def _newest_stored(
         self, rows: pa.Table, first: Any, groups: TieGroups, rule: TieRule
     ) -> dict[int, dict[str, Any]]:
-        """Return the newest stored row of each key that its changes may be tied with, by the number
-        of the key. Only files with positions or times as high as those of the changes are read.
+        """Return, by the number of the key, the newest stored row of keys whose changes may be tied
+        with it. Keys without a stored row are left out.
+
+        `first` has the index of the first row of each key. Only files with positions, or times, as
+        high as those of the changes are read.
         """
         lowest_of_key = rows.take(groups.starts[groups.deciding])
         numbers = groups.keys[groups.deciding]
@@ -303,8 +316,8 @@ class BucketCompletion:
         return newest
 
     def _place(self, given: _Changes) -> _Changes:
-        """Return the changes of a rewind: by offset with raised positions, else without late
-        ones.
+        """Return the changes of a rewind: by offset with raised positions, else without late ones
+        (see `RowCompletion`); unchanged without a horizon.
         """
         by_offset = self._declared.by_offset
         horizon = self._declared.horizon
@@ -345,7 +358,7 @@ class BucketCompletion:
             counted = late & ~deleted
         else:
             late = ((highest == lowest) & (position[last] <= horizon))[key]
-            counted = late & ~deleted[last][key]
+            counted = late & ~deleted[last][key]  # a deletion is no loss: the key is not stored
         self._late += int(counted.sum())
         if self._declared.set_aside:
             reason = late_change_reason(horizon)
@@ -356,8 +369,11 @@ class BucketCompletion:
     def _complete_in_order(
         self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any
     ) -> _Completed:
-        """Complete the rows, which are in stream order by key. The last column of `kept` says which
-        are UNDECIDED.
+        """Complete the rows, which are in stream order within each key.
+
+        For each row, `key` is the number of its key, `deleted` whether it is a deletion, and `kept`
+        which columns it leaves out; the last column of `kept` says whether it is UNDECIDED. `first`
+        has the index of the first row of each key.
         """
         row = np.arange(len(key))
         some = kept.any(axis=1)
@@ -403,11 +419,13 @@ class BucketCompletion:
             self._report_incomplete(reported & ~kept[:, -1], rows, kept[:, :-1])
         return _Completed(pa.table(completed), ~incomplete)
 
-    def _report_incomplete(self, rows: Any, places: pa.Table, kept: Any) -> None:
-        """Record these changes as incomplete, or raise BadChangeError for the first."""
+    def _report_incomplete(self, is_incomplete: Any, rows: pa.Table, kept: Any) -> None:
+        """Record these changes of `rows` as incomplete, or raise BadChangeError for the first.
+        `kept` says which columns each leaves out.
+        """
         names = np.array(self._layout.schema.names, object)
-        for row in np.flatnonzero(rows).tolist():
-            offset, partition = (places.column(name)[row].as_py() for name in (OFFSET, PARTITION))
+        for row in np.flatnonzero(is_incomplete).tolist():
+            offset, partition = (rows.column(name)[row].as_py() for name in (OFFSET, PARTITION))
             missing = ", ".join(map(repr, names[kept[row]].tolist()))
             reason = (
                 f"it leaves out {missing}, and the dataset has no row of its key to take the value"
@@ -428,7 +446,10 @@ class BucketCompletion:
         return rows
 
     def _merge_columns(self, changes: pa.Table) -> pa.Table:
-        """Return the rows of the keys as they are with these changes, where that is new."""
+        """Return the rows that merging the changes with the stored rows has made or changed.
+
+        Raises KeyOrderError for ties unless these are set aside; then the other changes are merged.
+        """
         changes = self._with_merged_columns(changes)
         if not changes.num_rows:
             return changes.drop_columns([KEPT])
@@ -443,19 +464,21 @@ class BucketCompletion:
             ties = merge.find_ties(by_offset=rule.order_by is None)
             self._report_ties(ties, rule)
             if ties:
-                left = rows.is_new.copy()
-                left[[tie.row for tie in ties]] = False
-                return self._merge_columns(rows.rows.filter(pa.array(left)))
+                is_untied_change = rows.is_new.copy()
+                is_untied_change[[tie.row for tie in ties]] = False
+                return self._merge_columns(rows.rows.filter(pa.array(is_untied_change)))
         merged = merge.merge()
         self._merged.update(superseded=merged.superseded, carried=merged.carried, held=merged.held)
         return merged.rows.select([name for name in changes.column_names if name != KEPT])
 
     def _sort_with_stored(self, changes: pa.Table) -> SortedRows:
-        """Return the changes and the stored rows of their keys that these may depend on."""
+        """Return the changes together with the stored rows of their keys that they may depend on,
+        ordered by key and time; the stored rows of a key and time come first.
+        """
         identity = self._declared.identity
-        new = np.append(True, key_changes(changes, identity))
-        number = np.cumsum(new) - 1
-        first = np.flatnonzero(new)
+        is_first = np.append(True, key_changes(changes, identity))
+        number = np.cumsum(is_first) - 1
+        first = np.flatnonzero(is_first)
         asked = self._find_dependent_keys(changes, number)
         types = self._layout.types
         names = [name for name in changes.column_names if name in types]
@@ -481,14 +504,14 @@ class BucketCompletion:
         return SortedRows(rows, starts, begins[starts], is_new[order])
 
     def _times(self, rows: pa.Table) -> Any:
-        """Return the times of rows over time; the same for all rows without history."""
+        """Return the times since when rows are valid, in microseconds; 0 without a history."""
         if not self._over_time:
             return np.zeros(rows.num_rows, np.int64)
         return rows.column(VALID_FROM).cast("int64").to_numpy()
 
     def _find_dependent_keys(self, changes: pa.Table, number: Any) -> Any:
         """Return the numbers of keys whose stored rows matter: a change leaves out columns, or may
-        be older than a stored row.
+        be older than a stored row. `number` has the number of each change's key.
         """
         highest = self._highest_stored()
         if highest is None:
@@ -517,8 +540,9 @@ class BucketCompletion:
     def _read_stored(
         self, rows: pa.Table, key: Any, first: Any, some: Any, columns: Sequence[str]
     ) -> _StoredOfKeys:
-        """Return the stored rows, with these columns, of the keys whose changes leave out
-        columns.
+        """Return the stored rows, with these columns, of the keys whose changes leave out columns.
+
+        `some` says which rows leave out columns; the others are as in `_complete_in_order`.
         """
         types = {}
         for field in self._layout.schema.fields:
@@ -536,11 +560,11 @@ class BucketCompletion:
         for found in self._stored.iterate(keys, asked, schema, positions=not by_offset):
             position = found.rows.column(POSITION).to_numpy()
             is_deleted = found.rows.column(TOMBSTONE).to_numpy()
-            places = np.where(is_deleted, -1, np.arange(count, count + len(position)))
+            index = np.where(is_deleted, -1, np.arange(count, count + len(position)))
             # At equal positions, the newer generation wins, which was read before.
             is_newer = position > highest[found.keys]
             newer_keys = found.keys[is_newer]
-            stored[newer_keys] = places[is_newer]
+            stored[newer_keys] = index[is_newer]
             highest[newer_keys] = position[is_newer]
             tables.append(found.rows.select(schema.names))
             count += len(position)
@@ -557,8 +581,8 @@ def _count_kept(rows: pa.Table) -> Any:
 def _stream_order(position: Any) -> Any:
     """Return numbers that sort rows by their offset; rows of a bulk snapshot come first.
 
-    Rows of a snapshot in the stream have SNAPSHOT_ROWS added to their positions, which is undone
-    here.
+    Rows of a snapshot in the stream have SNAPSHOT_ROWS, a negative number, added to their
+    positions, which is undone here.
     """
     return np.where(position < SNAPSHOT_ROWS // 2, position - SNAPSHOT_ROWS, position)
 
@@ -579,8 +603,8 @@ def complete_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
     The rows are ordered within partitions, and all rows of a key are in one partition.
     """
     names = rows.columns
-    left = [name for name in names if name != KEPT]
-    columns = [(name, type_from_spark(rows.schema[name].dataType)) for name in left]
+    remaining = [name for name in names if name != KEPT]
+    columns = [(name, type_from_spark(rows.schema[name].dataType)) for name in remaining]
     return convert_in_tasks(
         rows, partial(_complete_batches, names=names, declared=declared), columns
     )

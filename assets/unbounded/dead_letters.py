@@ -45,18 +45,20 @@ time.
 
 
 def build_dead_letters(
-    changes: DataFrame | pa.Table, spec: UnboundedDataset, incomplete: Sequence[SetAsideChange]
+    changes: DataFrame | pa.Table, spec: UnboundedDataset, refused: Sequence[SetAsideChange]
 ) -> DataFrame | pa.Table | None:
-    """Return the dead letters for the changes that can't be applied, one for each record; None
-    without any.
+    """Return a dead letter for each record with a change that can't be applied; None if there is
+    none.
 
-    `incomplete` lists changes that turned out to be incomplete or late while they were written.
+    These are the changes with a problem, and those in `refused`, which turned out to be incomplete,
+    tied or late while they were written. If several changes of a record can't be applied, the
+    letter has the alphabetically first of their reasons.
     """
     if isinstance(changes, pa.Table):
-        return _build_arrow_dead_letters(changes, spec, incomplete)
-    if incomplete:
+        return _build_arrow_dead_letters(changes, spec, refused)
+    if refused:
         columns = "__bad_partition int, __bad_offset bigint, __reason string"
-        known = changes.sparkSession.createDataFrame(list(map(tuple, incomplete)), columns)
+        known = changes.sparkSession.createDataFrame(list(map(tuple, refused)), columns)
         same_partition = F.col(PARTITION) == F.col("__bad_partition")
         same_offset = F.col(OFFSET) == F.col("__bad_offset")
         changes = changes.join(F.broadcast(known), same_partition & same_offset, "left")
@@ -82,38 +84,42 @@ def build_dead_letters(
 
 
 def _build_arrow_dead_letters(
-    changes: pa.Table, spec: UnboundedDataset, incomplete: Sequence[SetAsideChange]
+    changes: pa.Table, spec: UnboundedDataset, refused: Sequence[SetAsideChange]
 ) -> pa.Table | None:
-    """Return a dead letter for each of these changes that can't be applied, with its first reason;
-    None if there is none. `incomplete` are further ones.
+    """Return the dead letters of an Arrow table, in the order of partition and offset; None if
+    there is none. See `build_dead_letters`.
     """
-    if incomplete:
-        reasons = {(change.partition, change.offset): change.reason for change in incomplete}
+    if refused:
+        reasons = {(change.partition, change.offset): change.reason for change in refused}
         partitions = changes.column(PARTITION).to_pylist()
-        places = zip(partitions, changes.column(OFFSET).to_pylist(), strict=True)
-        changes = decoding.add_problems(changes, list(map(reasons.get, places)))
+        records = zip(partitions, changes.column(OFFSET).to_pylist(), strict=True)
+        changes = decoding.add_problems(changes, list(map(reasons.get, records)))
     bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
     if not bad.num_rows:
         return None
-    names = {
+    letter_columns = {
         PARTITION: "partition",
         OFFSET: "offset",
         PROBLEM: "reason",
         decoding.RAW: "value",
         TIMESTAMP: "at",
     }
-    rows = bad.select(list(names)).rename_columns(list(names.values()))
-    rows = rows.sort_by(
+    letters = bad.select(list(letter_columns)).rename_columns(list(letter_columns.values()))
+    # By reason, too: the first one of a record is then the least, as with F.min in Spark.
+    letters = letters.sort_by(
         [("partition", "ascending"), ("offset", "ascending"), ("reason", "ascending")]
     )
-    first: dict[tuple[int, int], int] = {}  # the number of the first row of each record
-    places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
-    for row, place in enumerate(places):
-        first.setdefault(place, row)
-    rows = rows.take(list(first.values()))
+    first_rows: dict[tuple[int, int], int] = {}  # by record
+    records = zip(letters["partition"].to_pylist(), letters["offset"].to_pylist(), strict=True)
+    for row, record in enumerate(records):
+        first_rows.setdefault(record, row)
+    letters = letters.take(list(first_rows.values()))
     origin = {"dataset": spec.name, "stream": str(spec.input)}
-    columns = {name: pa.array([text] * rows.num_rows, pa.string()) for name, text in origin.items()}
-    columns |= {name: rows.column(name) for name in names.values()}
+    columns = {}
+    for name, text in origin.items():
+        columns[name] = pa.array([text] * letters.num_rows, pa.string())
+    for name in letter_columns.values():
+        columns[name] = letters.column(name)
     return pa.table(columns).cast(DEAD_LETTERS.to_arrow())
 
 
@@ -169,7 +175,8 @@ def dead_letter_producer(advance: Advance, identity: tuple[object, ...]) -> str:
     letters.
 
     That is the case after a rebuild, a changed declaration, a compaction that moved the horizon, or
-    an erasure of rows from which changes are completed, and in a rewind.
+    an erasure of rows from which changes are completed, and in a rewind. `identity` is what tells
+    the letters of a rewind, and those of changes that were refused while written, from others.
     """
     spec = advance.spec
     extractor = advance.spec.extractor

@@ -29,8 +29,8 @@ POSITIONS = "positions"
 
 @dataclass(frozen=True, slots=True)
 class OlderChanges:
-    """A file of new changes, some of which are below the highest position of these stored files
-    of its bucket.
+    """A file of new changes (`made`), some of which may be older than rows in these `stored` files
+    of its bucket: the lowest position of the changes is below the highest of each stored file.
     """
 
     made: StoredFile
@@ -45,7 +45,9 @@ class OlderChanges:
 def find_older_changes(
     store: ObjectStore, what: str, stored: Sequence[Generation], made: Generation
 ) -> list[OlderChanges]:
-    """Return the files of new changes that may be ignored, by the stats of all files alone."""
+    """Return the files of the new generation `made` with changes that may be ignored, by the stats
+    of all files alone. `what` names the dataset in errors.
+    """
     by_bucket: dict[int, list[StoredFile]] = {}
     for generation in stored:
         for one in list_generation_files(store, what, generation):
@@ -100,8 +102,8 @@ def count_ignored(older: Sequence[OlderChanges], key: Sequence[str]) -> IgnoredC
 def _newest_positions(
     one: OlderChanges, rows: pa.Table, key: Sequence[str]
 ) -> dict[tuple[Any, ...], Any]:
-    """Return the highest stored position of keys of these rows; of other keys, too, if the key
-    has several columns.
+    """Return the highest stored position of the keys of these rows, as far as it is above the
+    lowest position of the rows. Other keys that begin with the same value may be in it, too.
     """
     newest: dict[tuple[Any, ...], Any] = {}
     lowest = pc.min(rows.column(POSITION)).as_py()
@@ -115,8 +117,8 @@ def _newest_positions(
             matching = group.filter(pc.and_(is_wanted, is_above))
             columns = matching.select([*key, POSITION]).to_pydict().values()
             for *values, position in zip(*columns, strict=True):
-                place = tuple(values)
-                newest[place] = max(position, newest.get(place, position))
+                key_values = tuple(values)
+                newest[key_values] = max(position, newest.get(key_values, position))
     return newest
 
 
@@ -124,7 +126,7 @@ def _row_groups(
     stored: StoredFile, key: Sequence[str], lowest: Any, bounds: dict[str, Any]
 ) -> Iterator[pa.Table]:
     """Yield the keys and positions in the row groups that may have a position above `lowest` and a
-    key within `bounds`, the least and the greatest value of its first column.
+    key whose first column is within `bounds` ("min" and "max").
     """
     file = stored.open()
     names = column_paths(file.metadata)
@@ -138,7 +140,9 @@ def _row_groups(
 
 
 def _is_outside(statistics: Any, bounds: dict[str, Any]) -> bool:
-    """Return whether all values of a column are outside the bounds, by its statistics."""
+    """Return whether all values of a column are certainly outside the bounds, by its statistics;
+    False if that is unknown.
+    """
     low = bounds["min"]
     high = bounds["max"]
     if statistics is None or not statistics.has_min_max:

@@ -139,13 +139,13 @@ def require_local_manifest(stored: DatasetManifest, spec: LocalTable) -> Unbound
             dataset=spec.name,
         )
     check_declaration(spec, stored.declaration, declared)
-    _evolve_names(spec, stored.version)  # raises for columns that can't follow the stored ones
+    _evolve_names(spec, stored.version)  # only for its errors
     return as_unbounded(stored)
 
 
 def _evolve_names(spec: LocalTable, stored: SealedVersion | None) -> StoredNames:
-    """Return the stored names of the declared columns. Raises DatasetError for columns that can't
-    follow the stored ones.
+    """Return the stored names of the declared columns; without a `stored` version their own names.
+    Raises DatasetError for columns that can't follow the stored ones.
     """
     if stored is None:
         return AS_NAMED
@@ -212,12 +212,13 @@ def undo_batch(
     context: Runtime, name: str, application: str, batch: int, *, declared: LocalTable | None = None
 ) -> str | None:
     """Undo what an abandoned batch wrote to its application's table; return the id of the version
-    served afterwards.
+    served afterwards, None without one.
 
     Later commits of the batch are rejected, also where it has written nothing yet: a `declared`
     table that does not exist is created for that. A dataset that the application does not own is
-    left alone (None). Safe to repeat. Raises VersionDiscardedError where the version before the
-    batch is gone, and DatasetError where the table was repartitioned since.
+    left alone (None). Nothing is changed if a later batch has written the table. Safe to repeat.
+    Raises VersionDiscardedError where the version before the batch is gone, and DatasetError where
+    the table was repartitioned since.
     """
     log = context.log(name)
 
@@ -234,7 +235,9 @@ def undo_batch(
         last = manifest.written
         if last is not None and _is_past(last, batch):
             return manifest.served_id
-        if last is not None and last.batch == batch and last.before != manifest.served_id:
+        # Without a version of the batch, it is only recorded that the batch was abandoned.
+        has_made_version = last is not None and last.before != manifest.served_id
+        if last is not None and last.batch == batch and has_made_version:
             before = _find_version_before(log, manifest, last, declared, attempt)
             manifest = _serve_again(manifest, before.after(**made, counters={}))
         reason = f"batch {batch} of application {application} was abandoned"
@@ -294,7 +297,9 @@ def _goes_with(manifest: DatasetManifest, owner: str) -> bool:
 
 
 def _serve_again(manifest: UnboundedManifest, version: SealedVersion) -> UnboundedManifest:
-    """Return the manifest with a version of earlier generations, which are no longer retired."""
+    """Return the manifest that serves a version of earlier generations, which are no longer
+    retired.
+    """
     folders = version.folders
     after = manifest.after(
         retired=tuple(old for old in manifest.retired if old.folder not in folders),
@@ -311,7 +316,10 @@ def _find_version_before(
     attempt: Attempt,
 ) -> SealedVersion:
     """Return the version that was served before the batch in `written`; an empty one if there
-    was none.
+    was none, with the columns that are `declared` (None: as served).
+
+    Raises VersionDiscardedError if it is gone, and DatasetError if it has another number of
+    partitions.
     """
     served = manifest.version
     assert served is not None, "a written table serves a version"
@@ -372,7 +380,9 @@ class WritingBatch:
 
 @dataclass(frozen=True, slots=True)
 class _StoredTable:
-    """The current commit of a table and its manifest, each None before the first."""
+    """The current commit of a table and its manifest: both None before the first one. After a
+    deletion only the manifest is None.
+    """
 
     commit: Commit | None
     manifest: UnboundedManifest | None
@@ -463,7 +473,7 @@ class LocalTableWriter:
         last record of a key. `partitioned` says that partition i already holds bucket i. Raises
         NullKeyError.
         """
-        if self._start is None:
+        if self._start is None:  # at the first send; a batch without any reads it in `commit`
             self._start = self._read()
         number = self._start.next_generation + len(self._sends)
         attempt = self._log.attempt()
@@ -501,8 +511,10 @@ class LocalTableWriter:
 
         Without `sends` it reads the version alone. The columns are the declared ones.
         """
-        generations = self._stacked_generations(sends=sends) or [self._log.attempt().generation(1)]
-        made: dict[str, Any] = {"id": "v000000-begun", "number": 1}
+        generations = self._stacked_generations(sends=sends)
+        if not generations:  # a version has at least one, which may be empty
+            generations = [self._log.attempt().generation(1)]
+        made: dict[str, Any] = {"id": "v000000-begun", "number": 1}  # is never committed
         if self._pinned is not None:
             made = {"id": self._pinned.id, "number": self._pinned.number}
         version = version_from_generations(
@@ -511,7 +523,9 @@ class LocalTableWriter:
         return VersionReader(self._lake.store, self._spec.name, version)
 
     def _stacked_generations(self, *, sends: bool = True) -> list[Generation]:
-        """Return the non-empty generations of the pinned version and of the batch, oldest first."""
+        """Return the non-empty generations of the pinned version and, with `sends`, of the batch,
+        oldest first.
+        """
         stacked: list[Generation] = []
         if self._pinned is not None:
             stacked += self._pinned.nonempty
@@ -579,8 +593,8 @@ class LocalTableWriter:
         return _StoredTable(commit, manifest)
 
     def _is_committed(self, manifest: UnboundedManifest) -> bool:
-        """Whether this batch is committed; raise where it was abandoned or committed with
-        different rows.
+        """Whether this batch is committed. Raises CommitConflictError if it was abandoned or a
+        later batch is committed, and ProducerConflictError if it is committed with different rows.
         """
         written = manifest.written
         if written is None or written.batch < self._batch.number:
@@ -623,7 +637,8 @@ class LocalTableWriter:
                 dataset=name,
             )
         manifest = current.manifest
-        if self._pinned is not None or manifest is None:
+        began_with_table = self._pinned is not None
+        if began_with_table or manifest is None:
             return
         if any(generation.files for generation in manifest.served_generations):
             raise errors.DatasetError(
@@ -641,8 +656,10 @@ class LocalTableWriter:
         attempt: Attempt,
         watermark: datetime | None,
     ) -> UnboundedManifest:
-        """Return the manifest with this batch; a batch without rows leaves the version
-        unchanged.
+        """Return the manifest with this batch.
+
+        The version stays if the batch has written no rows, none have expired and the columns are
+        the same. If all rows have expired, an empty generation is served.
         """
         self._require_unchanged(start, current)
         spec = self._spec

@@ -64,10 +64,12 @@ class SortedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Merged:
-    """The rows that merging has made or changed, one for each group, without KEPT.
+    """The rows that merging has made or changed, one for each key and time, without KEPT.
 
-    `superseded` is the number of changes that are no longer seen, `carried` that of stored rows
-    that only inherit, and `held` that of rows which wait for a whole one.
+    `superseded` is the number of changes, less one for each row that changes have set: of several
+    changes that were merged into one row, all but one count. `carried` is the number of rows that
+    no change has set, but which inherit another value. `held` is the number of rows that wait for a
+    whole one.
     """
 
     rows: pa.Table
@@ -79,8 +81,8 @@ class Merged:
 class ColumnMerge:
     """The merge of these rows, whose columns are those of the layout.
 
-    What rows say is in arrays with a column for each of `names`, and a last one for whether there
-    is a row at all: only whole rows and deletions say that.
+    What rows say is in arrays with a column for each of `_names`, the columns besides the key, and
+    a last one for whether there is an entry at all: only whole rows and deletions say that.
     """
 
     def __init__(self, sorted_rows: SortedRows, layout: BucketLayout) -> None:
@@ -94,7 +96,8 @@ class ColumnMerge:
         self._is_deleted = self._rows.column(TOMBSTONE).to_numpy()
         self._group = np.repeat(np.arange(len(self._starts)), self._sizes())
         self._said, self._rank, self._row_rank, self._positions = self._read_statements()
-        # Of each group the row that wins, by column, or -1; and the one with the highest position.
+        # Of each group the row that wins in each column, -1 if none sets it; and the row with the
+        # highest position.
         self._winner = self._find_newest(np.where(self._said, self._rank, -1))
         self._top = self._find_newest(self._row_rank[:, None])[:, 0]
 
@@ -104,36 +107,43 @@ class ColumnMerge:
     # -- what rows say
 
     def _read_statements(self) -> tuple[Any, Any, Any, Any]:
-        """Return which columns each row sets; the rank of the position at which it does, and of its
-        own position; and the position of each rank.
+        """Return four arrays: which columns each row sets; the rank of the position at which it
+        sets each column; the rank of its own position; and the position of each rank.
         """
         position = self._rows.column(POSITION).to_numpy()
         kept = kept_matrix(self._rows.column(KEPT), self._names) & ~self._is_deleted[:, None]
         said = np.column_stack([~kept, ~kept.any(axis=1)])
         places = {name: column for column, name in enumerate(self._stored_names)}
-        whole: dict[int, Any] = {}
-        never = []
-        parts: tuple[list[int], list[int], list[Any]] = ([], [], [])
+        # Of rows that several changes have written: the position of the change of the whole row,
+        # by row; the rows without one; and the positions of columns that were set since.
+        whole_positions: dict[int, Any] = {}
+        never_whole: list[int] = []
+        part_rows: list[int] = []
+        part_columns: list[int] = []
+        part_positions: list[Any] = []
         for row, set_at in self._iterate_set_at():
-            since = set_at.pop(_WHOLE)
-            if since is None:
-                never.append(row)
+            whole_at = set_at.pop(_WHOLE)
+            if whole_at is None:
+                never_whole.append(row)
             else:
-                whole[row] = since
-            for name, value in set_at.items():
+                whole_positions[row] = whole_at
+            for name, column_position in set_at.items():
                 if name in places:  # else the column was dropped
-                    for part, found in zip(parts, (row, places[name], value), strict=True):
-                        part.append(found)
-        values = [position]
-        for found in (whole.values(), parts[2]):
-            values.append(np.array(list(found), position.dtype))
+                    part_rows.append(row)
+                    part_columns.append(places[name])
+                    part_positions.append(column_position)
+        values = [
+            position,
+            np.array(list(whole_positions.values()), position.dtype),
+            np.array(part_positions, position.dtype),
+        ]
         positions, ranks = np.unique(np.concatenate(values), return_inverse=True)
         row_rank, of_whole, of_parts = np.split(ranks, np.cumsum(list(map(len, values[:2]))))
         rank = np.repeat(row_rank[:, None], said.shape[1], axis=1)
-        rank[list(whole)] = of_whole[:, None]
-        said[never] = False
-        said[parts[:2]] = True
-        rank[parts[:2]] = of_parts
+        rank[list(whole_positions)] = of_whole[:, None]
+        said[never_whole] = False
+        said[part_rows, part_columns] = True
+        rank[part_rows, part_columns] = of_parts
         return said, rank, row_rank, positions
 
     def _iterate_set_at(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -144,9 +154,8 @@ class ColumnMerge:
             yield row, json.loads(text)
 
     def _find_newest(self, rank: Any) -> Any:
-        """Return the row of each group with the highest rank, by column; -1 where all are -1.
-
-        Of equal ones the last counts.
+        """Return, for each group and column, the index of the row with the highest rank, the last
+        one of equal ranks; -1 where all ranks are -1.
         """
         count = len(rank)
         codes = np.where(rank < 0, -1, rank * count + np.arange(count)[:, None])
@@ -156,10 +165,11 @@ class ColumnMerge:
     # -- ties
 
     def find_ties(self, *, by_offset: bool) -> list[Tie]:
-        """Return the changes that only offsets of different partitions order against others, which
-        set other columns or other values.
+        """Return the changes that are tied with a row of another partition: they set other columns
+        or other values at the position that decides a column.
 
-        If positions are offsets, all streamed changes of a group are equal.
+        If positions are offsets, which order nothing across partitions, all streamed changes of a
+        group are at one position, and rows of snapshots at a lower one.
         """
         level = self._rank
         row_level = self._row_rank
@@ -171,8 +181,10 @@ class ColumnMerge:
         else:  # the partition of a column that an earlier change has set is not stored
             is_own = self._rank == self._row_rank[:, None]
             partition = np.where(is_own, partition, _OF_EARLIER_CHANGE)
+        # The level at which each column of a row's group is decided; -1 if no row sets it.
         decided = np.take_along_axis(level, np.maximum(self._winner, 0), axis=0)
         decided = np.where(self._winner < 0, -1, decided)[self._group]
+        # Also rows of that level that leave out the column: they are tied with those that set it.
         equal = (level == decided) & self._said | (row_level[:, None] == decided)
         equal &= partition != _OF_SNAPSHOT
         high = np.iinfo(np.int64).max
@@ -206,7 +218,8 @@ class ColumnMerge:
 
     def _value(self, rows: Any, column: int) -> Any:
         """Return what these rows, one after the other, set a column to, in a form that can be
-        compared; None if they don't set it.
+        compared: a tuple with the value, True for a deletion, None if they don't set it. For the
+        last column, return whether they delete the row.
         """
         saying = rows[self._said[rows, column]]
         if not len(saying):
@@ -215,7 +228,8 @@ class ColumnMerge:
         is_deleted = bool(self._is_deleted[row])
         if column == len(self._names):
             return is_deleted
-        if self._rank[row, column] == self._rank[row, -1] and is_deleted:
+        is_set_with_row = self._rank[row, column] == self._rank[row, -1]
+        if is_set_with_row and is_deleted:  # else it was set after the deletion
             return True
         return (comparable_value(self._rows.column(self._names[column])[row].as_py()),)
 
@@ -229,7 +243,11 @@ class ColumnMerge:
     # -- the result
 
     def merge(self) -> Merged:
-        """Return the groups that changes have made or changed, each as one row."""
+        """Return the groups that changes have made or changed, each as one row.
+
+        A group is changed where a change wins in a column or is the newest one; or where it only
+        inherits another value than before (`carried`).
+        """
         source = self._find_sources()
         won = np.where(self._winner >= 0, self._is_new[self._winner], False)
         applied = won.any(axis=1) | self._is_new[self._top]
@@ -273,14 +291,18 @@ class ColumnMerge:
         return np.where(anchor >= first, taken, -1)
 
     def _find_carried(self, source: Any) -> Any:
-        """Return which groups inherit another value than their stored row has."""
+        """Return which groups inherit a column from the row of another group. A stored row that
+        may keep what it has takes its columns from itself.
+        """
         is_inherited = (self._winner < 0) & (source >= 0)
         own_group = np.arange(len(source))[:, None]
         is_of_other_group = self._group[source] != own_group
         return (is_inherited & is_of_other_group).any(axis=1)
 
     def _write_set_at(self, groups: Any) -> pa.Array:
-        """Return the column `__set_at` of these groups."""
+        """Return the column `__set_at` of these groups, null for rows that one change wrote whole
+        or deleted.
+        """
         winner = self._winner[groups]
         sets = winner >= 0
         rank = np.where(sets, np.take_along_axis(self._rank, np.maximum(winner, 0), axis=0), -1)
@@ -310,7 +332,8 @@ class ColumnMerge:
 
 def lacks_whole_row(set_at: pa.ChunkedArray) -> Any:
     """Return for which stored rows no change of the whole row is known, by their `__set_at`."""
-    return pc.fill_null(pc.starts_with(set_at, f'{{"{_WHOLE}":null'), False).to_numpy()
+    begin = f'{{"{_WHOLE}":null'  # `_write_set_at` writes this member first
+    return pc.fill_null(pc.starts_with(set_at, begin), False).to_numpy()
 
 
 def set_column(rows: pa.Table, name: str, values: Any) -> pa.Table:

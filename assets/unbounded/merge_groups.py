@@ -1,4 +1,5 @@
-"""Merges changes of which each sets groups of columns, with an order for each group.
+"""Merges changes of which each sets groups of columns, with an order for each group. "Group" always
+means a group of columns here; the rows of a key are called that.
 
 As if each group were a table of its own, whose newest change counts, and an entry their full join:
 
@@ -39,8 +40,12 @@ Groups = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """What rows say of one group: which set or delete it, at which positions, from which
-    partitions (-1: not known); and which row wins in each group of rows, or -1.
+    """What the rows say of one group of columns, whose `names` begin with the ordering column.
+
+    Arrays with an element for each row: `says`, whether it sets or deletes the group; `deletes`,
+    whether it deletes it; the `position` and the `partition` of that (-1: not known). `winner` has
+    an element for each key: the index of the row that says it at the highest position, -1 if none
+    of its rows says anything.
     """
 
     names: tuple[str, ...]
@@ -52,7 +57,11 @@ class _Group:
 
 
 class GroupMerge:
-    """The merge of these rows, whose columns are those of the layout and in one group each."""
+    """The merge of these rows by groups of columns. Each column that is not of the key is in one
+    group.
+
+    The rows of key i begin at `_starts[i]` and end before `_ends[i]`.
+    """
 
     def __init__(self, sorted_rows: SortedRows, layout: BucketLayout, groups: Groups) -> None:
         self._rows = sorted_rows.rows
@@ -69,6 +78,9 @@ class GroupMerge:
             self._groups[stored_name] = self._read_group(stored_name, order, columns)
 
     def _read_group(self, stored_name: str, order: str, columns: tuple[str, ...]) -> _Group:
+        """Return what the rows say of the group with the ordering column `order`, which is stored
+        as `stored_name`, and these other columns.
+        """
         values = position_array(self._rows, order, self._layout.schema)
         says = values.is_valid().to_numpy()
         position = values.fill_null(0).to_numpy().copy()
@@ -81,6 +93,7 @@ class GroupMerge:
                 if deleted_at is not None:
                     says[row] = deletes[row] = True
                     position[row] = deleted_at
+        # The highest position wins; of equal ones the last row, for which a code has both.
         count = len(says)
         rank = np.unique(position, return_inverse=True)[1]
         codes = np.where(says, rank * count + np.arange(count), -1)
@@ -89,13 +102,14 @@ class GroupMerge:
         return _Group((order, *columns), says, deletes, position, partition, winner)
 
     def find_ties(self, *, by_offset: bool) -> list[Tie]:
-        """Return the changes that only offsets of different partitions order against others of the
-        same group, and that set other values.
+        """Return the changes that set a group at the position of its winner, but to other values
+        than a row of another partition. A change is listed once, whatever the number of groups.
         """
         assert not by_offset, "each group has an ordering column"
         ties: dict[int, Tie] = {}
         high = np.iinfo(np.int64).max
         for group in self._groups.values():
+            # Of a key without a winner (-1) no row says anything, so none is equal.
             wanted = np.repeat(group.position[group.winner], self._ends - self._starts)
             is_equal = group.says & (group.position == wanted) & (group.partition >= 0)
             partition = np.where(is_equal, group.partition, high)
@@ -125,6 +139,9 @@ class GroupMerge:
                     yield Tie(row, self._describe(row), self._describe(base))
 
     def _content(self, row: int, group: _Group) -> Any:
+        """Return what a row sets a group to, in a form that can be compared; None if it deletes
+        it.
+        """
         if group.deletes[row]:
             return None
         return [comparable_value(self._rows.column(name)[row].as_py()) for name in group.names]
@@ -137,25 +154,33 @@ class GroupMerge:
         return found
 
     def merge(self) -> Merged:
-        """Return the keys that changes have set or deleted a group of, each as one row."""
-        is_set = np.zeros(len(self._starts), bool)
+        """Return one row for each key of which a change wins in some group.
+
+        The columns of a group are those of its winner, null if the group is deleted or was never
+        set. The key, offset and partition are those of the key's last change. A key without any
+        group is a tombstone.
+        """
+        has_new_winner = np.zeros(len(self._starts), bool)
         exists = np.zeros(len(self._starts), bool)
         for group in self._groups.values():
-            is_set |= (group.winner >= 0) & self._is_new[group.winner]
+            # A winner of -1, for none, would index the last row.
+            has_new_winner |= (group.winner >= 0) & self._is_new[group.winner]
             exists |= self._is_present(group)
-        keys = np.flatnonzero(is_set)
-        rows = self._rows.drop_columns([KEPT]).take(self._ends[keys] - 1)
+        keys = np.flatnonzero(has_new_winner)
+        # Changes follow the stored rows of their key.
+        last_change = self._ends[keys] - 1
+        rows = self._rows.drop_columns([KEPT]).take(last_change)
         for group in self._groups.values():
-            winner = group.winner[keys]
-            places = pa.array(winner, mask=~self._is_present(group)[keys])
+            source_rows = pa.array(group.winner[keys], mask=~self._is_present(group)[keys])
             for name in group.names:
-                rows = set_column(rows, name, self._rows.column(name).take(places))
+                rows = set_column(rows, name, self._rows.column(name).take(source_rows))
         rows = set_column(rows, TOMBSTONE, pa.array(~exists[keys]))
         rows = set_column(rows, SET_AT, self._write_set_at(keys))
         superseded = int(self._is_new.sum()) - len(keys)
         return Merged(rows, superseded=superseded, carried=0, held=0)
 
     def _is_present(self, group: _Group) -> Any:
+        """Return for each key whether it has a value of the group: set, and not deleted since."""
         return (group.winner >= 0) & ~group.deletes[group.winner]
 
     def _write_set_at(self, keys: Any) -> pa.Array:
@@ -170,18 +195,18 @@ class GroupMerge:
             winner = group.winner[keys]
             is_set = winner >= 0  # -1, for none, would index the last row
             is_deleted = is_set & group.deletes[winner]
-            is_placed = is_set & (group.partition[winner] >= 0)
+            is_placed = is_set & (group.partition[winner] >= 0)  # its partition is known
             if not has_partitions:
                 is_placed[:] = False
-            for place in np.flatnonzero(is_deleted | is_placed).tolist():
-                row = winner[place]
+            for key in np.flatnonzero(is_deleted | is_placed).tolist():
+                row = winner[key]
                 partition = None
-                if is_placed[place]:
+                if is_placed[key]:
                     partition = int(group.partition[row])
                 deleted_at = None
-                if is_deleted[place]:
+                if is_deleted[key]:
                     deleted_at = int(group.position[row])
-                by_key[place][stored_name] = [partition, deleted_at]
+                by_key[key][stored_name] = [partition, deleted_at]
         texts: list[str | None] = []
         for set_at in by_key:
             if not set_at:

@@ -40,8 +40,8 @@ class BootstrapProgress:
 
     @property
     def per_cent(self) -> int:
-        """The share of the offsets that is read, in whole per cent, rounded down. It is 100 only
-        at the target.
+        """The share of the offsets that is read, in whole per cent, rounded down. A running
+        bootstrap has at most 99, also if it has nothing to read.
         """
         if self.state == "done":
             return 100
@@ -61,8 +61,7 @@ class BootstrapProgress:
     def describe(self, took: float, read: int) -> str:
         """Return the progress, and unless `read` is 0 the estimated time left.
 
-        `read` is the number of records read in the `took` seconds since the bootstrap began, or was
-        resumed.
+        `read` is the number of records that this run of the bootstrap has read, in `took` seconds.
         """
         detail = f"{self.per_cent}% ({self.read:,} of {self.total:,} offsets)"
         if not read:
@@ -188,7 +187,7 @@ class StreamPosition:
             oldest = self.oldest[ssp]
             end = self.ends[ssp]
             behind = self.system.distance(ssp, offset, end)
-            lost = self.system.distance(ssp, offset, oldest)
+            lost = self.system.distance(ssp, offset, oldest)  # 0 if `oldest` is not after it
             records = max(behind - lost, 0)
             if records and self.system.capabilities.counts_unread:
                 held = OffsetRange(oldest if lost else offset, end)
@@ -215,14 +214,21 @@ class StreamPosition:
         """Raise StaleDatasetError where the table lacks records older than `max_staleness`, saying
         how many.
 
-        A table that only lacks younger records, or whose stream is idle, is fresh. Without a
-        `next_step` the table can be advanced.
+        A table that only lacks younger records, or whose stream is idle, is fresh. `next_step` is
+        that of the error; "" says to advance the table.
         """
         stale = self.stale_partitions(max_staleness, now)
         if not stale:
             return
         lags = self.lags(now)
-        ssp = max(stale, key=lambda ssp: (lags[ssp].seconds or float("inf"), lags[ssp].offsets))
+
+        def lateness(ssp: SystemStreamPartition) -> tuple[float, int]:
+            seconds = lags[ssp].seconds
+            if seconds is None:
+                seconds = float("inf")
+            return seconds, lags[ssp].offsets
+
+        ssp = max(stale, key=lateness)
         lag = lags[ssp]
         age = others = deleted = ""
         if lag.seconds is not None:
@@ -243,13 +249,12 @@ class StreamPosition:
         raise StaleDatasetError(problem, step, dataset=dataset)
 
     def _seconds_behind(self, ssp: SystemStreamPartition, now: datetime) -> float | None:
-        """Return an upper bound of the age of a partition's unread records, found by bisection over
-        timestamps.
-
-        In seconds; None if the table was never caught up.
+        """Return an upper bound of the age of a partition's unread records in seconds, found by
+        bisection over timestamps; None if the table was never caught up.
         """
         if self.confirmed_at is None:
             return None
+        # The age of the oldest unread record is between the two, which the loop narrows.
         oldest = max((now - self.confirmed_at).total_seconds(), 0.0)
         youngest = _MEASURED_FROM.total_seconds()
         if oldest <= youngest or not self._has_unread_before(ssp, now - _MEASURED_FROM):

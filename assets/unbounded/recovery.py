@@ -136,12 +136,12 @@ def inspect_table(context: Runtime, spec: UnboundedDataset) -> TableSnapshot:
     manifest = None
     if stored is not None:
         manifest = require_matching_manifest(spec, stored, source.declaration)
-    carried = None
+    followed = None
     missing: list[str] = []
     if manifest is not None and not damage:
-        carried = follow_repartition(manifest, source.info)
-        if carried is not None:
-            manifest = as_unbounded(carried)
+        followed = follow_repartition(manifest, source.info)
+        if followed is not None:
+            manifest = as_unbounded(followed)
         missing = _missing_objects(log, manifest)
     snapshot = TableSnapshot(
         source,
@@ -150,7 +150,7 @@ def inspect_table(context: Runtime, spec: UnboundedDataset) -> TableSnapshot:
         manifest,
         oldest=source.system.oldest(source.ssps),
         ends=source.system.upcoming(source.ssps),
-        carried=carried is not None,
+        carried=followed is not None,
         damage=damage,
         missing=tuple(missing),
     )
@@ -178,7 +178,10 @@ def require_matching_manifest(
 
 
 def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
-    """Return whether the table can be continued, and if not, why."""
+    """Return whether the table can be continued, and if not, why: the first reason of damage, a
+    recreated stream, other partitions, lost changes, missing objects, and a bootstrap or an age
+    that does not allow it.
+    """
     source = snapshot.source
     manifest = snapshot.manifest
     if snapshot.damage:
@@ -215,14 +218,19 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
 
 
 def _age_problem(snapshot: TableSnapshot, confirmed: datetime | None, offsets: Offsets) -> str:
-    """Return why a table was behind for too long to be continued, "" if it was not."""
+    """Return why a table was behind for too long to be continued, "" if it was not.
+
+    `confirmed` is when it was last known to be caught up, None if never. `offsets` are the next
+    ones that it reads.
+    """
     source = snapshot.source
     limit = effective_max_age(source)
     if limit is None or confirmed is None or snapshot.at - confirmed <= limit:
         return ""
-    if all(
+    has_read_all = all(
         source.system.compare(offset, snapshot.ends[ssp]) >= 0 for ssp, offset in offsets.items()
-    ):
+    )
+    if has_read_all:
         return ""
     return (
         f"it was last confirmed caught up {confirmed:%Y-%m-%d %H:%M} UTC, longer than"
@@ -254,6 +262,9 @@ def effective_max_age(source: OpenedChanges) -> timedelta | None:
 
 
 def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> list[str]:
+    """Return the files that are missing or truncated: of the table that is built, else of the
+    served version.
+    """
     generations = manifest.served_generations
     if manifest.bootstrap.state == "running":
         generations = manifest.bootstrap.building
@@ -269,9 +280,9 @@ def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocum
     if is_deletion_commit(log.log.current()):
         return None
     newest = next(log.log.commits_before(sys.maxsize), None)
-    if newest is None or newest.number <= 1:
+    if newest is None or newest.number <= 1:  # nobody has made the first commit
         return None
-    if log.log.head() is not None:
+    if log.log.head() is not None:  # the pointer was written meanwhile
         return _overtaken_error(log)
     return MalformedDocumentError(
         f"dataset {log.name!r} has {newest.number} commits, and its pointer"
@@ -284,6 +295,9 @@ def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocum
 
 
 def _overtaken_error(log: DatasetLog, numbers: str = "") -> CommitConflictError:
+    """Return the error for a table that another writer has changed; `numbers` are the commits in
+    words.
+    """
     return CommitConflictError(
         f"dataset {log.name!r}: another writer committed first, while this one read the"
         f" table{numbers}.",
@@ -293,20 +307,18 @@ def _overtaken_error(log: DatasetLog, numbers: str = "") -> CommitConflictError:
 
 
 def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedChanges, now: datetime) -> str:
-    """Return why a running bootstrap can't be continued, "" if it can."""
+    """Return why a running bootstrap can't be continued, "" if it can: columns, order or format
+    have changed since it began, or it takes longer than the stream keeps deletions.
+    """
     bootstrap = manifest.bootstrap
-    kept = source.info.tombstones_kept
-    changed = (bootstrap.columns, manifest.declaration.input_names) != (
-        source.schema,
-        source.declaration.input_names,
-    )
-    if bootstrap.columns is not None and changed:
+    before = manifest.declaration
+    after = source.declaration
+    columns = (bootstrap.columns, before.input_names)
+    if bootstrap.columns is not None and columns != (source.schema, after.input_names):
         return (
             "the declared columns have changed since it began"
             f" ({bootstrap.columns.difference(source.schema)})"
         )
-    before = manifest.declaration
-    after = source.declaration
     if before.groups != after.groups:
         return "order_by has other groups of columns than when it began"
     if before.positions.by_column and not after.positions.by_column:
@@ -316,6 +328,7 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedChanges, now: 
         was = describe_order(before.order_by)
         wanted = describe_order(after.order_by)
         return f"the declared order has changed since it began, from {was} to {wanted}"
+    kept = source.info.tombstones_kept
     if kept is not None and now - bootstrap.started_at > kept:
         return (
             f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions"
@@ -340,7 +353,8 @@ class RecoveryPlan:
 def plan_recovery(
     snapshot: TableSnapshot, *, rebuild: str | None = None, forced: bool = False
 ) -> RecoveryPlan:
-    """Return what to do with the table; `rebuild` is the reason to rebuild it.
+    """Return what to do with the table; `rebuild` is the reason to rebuild it, None to go by its
+    state.
 
     `forced` bootstraps even from a stream that no longer holds every key. Raises DatasetError for
     incompatible columns and for a bootstrap that would lack keys, KeyOrderError for a stream whose
@@ -355,10 +369,10 @@ def plan_recovery(
         evolves = must_evolve(spec, manifest, source)
         decision = decide_recovery(snapshot)
     else:
-        # Bootstraps a table that may have any columns and order, also without one and with
-        # bootstrap=False.
+        # A rebuild bootstraps whatever there is: a table with other columns or order, one that is
+        # declared bootstrap=False, or none.
         store = "invalid"
-        if manifest is None:
+        if manifest is None:  # raises if it is unknown whether there is a table
             store = decide_recovery(snapshot).store
         decision = Decision(
             action="bootstrap", store=store, reason=f"rebuild: {rebuild}", at=snapshot.at
@@ -376,8 +390,9 @@ def plan_recovery(
 def must_evolve(
     spec: UnboundedDataset, manifest: UnboundedManifest | None, source: OpenedChanges
 ) -> bool:
-    """Whether the served version has other columns, names or history than declared. Raises
-    DatasetError where it can't continue as the dataset is declared.
+    """Whether the served version has other columns, names or history than declared; False while
+    none is served, or another one is built. Raises DatasetError where it can't continue as the
+    dataset is declared.
     """
     if manifest is None or manifest.bootstrap.state != "done" or manifest.version is None:
         return False
@@ -389,7 +404,7 @@ def must_evolve(
     _check_same_groups(spec, groups, declared.groups, served)
     declared_order = (declared.order_by, declared.positions.type)
     has_same_order = (order, served.positions.type) == declared_order
-    if not has_same_order and not groups:
+    if not has_same_order and not groups:  # groups were compared above
         raise order_change_error(spec.name, served.order_by, declared.order_by)
     if served.positions.by_column and not declared.positions.by_column:
         raise _whole_rows_error(spec)
@@ -407,15 +422,16 @@ _Groups = Mapping[str, tuple[str, ...]]
 def _check_same_groups(
     spec: UnboundedDataset, before: _Groups, after: _Groups, served: SealedVersion
 ) -> None:
-    """Raise DatasetError for a column that is ordered by another column than before. Groups may be
-    added and dropped.
+    """Raise DatasetError for a column that is ordered by another column than before, and if one of
+    the two declarations has groups and the other has none. Groups may be added and dropped.
     """
 
-    def order_of(groups: _Groups, follow: Callable[[str], str]) -> dict[str, str]:
+    def order_of(groups: _Groups, name_now: Callable[[str], str]) -> dict[str, str]:
+        """Return the ordering column of each column, under the names of now."""
         found = {}
         for order, columns in groups.items():
             for name in (order, *columns):
-                found[follow(name)] = follow(order)
+                found[name_now(name)] = name_now(order)
         return found
 
     old = order_of(before, lambda name: spec.evolution.follow(name, served.columns))
@@ -459,7 +475,7 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
         raise refusal
     spec = snapshot.spec
     on_lost = None
-    if state.lost and not state.building:
+    if state.lost and not state.building:  # an unfinished bootstrap just starts again
         on_lost = spec.following.on_lost_offset
     if on_lost == "fail":
         rebuild = (
@@ -500,8 +516,10 @@ def require_ordered_keys(snapshot: TableSnapshot) -> None:
     manifest = snapshot.manifest
     source = snapshot.source
     spec = snapshot.spec
-    by_offset = source.only_offsets_order_keys and source.info.partitioner != "spark-murmur3"
-    if manifest is None or spec.following.initial is not None or not by_offset:
+    is_of_lake = source.info.partitioner == "spark-murmur3"
+    if not source.only_offsets_order_keys or is_of_lake:
+        return
+    if manifest is None or spec.following.initial is not None:
         return
     changed = describe_changed_partitions(source, offsets_by_partition(manifest.offsets))
     if changed and not source.info.was_recreated(manifest.stream):
@@ -530,7 +548,9 @@ def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
 def incomplete_stream_error(
     spec: UnboundedDataset, why: str, instead: str, then: str = ""
 ) -> DatasetError:
-    """Return the error for a bootstrap from a stream that no longer holds every key."""
+    """Return the error for a bootstrap, for the reason `why`, from a stream that no longer holds
+    every key. Its next step begins with `instead` and ends with the sentence `then`.
+    """
     problem = (
         f"dataset {spec.name!r} has to be bootstrapped ({why}), and its input {spec.input} does not"
         " hold all changes: retention has deleted the oldest, and the stream is not compacted by"
@@ -544,7 +564,9 @@ def incomplete_stream_error(
 
 
 def lost_changes_error(dataset: str, problem: str, instead: str) -> OffsetOutOfRangeError:
-    """Return the error for a table whose next changes retention has deleted."""
+    """Return the error for a table whose next changes retention has deleted: `problem` says which,
+    `instead` what helps apart from delivering them again.
+    """
     return OffsetOutOfRangeError(
         f"dataset {dataset!r} can't be continued: {problem}: retention has deleted the changes in"
         " between.",
@@ -567,6 +589,7 @@ def order_change_error(
 
 
 def _restore_or_rebuild(what: str, dataset: str) -> str:
+    """Return what to do where a declaration has changed that the table can't follow."""
     command = f"adjunct dataset rebuild {dataset} MODULE:APP --reason …"
     return (
         f"Restore {what}, or rebuild the dataset: {command}. The old table is served until the"
@@ -577,10 +600,11 @@ def _restore_or_rebuild(what: str, dataset: str) -> str:
 def evolve_table_columns(
     source: OpenedChanges, stored: NamedColumns, input_names: StoredNames
 ) -> Evolution:
-    """Return what `evolve_columns` returns for the columns of a stream, of which those that were
-    dropped from it and added again are new ones.
+    """Return what the columns of the dataset's stream make of the stored ones; see
+    `evolve_columns`. A column that was dropped from the stream and added again is a new one.
 
-    `input_names` are the stored names of its columns when the table was stored last.
+    `input_names` are the stored names that the stream had for its columns when the table was stored
+    last.
     """
     spec = source.spec
     now = NamedColumns(source.schema, source.declaration.input_names)
@@ -609,9 +633,11 @@ def evolve_columns(spec: AdjunctDataset, stored: NamedColumns, declared: Schema)
 def rebuilt_names(
     spec: AdjunctDataset, before: SealedVersion | None, declared: Schema
 ) -> StoredNames:
-    """Return the stored names of a table that is built anew next to one that has other columns.
+    """Return the stored names of a table that is built next to the version `before`, which may have
+    other columns; the declared names if there is none.
 
-    Columns that have stayed, or were renamed as declared, keep theirs.
+    Columns that have stayed, or were renamed as declared, keep their stored names. Raises
+    DatasetError for renames and removals that contradict the columns.
     """
     if before is None:
         return AS_NAMED

@@ -124,6 +124,8 @@ def require_rewindable(spec: AdjunctDataset) -> UnboundedDataset:
 def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) -> RewindPlan:
     """Return the effect of these startpoints on the table, without those that were applied before.
 
+    Startpoints at the oldest offset of all partitions rebuild it; any others rewind it. `force` is
+    True, or the partitions in which a startpoint may have effects that are refused otherwise.
     Raises DatasetError for partitions of other streams, and OffsetOutOfRangeError for a startpoint
     that the stream does not hold.
     """
@@ -145,9 +147,9 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
     if not pending:
         return RewindPlan(spec.name, "applied")
     forced = _forced_partitions(positions, force)
-    oldest = all(isinstance(startpoint, StartpointOldest) for startpoint in pending.values())
     partitions = tuple(_plan_partition(snapshot, ssp, pending[ssp]) for ssp in sorted(pending))
-    if oldest and len(pending) == len(source.ssps):
+    are_oldest = all(isinstance(startpoint, StartpointOldest) for startpoint in pending.values())
+    if are_oldest and pending.keys() == set(source.ssps):
         refusal = _rebuild_refusal(snapshot, forced=forced >= set(source.ssps))
         return RewindPlan(spec.name, "rebuild", partitions, refusal)
     refusal = _refusal_error(source, manifest, pending, partitions, forced)
@@ -155,6 +157,9 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
 
 
 def _forced_partitions(positions: Positions, force: Force) -> frozenset[SystemStreamPartition]:
+    """Return the partitions that `force` names; True stands for all of `positions`, False for
+    none.
+    """
     return frozenset(positions if force is True else force or ())
 
 
@@ -191,6 +196,9 @@ def pending_startpoints(
 def _plan_partition(
     snapshot: TableSnapshot, ssp: SystemStreamPartition, startpoint: Startpoint
 ) -> PartitionRewind:
+    """Return the effect of a startpoint in its partition. Raises OffsetOutOfRangeError and
+    ConfigurationError for one that the stream does not hold.
+    """
     system = snapshot.source.system
     name = snapshot.spec.name
     try:
@@ -218,8 +226,10 @@ def _refusal_error(
     partitions: tuple[PartitionRewind, ...],
     forced: frozenset[SystemStreamPartition],
 ) -> errors.DatasetError | None:
-    """Return the error that rejects these startpoints, or None. `forced` are the partitions with
-    force.
+    """Return the error that rejects these startpoints, or None.
+
+    They are rejected without a table, if its order has changed, and, except in partitions of
+    `forced`, if they skip changes or apply changes again of which nobody knows the entries.
     """
     spec = source.spec
     what = f"dataset {spec.name!r}"
@@ -244,7 +254,8 @@ def _refusal_error(
                 " purpose.",
                 dataset=spec.name,
             )
-    if spec.extractor is None or spec.extractor.keeps(spec.key_columns):
+    keeps_key = spec.extractor is None or spec.extractor.keeps(spec.key_columns)
+    if keeps_key:
         return None
     for partition in partitions:
         if partition.again and partition.ssp not in forced:
@@ -322,7 +333,9 @@ def rewind_table(
     force: Force = False,
     on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
-    """Do what `rewind_dataset` does, with an open runtime."""
+    """Rewind a dataset as `rewind_dataset` does, with an open runtime. If another writer commits
+    first, and has applied all startpoints, nothing is left to do.
+    """
     spec = require_rewindable(spec)
     require_audit_fields("rewind", spec.name, reason, runtime.by)
     stages = Stages(spec.name, on_stage)
@@ -343,8 +356,8 @@ def _rewind(
     force: Force,
     stages: Stages,
 ) -> AdvanceReport:
-    """Rewind the table as it is now, or rebuild it where that is needed; raises CommitConflictError
-    if another writer commits first.
+    """Rewind the table as it is now, or rebuild it if the startpoints ask for that; do nothing if
+    all were applied before. Raises CommitConflictError if another writer commits first.
     """
     with stages("collect"):
         snapshot = inspect_table(context, spec)
@@ -354,20 +367,20 @@ def _rewind(
         rewound = {partition.ssp for partition in rewind.partitions}
         forced = _forced_partitions(positions, force) >= rewound
         ids = {str(ssp): positions[ssp].id for ssp in sorted(rewound)}
-        rebuilt = rewind.action == "rebuild"
-        if rebuilt:
+        rebuilds = rewind.action == "rebuild"
+        if rebuilds:
             _raise_refusal(rewind)
             plan = plan_recovery(snapshot, rebuild=reason, forced=forced)
         else:
             plan = plan_recovery(snapshot)
     advance = Advance.of(context, snapshot, plan.decision, stages)
-    if rebuilt:
+    if rebuilds:
         return execute_plan(advance, plan, applied=ids)
     if snapshot.manifest is None or plan.decision.action != "continue":
         _raise_refusal(rewind)
         raise not_continuable_error(snapshot, plan.decision)
     advance = resume_table(advance, plan)
-    if not advance.manifest.is_settled:
+    if not advance.manifest.is_settled:  # the table reads on first, so the effect is another one
         advance = _settle(advance)
         rewind = resolve_rewind(replace(snapshot, manifest=advance.manifest), positions, force)
     _raise_refusal(rewind)
@@ -403,6 +416,7 @@ def _settle(advance: Advance) -> Advance:
 def _already_applied_report(
     context: Runtime, snapshot: TableSnapshot, stages: Stages
 ) -> AdvanceReport:
+    """Return the report of a rewind that had nothing to do."""
     reason = "its startpoints were applied before"
     decision = Decision(action="continue", store="valid", reason=reason, at=snapshot.at)
     advance = Advance.of(context, snapshot, decision, stages)
@@ -410,5 +424,6 @@ def _already_applied_report(
 
 
 def _raise_refusal(plan: RewindPlan) -> None:
+    """Raise the error with which the plan rejects its startpoints, if it does."""
     if plan.refusal is not None:
         raise plan.refusal

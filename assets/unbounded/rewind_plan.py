@@ -43,8 +43,8 @@ class ActiveRewind:
     ) -> UnboundedManifest:
         """Return the manifest `after` the changes, with what this rewind did.
 
-        It has applied its startpoints, has read from earlier offsets on, and has skipped to later
-        ones.
+        Its startpoints are applied. Partitions that skip changes continue at the startpoint. Where
+        the rewind has read from before the bootstrap's start, that moves back.
         """
         bootstrap = after.bootstrap
         begins = dict(bootstrap.start)

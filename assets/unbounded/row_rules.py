@@ -58,7 +58,9 @@ _CORRECT_SNAPSHOT = (
 
 @dataclass(frozen=True, slots=True)
 class RowRule:
-    """A validator as a condition of rows; `shown` are the columns whose values a reason shows."""
+    """A validator as a condition that rows have to meet. `shown` are the columns whose values the
+    reason for rejecting a row shows.
+    """
 
     name: str
     condition: str
@@ -78,7 +80,9 @@ class RowRule:
 
 @dataclass(frozen=True, slots=True)
 class RuleFinding:
-    """How many changed rows a rule has seen, how many of these break it, and where some are."""
+    """How many changed rows a rule has seen (`rows`), how many of these break it (`failed`), and a
+    few of the latter by key and place (`sample`).
+    """
 
     rule: RowRule
     rows: int = 0
@@ -86,7 +90,7 @@ class RuleFinding:
     sample: tuple[str, ...] = ()
 
     def plus(self, other: RuleFinding) -> RuleFinding:
-        """Return the finding over both: the changes so far, and further ones."""
+        """Return the finding over the rows of both."""
         return replace(
             self,
             rows=self.rows + other.rows,
@@ -115,7 +119,9 @@ Findings = tuple[RuleFinding, ...]
 
 
 def add_findings(before: Findings, found: Findings) -> Findings:
-    """Return what the rules have found so far and now."""
+    """Return what the rules have found `before` and now. Both are of the same rules, except that
+    `before` may be empty.
+    """
     if not before:
         return found
     return tuple(one.plus(other) for one, other in zip(before, found, strict=True))
@@ -167,7 +173,8 @@ def check_rows(
 ) -> CheckedRows:
     """Return the changes; those that break a rule get a problem.
 
-    Without dead letters a broken rule raises BadChangeError, at once or when the frame is written.
+    Without dead letters a broken rule raises BadChangeError instead, at once or when the frame is
+    written. Rules of severity "warn" are only counted. `columns` are those that the rules name.
     Raises ValidatorError for a rule that Spark can't resolve, NeedsSpark where Arrow may not give
     Spark's result.
     """
@@ -178,7 +185,7 @@ def check_rows(
         return CheckedRows(table.rows, lambda: table.findings)
     is_checked = f"{PROBLEM} IS NULL AND NOT {TOMBSTONE}"
     flagged = _flag_rows(changes, spec.name, rules, is_checked)
-    counted = _observe(flagged, spec, rules, F.expr(is_checked), (PARTITION, OFFSET))
+    counted = _observe_rules(flagged, spec, rules, F.expr(is_checked), (PARTITION, OFFSET))
     if spec.dead_letters is None:
         place = concat_reason(
             "the change at offset ",
@@ -206,7 +213,7 @@ def check_snapshot_rows(
     if not rules:
         return CheckedRows(rows, tuple)
     flagged = _flag_rows(rows, spec.name, rules, "true")
-    counted = _observe(flagged, spec, rules, F.lit(True), ())
+    counted = _observe_rules(flagged, spec, rules, F.lit(True), ())
     place = F.lit("a row of the bulk snapshot can't be stored")
     checked = _raise_at_broken(counted.rows, spec, rules, place, _CORRECT_SNAPSHOT)
     return CheckedRows(checked.drop(*_flags(rules)), counted.read_findings)
@@ -234,7 +241,9 @@ def _enforced(rules: Sequence[RowRule]) -> Iterator[_FlaggedRule]:
 def _flag_rows(
     rows: DataFrame, dataset: str, rules: Sequence[RowRule], is_checked: str
 ) -> DataFrame:
-    """Return the rows with a column for each rule: whether it is broken."""
+    """Return the rows with a column for each rule: whether the row breaks it. Only rows that meet
+    the SQL condition `is_checked` do. Raises ValidatorError.
+    """
     for flag, rule in zip(_flags(rules), rules, strict=True):
         with _report_mistakes(dataset, rule):
             broken = f"CASE WHEN {is_checked} THEN {rule.broken} ELSE false END"
@@ -244,7 +253,7 @@ def _flag_rows(
 
 @contextmanager
 def _report_mistakes(dataset: str, rule: RowRule) -> Iterator[None]:
-    """Raise ValidatorError for what Spark can't parse or resolve."""
+    """Raise ValidatorError for what Spark can't parse or resolve while the context lasts."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -262,10 +271,12 @@ def _report_mistakes(dataset: str, rule: RowRule) -> Iterator[None]:
 def _raise_at_broken(
     rows: DataFrame, spec: UnboundedDataset, rules: Sequence[RowRule], place: Column, next_step: str
 ) -> DataFrame:
-    """Return the rows; writing one that breaks a rule fails with BadChangeError."""
+    """Return the rows; writing one that breaks a rule fails with BadChangeError, which says that
+    the row is at `place`, and has the next step `next_step`.
+    """
     # In a column that every writer reads, because Spark may optimise a filter away.
     mark = F.col(TOMBSTONE)
-    for flag, rule in reversed([*_enforced(rules)]):
+    for flag, rule in reversed([*_enforced(rules)]):  # so that the first rule is the outermost
         problem = concat_reason(
             f"dataset {spec.name!r}: ", place, ": ", _reason_column(rule, spec), "."
         )
@@ -286,15 +297,18 @@ def _reason_column(rule: RowRule, spec: UnboundedDataset) -> Column:
     return render_reason_column(concat_reason(*parts), values=not hides_values(spec))
 
 
-def _observe(
+def _observe_rules(
     rows: DataFrame,
     spec: UnboundedDataset,
     rules: Sequence[RowRule],
     is_checked: Column,
     place: tuple[str, ...],
 ) -> CheckedRows:
-    """Return the flagged rows, which Spark counts for each rule while they are written. It also
-    takes a sample of the broken ones: one of each of SAMPLE_SIZE groups of keys.
+    """Return the flagged rows, which Spark counts for each rule while they are written, and a
+    function that returns the findings.
+
+    Spark also takes a sample of the rows that break a rule: one of each of SAMPLE_SIZE groups of
+    keys, by their hashes. `place` has the columns that say where a row is, () for a bulk snapshot.
     """
     from pyspark.sql import Observation
 
@@ -309,41 +323,43 @@ def _observe(
             one = F.min(F.when(F.col(flag) & (group == part), described))
             metrics.append(one.alias(f"sample{number}_{part}"))
 
-    def read() -> Findings:
-        return _read(observed.get, spec, rules, len(place))
+    def read_findings() -> Findings:
+        return _findings_from_metrics(observed.get, spec, rules, len(place))
 
-    return CheckedRows(rows.observe(observed, *metrics), read)
+    return CheckedRows(rows.observe(observed, *metrics), read_findings)
 
 
-def _read(
-    counted: Mapping[str, Any], spec: UnboundedDataset, rules: Sequence[RowRule], placed: int
+def _findings_from_metrics(
+    metrics: Mapping[str, Any], spec: UnboundedDataset, rules: Sequence[RowRule], place_columns: int
 ) -> Findings:
-    """Return what was observed as findings; the rows of samples begin with `placed` numbers."""
+    """Return what Spark has observed as findings. Sampled rows begin with this number of columns of
+    their place.
+    """
     found = []
     for number, rule in enumerate(rules):
-        failed = int(counted[f"failed{number}"])
-        kept = (counted[f"sample{number}_{part}"] for part in range(SAMPLE_SIZE))
-        sample = [tuple(row) for row in kept if row is not None]
-        sample.sort(key=lambda row: row[:placed])
-        shown = tuple(_describe_row(spec, row, placed) for row in sample)
-        found.append(RuleFinding(rule, int(counted["rows"]), failed, shown))
+        failed = int(metrics[f"failed{number}"])
+        sampled = (metrics[f"sample{number}_{part}"] for part in range(SAMPLE_SIZE))
+        sample = [tuple(row) for row in sampled if row is not None]
+        sample.sort(key=lambda row: row[:place_columns])
+        described = tuple(_describe_row(spec, row, place_columns) for row in sample)
+        found.append(RuleFinding(rule, int(metrics["rows"]), failed, described))
     return tuple(found)
 
 
-def _describe_row(spec: UnboundedDataset, row: Sequence[Any], placed: int) -> str:
-    """Return the key of a row and its place in words. `placed` is 2 if the row begins with its
-    partition and offset, else 0; the other values are those of its key.
+def _describe_row(spec: UnboundedDataset, row: Sequence[Any], place_columns: int) -> str:
+    """Return the key of a row and its place in words. `place_columns` is 2 if the row begins with
+    its partition and offset, else 0; the other values are those of its key.
     """
     hidden = {*map(str.lower, spec.masked)}
     parts = []
-    for name, value in zip(spec.key, row[placed:], strict=True):
+    for name, value in zip(spec.key, row[place_columns:], strict=True):
         text = MASKED
         if name.lower() not in hidden:
             moment = value.replace(tzinfo=None) if isinstance(value, datetime) else value
             text = truncate_text(str(moment))  # times are in UTC
         parts.append(f"{name} = {text}")
     described = ", ".join(parts)
-    if placed:
+    if place_columns:
         described += f" at {spec.input}.{row[0]} offset {row[1]}"
     return described
 
@@ -351,28 +367,30 @@ def _describe_row(spec: UnboundedDataset, row: Sequence[Any], placed: int) -> st
 def _check_table(
     changes: pa.Table, spec: UnboundedDataset, rules: Sequence[RowRule], columns: Schema
 ) -> CheckedTable:
-    """Return the changes of a table, as `check_rows` does."""
+    """Return the changes of an Arrow table, with a problem where they break a rule (the first one),
+    and the findings; see `check_rows`.
+    """
     is_checked = pc.and_(pc.is_null(changes.column(PROBLEM)), pc.invert(changes.column(TOMBSTONE)))
-    numbers = pc.indices_nonzero(is_checked)
-    rows = changes.take(numbers)
+    checked = pc.indices_nonzero(is_checked)
+    rows = changes.take(checked)
     found = []
-    reasons: dict[int, str] = {}
+    reasons: dict[int, str] = {}  # by index among the changes
     for rule in rules:
-        places = _broken_places(rule, rows, columns)
-        broken = rows.take(places)
+        indices = _find_broken(rule, rows, columns)
+        broken = rows.take(indices)
         found.append(_find_in_table(rule, spec, rows.num_rows, broken))
         if rule.severity == "warn":
             continue
         of_rule = _reasons(rule, spec, broken)
-        for number, reason in zip(numbers.take(places).to_pylist(), of_rule, strict=True):
-            reasons.setdefault(number, reason)
+        for change, reason in zip(checked.take(indices).to_pylist(), of_rule, strict=True):
+            reasons.setdefault(change, reason)
     if reasons:
         changes = add_problems(changes, [*map(reasons.get, range(changes.num_rows))])
     return CheckedTable(changes, tuple(found))
 
 
-def _broken_places(rule: RowRule, rows: pa.Table, columns: Schema) -> pa.Array:
-    """Return the numbers of the rows that break a rule. Raises NeedsSpark where Arrow may not give
+def _find_broken(rule: RowRule, rows: pa.Table, columns: Schema) -> pa.Array:
+    """Return the indices of the rows that break a rule. Raises NeedsSpark where Arrow may not give
     Spark's result.
     """
     compiled = compile_expression(rule.broken, columns.types)
@@ -384,8 +402,8 @@ def _broken_places(rule: RowRule, rows: pa.Table, columns: Schema) -> pa.Array:
 def _find_in_table(
     rule: RowRule, spec: UnboundedDataset, rows: int, broken: pa.Table
 ) -> RuleFinding:
-    """Return the finding about these `broken` rows among `rows`, the first ones as the sample.
-    Raises BadChangeError for the first if it can't be set aside.
+    """Return the finding about the `broken` rows among `rows` many, the first ones as the sample.
+    Raises BadChangeError for the first one if the rule rejects rows and they can't be set aside.
     """
     ordered = broken.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")])
     if broken.num_rows and rule.severity == "error" and spec.dead_letters is None:
@@ -409,7 +427,7 @@ def _broken_error(spec: UnboundedDataset, rule: RowRule, row: pa.Table) -> BadCh
 
 
 def _reasons(rule: RowRule, spec: UnboundedDataset, rows: pa.Table) -> list[str]:
-    """Return why each of these rows breaks the rule, as `_reason_column`."""
+    """Return why each of these rows breaks the rule, in the words of `_reason_column`."""
     texts = {name: rows.column(name).cast("string").to_pylist() for name in rule.shown}
     reasons = []
     for number in range(rows.num_rows):

@@ -27,7 +27,7 @@ from dagster_adjunct.resources.schemas.types import arrow_type
 
 
 class FoundRows(NamedTuple):
-    """The indices of the keys that were found, and their rows."""
+    """The indices of the keys that were found, and the row of each."""
 
     keys: Any
     rows: pa.Table
@@ -35,7 +35,9 @@ class FoundRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """The rows of a bucket in the files of these generations, oldest first."""
+    """The rows of a bucket in the files of these generations, oldest first. `store` is None only if
+    there are no generations.
+    """
 
     store: ObjectStore | None
     dataset: str
@@ -52,11 +54,12 @@ class StoredRows:
         positions: bool,
         generations: Sequence[Generation] | None = None,
     ) -> Iterator[FoundRows]:
-        """Yield for each file, newest generation first, the rows of the `asked` keys that it has;
-        these are indices of `keys`.
+        """Yield for each file, newest generation first, the rows that it has of the `asked` keys,
+        which are given by their indices in `keys`. Indices in the results are such, too.
 
-        Without `positions`, a key's row is yielded only from the newest generation that has it.
-        `generations` are those to read, by default all.
+        Rows have the columns of `schema`, position and tombstone. With `positions`, a key may be
+        yielded from several generations. Without, it is yielded only from the newest that has it,
+        and the position is not read: it is 0. `generations` are those to read, by default all.
         """
         read = self.generations if generations is None else generations
         for generation in reversed(read):
@@ -76,13 +79,13 @@ class StoredRows:
     def _find_in_file(
         self, stored: StoredFile, keys: pa.Table, schema: pa.Schema, *, positions: bool
     ) -> FoundRows:
-        """Return which of the keys a file has, and their rows: these columns, position and
-        tombstone.
-        """
+        """Return which of the keys a file has, and their rows; see `iterate`."""
         file = _open_file(stored)
         position = arrow_type(dict(self.layout.hidden)[POSITION])
         whole = pa.schema([(POSITION, position), (TOMBSTONE, pa.bool_()), *schema])
-        constants: dict[str, Any] = {} if positions else {POSITION: 0}
+        constants: dict[str, Any] = {}  # columns that need not be read
+        if not positions:
+            constants[POSITION] = 0
         if not stored.file.stats.get("tombstones"):
             constants[TOMBSTONE] = False
         wanted = [name for name in whole.names if name not in constants]
@@ -90,16 +93,16 @@ class StoredRows:
         numbers = [np.zeros(0, int)]
         tables = [whole.empty_table()]
         for group in range(file.num_row_groups):
-            maybe = self._keys_in_range(file.metadata, group, keys)
-            if not len(maybe):
+            candidates = self._keys_in_range(file.metadata, group, keys)
+            if not len(candidates):
                 continue
             stored_names = list(layout.stored.columns)
             read = file.read_row_group(group, columns=stored_names, use_threads=False)
             key = read.select(self.layout.stored_names(keys.column_names))
-            matches = _match_keys(key.columns, keys.take(maybe))
+            matches = _match_keys(key.columns, keys.take(candidates))
             if not len(matches.rows):
                 continue
-            numbers.append(maybe[matches.keys])
+            numbers.append(candidates[matches.keys])
             values = conform_to_layout(read.take(matches.rows), layout)
             columns = []
             for field in whole:
@@ -125,8 +128,8 @@ class StoredRows:
         )
 
     def _keys_in_range(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
-        """Return the indices of keys that may be in a row group, by the range of its first key
-        column.
+        """Return the indices of keys that may be in the row group number `group`, by the statistics
+        of its first key column; all if it has none.
         """
         name = keys.column_names[0]
         (stored_name,) = self.layout.stored_names([name])
@@ -154,14 +157,14 @@ def _open_file(stored: StoredFile) -> pq.ParquetFile:
 
 
 class _Matches(NamedTuple):
-    """Arrays of the same length: the indices of keys, and the index of the row of each."""
+    """Two arrays of the same length: indices of keys, and for each the index of its row."""
 
     keys: Any
     rows: Any
 
 
 def _match_keys(rows: Sequence[pa.ChunkedArray], keys: pa.Table) -> _Matches:
-    """Return which of the keys are in these key columns of rows."""
+    """Return which of the keys are among rows, of which the key columns are given."""
     columns = []
     for stored, wanted in zip(rows, keys.columns, strict=True):
         columns.append(pa.chunked_array([*stored.cast(wanted.type).chunks, *wanted.chunks]))

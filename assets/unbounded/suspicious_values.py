@@ -42,13 +42,14 @@ def find_suspicious_values(
         return ()
     advance = source.system.advance
     compare = source.system.compare
-    first = {}
+    first_ranges = {}
     for ssp, (start, end) in ranges.items():
-        last = advance(ssp, start, _LOOKED_AT)
-        if compare(last, end) > 0:
-            last = end
-        first[ssp] = (start, last)
-    records = with_envelope_json(form, source.read(spark(), first), describe_input(source.spec))
+        limit = advance(ssp, start, _LOOKED_AT)
+        if compare(limit, end) > 0:
+            limit = end
+        first_ranges[ssp] = (start, limit)
+    records = source.read(spark(), first_ranges)
+    records = with_envelope_json(form, records, describe_input(source.spec))
     texts = [row[0] for row in records.select(TEXT).limit(_LOOKED_AT).collect()]
     envelopes = list(_iterate_envelopes(texts))
     columns = derive_row_schema(source.spec, source.records)
@@ -63,7 +64,7 @@ def find_suspicious_values(
 
 
 def _iterate_envelopes(texts: Sequence[str | None]) -> Iterator[dict[str, Any]]:
-    """Yield the envelopes that are JSON objects, with their schema if they contain it."""
+    """Yield the envelopes among these texts, which are JSON objects; other texts are left out."""
     for text in texts:
         try:
             envelope = json.loads(text or "")
@@ -74,9 +75,9 @@ def _iterate_envelopes(texts: Sequence[str | None]) -> Iterator[dict[str, Any]]:
 
 
 def _iterate_rows(envelopes: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the rows after the changes."""
+    """Yield the rows after the changes, of those changes that have one."""
     for envelope in envelopes:
-        payload = envelope.get("payload") or envelope
+        payload = envelope.get("payload") or envelope  # a message with its schema has a payload
         row = payload.get("after") if isinstance(payload, dict) else None
         if isinstance(row, dict):
             yield row
@@ -111,7 +112,9 @@ def find_contradiction(
 
 
 def _read_sent_fields(envelope: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the fields of the row's schema by name; {} for a message without its schema."""
+    """Return the fields that the message's schema has for the row after the change, by name; {} for
+    a message without its schema.
+    """
     schema = envelope.get("schema")
     sides = schema.get("fields") if isinstance(schema, dict) else None
     for side in sides if isinstance(sides, list) else []:
@@ -127,6 +130,9 @@ def _read_sent_fields(envelope: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _compare_types(
     form: DebeziumEnvelope | MaxwellEnvelope, field: Field, sent: dict[str, Any]
 ) -> str | None:
+    """Return how the `sent` schema of a field contradicts its declaration, None if it does not or
+    is unknown ({}).
+    """
     name = sent.get("name")
     if field.type == "timestamp" and name in _UNITS and _UNITS[name] != form.timestamps:
         return f"counts {_UNITS[name]} ({name}), and timestamps is {form.timestamps!r}"
@@ -144,6 +150,9 @@ def _compare_types(
 def describe_suspicions(
     form: DebeziumEnvelope | MaxwellEnvelope, schema: Schema, rows: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
+    """Yield a warning for each column whose values in these rows look like another encoding than
+    the declared one.
+    """
     precise = form.format == "json" and form.decimals == "precise"
     limit = _MONTH.get(form.timestamps, -1)  # without a unit, there are no numbers to compare
     for field in schema.fields:

@@ -43,8 +43,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TieRule:
-    """What is compared: the columns of `schema`, of changes with equal `key` (which ends in
-    `__valid_from` with a history) that are ordered by `order_by` (None: by their offsets).
+    """How ties are found: changes with equal `key` and equal rank are tied if they differ in a
+    column of `schema`.
+
+    With a history the key ends in `__valid_from`. `order_by` is what changes are ordered by, None
+    for their offsets.
     """
 
     dataset: str
@@ -59,7 +62,7 @@ class TieRule:
 
     def rank(self, position: Any) -> Any:
         """Return what is equal for rows that may be tied: their position; or, if positions are
-        offsets, whether the row is of a snapshot.
+        offsets, which order nothing across partitions, whether the row is of a snapshot.
         """
         if self.order_by is None:
             return position < 0
@@ -70,8 +73,9 @@ class TieRule:
 
         A row of a bulk snapshot has no partition: a change of any partition is newer.
         """
-        same = self.rank(stored[POSITION]) == self.rank(change[POSITION])
-        return same and stored[PARTITION] is not None
+        have_same_rank = self.rank(stored[POSITION]) == self.rank(change[POSITION])
+        is_of_bulk_snapshot = stored[PARTITION] is None
+        return have_same_rank and not is_of_bulk_snapshot
 
     def is_newer(self, stored: Row, change: Row) -> bool:
         """Return whether the stored row is newer than the change, which is then ignored."""
@@ -90,7 +94,7 @@ class TieRule:
         return rows.column(POSITION).to_numpy()
 
     def highest_of(self, file: BucketFile) -> Any:
-        """Return the highest of these values in a stored file."""
+        """Return the highest position in a stored file, or with a history the highest time."""
         name = "range" if self.over_time else "positions"
         _, highest = file.stats[name]
         return highest
@@ -98,7 +102,7 @@ class TieRule:
     def files_within(
         self, generation: Generation, bucket: int, lowest: Any
     ) -> tuple[BucketFile, ...]:
-        """Return the files of the bucket with values as high as `lowest`."""
+        """Return the files of the bucket that have a position, or time, of `lowest` or higher."""
         found = []
         for file in generation.files:
             if file.bucket == bucket and self.highest_of(file) >= lowest:
@@ -168,7 +172,9 @@ def format_key(row: Row, rule: TieRule) -> str:
 
 
 def describe_order_value(row: Row, rule: TieRule) -> str:
-    """Return the value that the row is ordered by for a message, without sensitive values."""
+    """Return what the row is ordered by, in words for a message: its time, or its values of
+    `order_by` without sensitive ones. Where these are not columns of the row, its position.
+    """
     if rule.over_time:
         return f"time since when it is valid ({row[VALID_FROM].isoformat()})"
     order = rule.order_by or ()
@@ -184,8 +190,8 @@ class TieGroups:
     """The groups of adjacent changes with equal key and rank, in order.
 
     Group i is the rows from `starts[i]` up to `ends[i]`, of the key with the number `keys[i]`.
-    `scattered` says that they are of several partitions, `deciding` that the newest of them decides
-    what is stored.
+    `scattered[i]` says that they are of several partitions, `deciding[i]` that the group is the
+    last of its key, so that what is stored is one of its rows.
     """
 
     starts: Any
@@ -195,31 +201,32 @@ class TieGroups:
     deciding: Any
 
 
-def group_changes(rows: pa.Table, new: Any, rule: TieRule) -> TieGroups:
+def group_changes(rows: pa.Table, is_first: Any, rule: TieRule) -> TieGroups:
     """Return the groups of these changes, of which there is at least one.
 
-    The rows are ordered by key and position; `new` is true for the first row of each key.
+    The rows are ordered by key and position; `is_first` is true for the first row of each key.
     """
-    begins = _group_starts(rows, new, rule)
+    begins = _mark_group_starts(rows, is_first, rule)
     starts = np.flatnonzero(begins)
     partition = rows.column(PARTITION).to_numpy()
     lowest = np.minimum.reduceat(partition, starts)
     highest = np.maximum.reduceat(partition, starts)
+    begins_key = is_first[starts]
     return TieGroups(
         starts=starts,
         ends=np.append(starts[1:], rows.num_rows),
-        keys=np.cumsum(new[starts]) - 1,
+        keys=np.cumsum(begins_key) - 1,
         scattered=lowest != highest,
-        deciding=np.append(new[starts][1:], True),  # the next group is of another key
+        deciding=np.append(begins_key[1:], True),  # the next group is of another key
     )
 
 
-def _group_starts(rows: pa.Table, new: Any, rule: TieRule) -> Any:
+def _mark_group_starts(rows: pa.Table, is_first: Any, rule: TieRule) -> Any:
     """Return which rows begin a group of equal keys and ranks."""
     if rule.order_by is not None:
-        return new | np.append(True, key_changes(rows, [POSITION]))
-    snapshot = pc.less(rows.column(POSITION), 0).to_numpy()
-    return new | np.append(True, snapshot[1:] != snapshot[:-1])
+        return is_first | np.append(True, key_changes(rows, [POSITION]))
+    is_of_snapshot = pc.less(rows.column(POSITION), 0).to_numpy()
+    return is_first | np.append(True, is_of_snapshot[1:] != is_of_snapshot[:-1])
 
 
 class NumberedChange(NamedTuple):
@@ -234,8 +241,10 @@ def resolve_group(
 ) -> list[Tie]:
     """Return the ties among changes of one key and rank, which are in the order of their numbers.
 
-    The change that counts as read first is the stored row, or that of the lowest partition.
-    Changes of the other partitions are tied with it, unless their last one has the same content.
+    `stored` is the stored row that they may be tied with, None if there is none. What counts as
+    read first is the last change from its partition, or else the row itself; without a stored row
+    the last change of the lowest partition. All changes of another partition are tied with that,
+    unless their last one has the same content.
     """
     by_partition: dict[int, list[NumberedChange]] = {}
     for each in changes:
@@ -254,7 +263,9 @@ def resolve_group(
 
 
 def _same_content(change: Row, base: Row, names: Sequence[str]) -> bool:
-    """Return whether two rows of a key are the same: both deleted, or with the same values."""
+    """Return whether two rows of a key are the same: both deleted, or neither and with the same
+    values in these columns.
+    """
     if change[TOMBSTONE] or base[TOMBSTONE]:
         return bool(change[TOMBSTONE] and base[TOMBSTONE])
     return all(comparable_value(change[name]) == comparable_value(base[name]) for name in names)

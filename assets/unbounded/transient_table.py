@@ -203,8 +203,9 @@ class TransientTable:
         if before is not None and not records:  # only markers, which take offsets
             view = replace(before, ranges=_move_ends(before.ranges, ends))
         else:
-            since = {ssp: (start, start) for ssp, start in starts.items()}
-            ranges = _move_ends(since if before is None else before.ranges, ends)
+            ranges: Ranges = {ssp: (start, ends[ssp]) for ssp, start in starts.items()}
+            if before is not None:
+                ranges = _move_ends(before.ranges, ends)
             with stages("build"):
                 view = self._build(spark(), fresh if records else {}, ranges, before)
             if before is not None:
@@ -254,10 +255,10 @@ class TransientTable:
             for ssp, span in ranges.items()
         }
         filled = {}
-        for ssp, span in ranges.items():
-            if span[0] != span[1]:
-                filled[ssp] = span
-        if filled and not source.count(filled):
+        for ssp, (start, end) in ranges.items():
+            if start != end:
+                filled[ssp] = (start, end)
+        if filled and not source.count(filled):  # only markers, which take offsets
             filled = {}
         before = self.view
         self.view = self._build(spark(), filled, ranges, None)
@@ -268,26 +269,35 @@ class TransientTable:
     def _remaining_range(
         self, ssp: SystemStreamPartition, span: tuple[str, str], oldest: str, upcoming: str
     ) -> tuple[str, str]:
-        """Return what the stream still holds of a range that a batch began with.
+        """Return what the stream still holds of a range that a batch began with; an empty range
+        from `oldest` on if that is nothing.
 
         Raises OffsetOutOfRangeError if the table may not continue without what is lost, or if the
         stream ends before the range does.
         """
         start, end = span
         compare = self._source.system.compare
-        step = _ABANDON_BATCH
         if compare(end, upcoming) > 0:
             problem = f"the stream ends at {upcoming}: it was recreated, or has lost changes"
-        elif start == end or compare(start, oldest) >= 0:
+            raise self._lost_range_error(ssp, span, problem, _ABANDON_BATCH)
+        needs_nothing = start == end
+        if needs_nothing or compare(start, oldest) >= 0:
             return span
-        elif self.spec.bootstrap or self.spec.following.on_lost_offset == "fail":
+        # A table that is bootstrapped has every key, so it can't lack changes.
+        may_lack_changes = not self.spec.bootstrap and self.spec.following.on_lost_offset != "fail"
+        if not may_lack_changes:
             problem = f"the oldest that the stream still holds is {oldest}"
-            step = f"{_ABANDON_BATCH} {_PREVENT_LOSS}"
-        else:
-            if compare(end, oldest) < 0:
-                return oldest, oldest
-            return oldest, end
-        raise OffsetOutOfRangeError(
+            raise self._lost_range_error(ssp, span, problem, f"{_ABANDON_BATCH} {_PREVENT_LOSS}")
+        if compare(end, oldest) < 0:
+            return oldest, oldest
+        return oldest, end
+
+    def _lost_range_error(
+        self, ssp: SystemStreamPartition, span: tuple[str, str], problem: str, step: str
+    ) -> OffsetOutOfRangeError:
+        """Return the error for an open batch of which the stream no longer holds this range."""
+        start, end = span
+        return OffsetOutOfRangeError(
             f"dataset {self.spec.name!r}: the open batch began with offsets {start} to"
             f" {end} of {ssp}, and {problem}. The batch can't be retried.",
             step,
@@ -335,10 +345,10 @@ class TransientTable:
                 raise incomplete_stream_error(self.spec, reason, "Declare persistent=True")
             return oldest, Decision(action="bootstrap", store="none", reason=reason, at=utc_now())
         last = self._last_offsets()
-        began = "the default offset"
+        where = "the default offset"
         if last:
-            began = "the last offset"
-        reason = f"it is transient, and continues from {began}"
+            where = "the last offset"
+        reason = f"it is transient, and continues from {where}"
         for ssp, end in last.items():
             if source.system.compare(end, oldest[ssp]) >= 0:
                 continue
@@ -349,7 +359,7 @@ class TransientTable:
                 instead = 'declare on_lost_offset="rebuild" to continue without them'
                 raise lost_changes_error(self.spec.name, problem, instead)
             reason += f"; {problem}"
-            break
+            break  # one example is enough
         decision = Decision(action="create", store="none", reason=reason, at=utc_now())
         return source.start_offsets(last, oldest, upcoming), decision
 
@@ -398,6 +408,9 @@ class TransientTable:
         return TransientVersion(self.spec.name, self._source.schema, ranges, kept, count)
 
     def _read_changes(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
+        """Return the changes in these ranges, with the columns of the table, the hidden ones, and
+        KEPT if changes may leave out columns; without ranges, an empty frame.
+        """
         source = self._source
         names = (*source.schema.names, *_HIDDEN)
         if not ranges:
@@ -420,7 +433,8 @@ class TransientTable:
         return changes.select(*named_columns((*names, *kept)))
 
     def _complete(self, rows: DataFrame) -> DataFrame:
-        """Return the rows, with missing columns completed from the rows before them.
+        """Return the rows, with the columns that changes leave out completed from the rows before
+        them; unchanged if changes can't leave out columns and can't be tied.
 
         Raises KeyOrderError for changes of which nothing says which one is newer.
         """
@@ -481,6 +495,7 @@ class TransientTable:
 
 
 def _move_ends(ranges: Ranges, ends: Offsets) -> Ranges:
+    """Return the ranges with these end offsets in place of theirs."""
     return {ssp: (start, ends[ssp]) for ssp, (start, _) in ranges.items()}
 
 

@@ -135,7 +135,9 @@ def _can_hold(value: object, kind: str) -> bool:
 
 
 def _can_read(text: str, kind: str) -> bool:
-    """Whether Spark may read this text, in lower case, as a value of this type."""
+    """Whether Spark may read this text, in lower case, as a value of this type. Of numbers, dates
+    and times it is only checked that they have a digit.
+    """
     if kind == "boolean":
         return text in _TRUTHS
     if kind in ("string", "binary"):
@@ -210,7 +212,7 @@ class Check:
         value = _find_value(columns, name, what)
         _check_literals(self, dataset, value, allowed)
         literals = ", ".join(_sql_literal(each) for each in allowed if each is not None)
-        if not literals:
+        if not literals:  # only null is allowed
             return f"{value.expression} IS NULL"
         return f"{value.expression} IS NULL OR {value.expression} IN ({literals})"
 
@@ -346,7 +348,9 @@ def _compare_columns(old: Schema, new: Schema) -> dict[str, list[str]]:
 
 
 def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -> Finding:
-    """Return whether the number of rows is near that of the served version."""
+    """Return whether the number of rows is near that of the served version, and true if there is
+    none, or one that is empty or has fewer than `minimum_rows`.
+    """
     rows = candidate.view.rows or 0
     if candidate.current is None:
         return Finding(True, f"the first version, with {_count_rows(rows)}", {"rows": rows})
@@ -387,25 +391,22 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
     """Return whether every value of the column, or at the path, is null or one of `values`."""
     from pyspark.errors import DateTimeException, NumberFormatException
 
-    value = _find_value(candidate.view.schema, column, f"dataset {candidate.view.dataset!r}")
-    name = value.expression
+    path = _find_value(candidate.view.schema, column, f"dataset {candidate.view.dataset!r}")
     entries = candidate.view.frame(candidate.spark())  # before columns, which need a session
+    found = F.col(path.expression)
     # In SQL, no value is outside of a list with a null.
-    allowed = F.col(name).isin(*[value for value in values if value is not None])
-    others = entries.where(F.col(name).isNotNull() & ~allowed)
+    allowed = found.isin(*[value for value in values if value is not None])
+    others = entries.where(found.isNotNull() & ~allowed)
     try:
         counted = (
-            others.groupBy(F.col(name).alias("value"))
-            .count()
-            .orderBy(F.desc("count"), "value")
-            .collect()
+            others.groupBy(found.alias("value")).count().orderBy(F.desc("count"), "value").collect()
         )
     except (NumberFormatException, DateTimeException) as error:
         # Spark only casts to compare with values of another type, so the data is not the cause.
         # Its message may have a value of the column, which may be sensitive.
         raise errors.ConfigurationError(
             f"values_in({column!r}) has values that can't be compared with the column's type,"
-            f" {value.type}: {_condition(error)}.",
+            f" {path.type}: {_condition(error)}.",
             "List values of that type.",
             argument="values",
         ) from None
@@ -463,17 +464,21 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
 
 
 def _count_rows(count: int) -> str:
+    """Return a number of rows in words, for messages."""
     if count == 1:
         return "1 row"
     return f"{count:,} rows"
 
 
 def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
-    """Return the rows that break a rule in Spark SQL."""
+    """Return the rows that break a rule in Spark SQL: those for which a condition is false or
+    null, or the result of a SELECT.
+    """
     spark = candidate.spark()
     version = candidate.view.frame(spark)
     if not _SELECT.match(sql):
         return version.where(~F.coalesce(F.expr(sql), F.lit(False)))
+    # Before the first version, `current` is empty.
     names = {VERSION: version, CURRENT: version.limit(0)}
     if candidate.current is not None:
         names[CURRENT] = candidate.current.frame(spark)
@@ -634,6 +639,7 @@ def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verd
     unchanged.
     """
     result = verdict.model_copy(update={"without_values": ""})
+    # The names of columns, a path, or "rows" for all columns.
     sampled = verdict.facts.get("sample_of")
     has_sample = sampled is not None and "sample" in verdict.facts
     if not sensitive or not has_sample:
@@ -693,6 +699,7 @@ def _failed_verdict(
 
 
 def _describe_validator(validator: Validator, candidate: Candidate) -> str:
+    """Return which validator of which version an error is about."""
     view = candidate.view
     version = view.sealed.name or view.version
     return f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r}"
@@ -706,6 +713,9 @@ def _is_analysis_error(error: Exception) -> bool:
 def _propagates(error: Exception, warns: bool) -> bool:
     """Whether an error has its cause neither in the version nor in the validator, and so
     propagates.
+
+    If the validator only `warns`, a TransientError and an exception within the JVM (Py4JJavaError)
+    don't propagate. Py4J's other errors say that the JVM itself is broken.
     """
     if isinstance(error, MemoryError):
         return True
@@ -715,10 +725,12 @@ def _propagates(error: Exception, warns: bool) -> bool:
 
 
 def _is_a(error: Exception, name: str) -> bool:
+    """Whether an error is of the class of this name, whose package may not be installed."""
     return any(cls.__name__ == name for cls in type(error).__mro__)
 
 
 def _package(error: Exception) -> str:
+    """Return the top-level package of an error's class."""
     return type(error).__module__.partition(".")[0]
 
 
@@ -805,6 +817,7 @@ def _check_rule(
 
 
 def _name_validator(check: Check, dataset: str) -> str:
+    """Return what a planning error calls a validator."""
     return f"validator {check.name!r} of dataset {dataset!r}"
 
 
@@ -950,7 +963,8 @@ def _check_condition(
     what: str, dataset: str, condition: str, types: dict[str, str | None], or_select: str
 ) -> None:
     """Raise PlanningError for a condition that names unknown columns, takes several rows, or is not
-    boolean; for `or_select` see `_check_rule`.
+    boolean; for `or_select` see `_check_rule`. One with a metadata column, which begins with `__`,
+    is not checked.
     """
     if any(column.name.startswith("__") for column in parse_expression(condition).columns):
         return
@@ -965,9 +979,9 @@ def _check_condition(
             step,
             dataset=dataset,
         )
-    step = "Correct the validator."
+    correct = "Correct the validator."
     kind = check_expression(
-        what, condition, tuple(types), types, side="the dataset", next_step=step
+        what, condition, tuple(types), types, side="the dataset", next_step=correct
     )
     if kind not in (None, "boolean"):
         raise errors.PlanningError(

@@ -149,13 +149,13 @@ class DatasetLog:
             current = self.read()
             return NewestManifest(current.commit, current.manifest, "")
         except errors.MalformedDocumentError as error:
-            # raises again if the pointer is damaged: then the parent commit is unknown
+            # Raises again if the pointer is damaged: then the parent commit is unknown.
             head = self.log.head()
             if head is None:
                 raise
             problem = error.problem.rstrip(".")
         for commit in self.log.commits_before(head.number):
-            if is_deletion_commit(commit):
+            if is_deletion_commit(commit):  # earlier ones are of a deleted dataset of this name
                 break
             if redirect_target(commit) is None:
                 with contextlib.suppress(errors.MalformedDocumentError):
@@ -165,6 +165,9 @@ class DatasetLog:
     def read_all(self) -> CurrentManifests:
         """Return the current commit with the manifests of all members of the version set, or of
         this dataset alone.
+
+        The commit is that of the set, or of the dataset's own log if it is in none, was deleted, or
+        has not joined completely.
         """
         own = self.log.current()
         if own is None or is_deletion_commit(own):
@@ -219,7 +222,9 @@ class DatasetLog:
 
     def history(self) -> Iterator[CommittedManifest]:
         """Yield the commits that changed this dataset, newest first, as far back as their
-        manifests are kept.
+        manifests are kept; before those of its version set, if it is in one, come its own.
+
+        Raises MalformedDocumentError if the newest of its own manifests can't be read.
         """
         set_name = self.version_set()
         if set_name is not None:
@@ -250,6 +255,7 @@ class DatasetLog:
     # -- writing
 
     def attempt(self) -> Attempt:
+        """Return a new attempt, with a folder of its own."""
         return Attempt(f"{self.prefix}/data/{uuid.uuid4().hex[:16]}")
 
     def write_version(self, version: SealedVersion) -> str:
@@ -270,18 +276,20 @@ class DatasetLog:
     ) -> Commit:
         """Make `manifest` current by one swap of the pointer.
 
-        Raises CommitConflictError if `parent` is not current any more: then nothing of this commit
-        is visible.
+        `parent` is the current commit, None before the first. `commit_id` is the id of the new one,
+        None for any. Raises CommitConflictError if `parent` is not current any more: then nothing
+        of this commit is visible.
         """
         return self.commit_all(parent, {self.name: manifest}, by=by, commit_id=commit_id)
 
     def commit_all(
         self, parent: Commit | None, manifests: Manifests, *, by: str, commit_id: str | None = None
     ) -> Commit:
-        """Do what `commit` does for several members of a version set, in one swap; the others
-        stay as they are.
+        """Make the manifests of several members of a version set current, in one swap; the others
+        stay as they are. Without a set, `manifests` has only this dataset's. See `commit`.
         """
-        if parent is not None and parent.manifest_key.startswith(f"{SETS}/"):
+        is_of_set = parent is not None and parent.manifest_key.startswith(f"{SETS}/")
+        if parent is not None and is_of_set:
             set_name, _, _ = parent.manifest_key.removeprefix(f"{SETS}/").partition("/")
             log = version_set_log(self.lake, set_name)
             body = dict(parent.body)
@@ -345,10 +353,11 @@ class DatasetLog:
     def transact_all(
         self, change: Callable[[Manifests], Manifests], *, by: str
     ) -> dict[str, DatasetManifest]:
-        """Do what `transact` does, for all members of the version set; without a set, for this
-        dataset alone.
+        """Commit the manifests that `change` returns, retrying after conflicts; return the current
+        manifests of all members of the version set, or of this dataset alone.
 
-        `change` returns the manifests that it has changed.
+        `change` gets all of them and returns those that it has changed, {} if there is nothing to
+        do. It must have no side effects.
         """
 
         def once() -> dict[str, DatasetManifest]:
@@ -366,8 +375,8 @@ class DatasetLog:
     def transact_versions(
         self, change: Callable[[Members], Members], *, by: str
     ) -> BoundedManifest:
-        """Do what `transact_all` does, for bounded datasets, and return the current manifest of
-        this one.
+        """Commit the manifests that `change` returns, as `transact_all` does, for bounded datasets;
+        return the current manifest of this one.
 
         Raises DatasetError for a dataset that follows a change stream.
         """
@@ -494,6 +503,7 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
         members = member_bodies(commit)
         if joined.keys() <= members.keys():
             return None
+        # Present members come first, and keep their manifests: they may have advanced since.
         return {"format": _FORMAT, "members": members | joined | members}
 
     version_set_log(lake, name).transact(add, by=by)
@@ -532,9 +542,9 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
 
 def commit_repartition(log: DatasetLog, stream: str, info: StreamInfo, *, by: str) -> bool:
     """Commit a dataset's position in its repartitioned stream, if it can follow; return whether
-    that was so.
+    that was so. Does nothing for a dataset with another input, or that was deleted.
     """
-    attempts: list[DatasetManifest | None] = []  # the last one counts
+    attempts: list[DatasetManifest | None] = []  # one for each try, of which the last one counts
 
     def carry(manifest: DatasetManifest) -> DatasetManifest | None:
         after = None

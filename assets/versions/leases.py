@@ -57,7 +57,8 @@ def renew_attempt(
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Write the record of a build, and renew it while the context lasts.
 
-    Yields a function that stores the build's result in the record.
+    Yields a function that stores the build's result in the record. The record stays after the
+    context; `delete_attempt` deletes it.
     """
     key = attempt_key(lake, dataset, attempt)
     body: dict[str, Any] = {"attempt": attempt, "by": by}
@@ -90,8 +91,8 @@ def renew_attempt(
 
 @contextmanager
 def record_build(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[None]:
-    """Keep the record of a build that is not resumed after a crash, and delete it when the
-    context ends.
+    """Write the record of a build and renew it while the context lasts, then delete it: the build
+    is not resumed after a crash.
     """
     try:
         with renew_attempt(lake, dataset, attempt, by):
@@ -169,8 +170,8 @@ class Lease:
 
     @classmethod
     def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str) -> Lease:
-        """Lease these versions, by id. Raises VersionDiscardedError if one is no longer
-        retained.
+        """Lease these versions, by id; `holder` says in words who does. Raises
+        VersionDiscardedError if one is no longer retained.
         """
         lease = cls(lake, dataset, versions, holder)
         lease._heartbeat.write(partial(lake.store.put_if_absent, lease._key))
@@ -184,7 +185,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether the leased versions may have been deleted."""
+        """Whether the lease has ended without `release`, so that its versions may be deleted."""
         return bool(self._heartbeat.problem)
 
     def check(self) -> None:
@@ -221,8 +222,8 @@ class Lease:
 
 
 def _is_always_ours(data: bytes) -> str:
-    """Return "", as for a lease of our own: no other process writes it, so an unexpected object is
-    our own renewal whose reply was lost.
+    """Return "": the object of a lease is never somebody else's. No other process writes it, so
+    unexpected content is our own renewal whose reply was lost.
     """
     return ""
 
@@ -288,7 +289,9 @@ def list_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
 
 
 def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
-    """Return the lease in an object; if it is malformed, one of all versions."""
+    """Return the lease in an object; if it is malformed, one of all versions, so that nothing is
+    deleted by mistake.
+    """
     try:
         body = json.loads(data)
         versions = body["versions"]
@@ -373,4 +376,5 @@ def release_versions(
 
 
 def _hold_prefix(lake: Lake, dataset: str, holder: str) -> str:
+    """Return what the keys of all holds of this holder begin with."""
     return holder_prefix(f"{lease_folder(lake, dataset)}/hold-", holder)

@@ -134,8 +134,10 @@ class Change(ManifestPart):
 
 
 class Repartitioned(ManifestPart):
-    """The last repartitioning of a dataset: its number of partitions before, and the last commit
-    before that had changed entries, with which readers of its changes are level.
+    """The last repartitioning of a dataset.
+
+    `partitions` is the number of partitions before. `commit` is the last commit before that changed
+    entries: readers of the dataset's changes that have read it have read everything.
     """
 
     partitions: int = Field(ge=1)
@@ -197,8 +199,8 @@ class CommonManifest(ManifestPart):
         ]
 
     def marks(self, version_id: str) -> list[str]:
-        """Return, in words, why readers get a version now: "served", "pinned", "next when
-        unpinned".
+        """Return, in words, why readers get a version now or later: "served", "pinned", "next when
+        unpinned"; [] if they don't.
         """
         if self.served_id != version_id:
             return []
@@ -207,8 +209,10 @@ class CommonManifest(ManifestPart):
     def _without(
         self, entries: Sequence[str], garbage: Sequence[str], what: str, **fields: Any
     ) -> Self:
-        """Return the manifest with these folders and documents doomed, and with these fields;
-        `what` names the entries in the history.
+        """Return the manifest with these folders and documents doomed, and with these fields.
+
+        `entries` are those of versions or generations, which `what` names in the history; `garbage`
+        belongs to none.
         """
         doomed = tuple(dict.fromkeys([*self.doomed, *entries, *garbage]))
         change = Change(action="expire", reason=f"{what}, {len(garbage)} leftovers")
@@ -431,7 +435,7 @@ class BoundedManifest(CommonManifest):
         return self.versions
 
     def ref(self, version_id: str | None) -> VersionRef | None:
-        """Return the retained version of this id."""
+        """Return the retained version of this id, whatever its state; None if there is none."""
         for ref in self.versions:
             if ref.id == version_id:
                 return ref
@@ -487,7 +491,7 @@ class BoundedManifest(CommonManifest):
         return tuple(together)
 
     def time_of(self, version: str) -> datetime:
-        """Return since when a version is valid that states it."""
+        """Return since when a retained version is valid. It must state that."""
         ref = self.ref(version)
         assert ref is not None
         assert ref.valid_from is not None
@@ -498,7 +502,7 @@ class BoundedManifest(CommonManifest):
         these offsets.
         """
         awaited = self.awaited
-        # The other members of the version set have it, and this one has read nothing of it.
+        # Only other members of the version set have it: this one has read nothing of it.
         if awaited is not None:
             awaited = awaited.model_copy(update={"missing": tuple(offsets)})
         # The markers count records of the old partitions, so later markers can't be compared with
@@ -536,7 +540,9 @@ class BoundedManifest(CommonManifest):
 
     @property
     def names(self) -> set[str]:
-        """The names of all versions that were delivered or abandoned."""
+        """The names of all versions that were delivered or abandoned, also those that are free
+        again.
+        """
         return self.given_up.union(self.known, (done.name for done in self.delivered))
 
     @property
@@ -551,8 +557,8 @@ class BoundedManifest(CommonManifest):
 
     @property
     def taken(self) -> set[str]:
-        """The names of the delivered versions: a later delivery under one of them is a
-        re-delivery.
+        """The names of the delivered versions that are not free again: a later delivery under one
+        of them is a re-delivery.
         """
         return {done.name for done in self.delivered if done.freed is None}.union(self.known)
 
@@ -646,7 +652,7 @@ class UnboundedManifest(CommonManifest):
     def reachable(self) -> set[str]:
         """Return the folders needed by the retained versions and by a running bootstrap."""
         building = (generation.folder for generation in self.bootstrap.building)
-        retired = (each.folder for each in self.retired)
+        retired = (each.folder for each in self.retired)  # earlier versions need them
         return self._served_folders().union(building, retired)
 
     def check_kept(self, version_id: str) -> None:
@@ -662,8 +668,8 @@ class UnboundedManifest(CommonManifest):
             )
 
     def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
-        """Return the manifest without these generations, by folder: they and `garbage` become
-        doomed.
+        """Return the manifest without these retired generations, by folder: they and `garbage`
+        become doomed. Versions that needed one of them are no longer retained.
         """
         remaining = []
         retained_from = self.retained_from
@@ -690,13 +696,16 @@ class UnboundedManifest(CommonManifest):
         }
 
     def _times_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, ChangeTimes]:
-        """Return the times of the new partitions: each may continue the slowest one."""
+        """Return the times of the new partitions: each may continue the slowest of the old ones,
+        whose time is unknown if one of them has none.
+        """
         if not self.times:
             return {}
         read_at = max(times.read_at for times in self.times.values())
         known = [times.newest for times in self.times.values() if times.newest is not None]
+        all_are_known = len(known) == self.declaration.input_partitions
         slowest = None
-        if len(known) == self.declaration.input_partitions:
+        if all_are_known:
             slowest = min(known)
         return dict.fromkeys(offsets, ChangeTimes(newest=slowest, read_at=read_at))
 
@@ -883,7 +892,8 @@ def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> Data
     stream = manifest.declaration.input
     if info.identity is None or manifest.stream != info.identity:
         return None
-    if manifest.versions_are_commits or not 0 < had < info.partitions:
+    were_added = 0 < had < info.partitions
+    if manifest.versions_are_commits or not were_added:
         return None
     added = {f"{stream}.{p}": FIRST_OFFSET for p in range(had, info.partitions)}
     return _with_input_partitions(

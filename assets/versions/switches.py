@@ -113,7 +113,7 @@ class VersionActions:
         """
         require_audit_fields("rollback", to or "", reason, by)
 
-        def back(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
+        def move_head(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
             if manifest.pin is not None:
                 raise DatasetError(
                     f"dataset {manifest.name!r} is pinned to {manifest.pin.version} by"
@@ -125,11 +125,11 @@ class VersionActions:
             return manifest.model_copy(update={"head": ref.id})
 
         change = Change(action="rollback", reason=reason)
-        return _change_each_member(self._log, to, back, change, by=by)
+        return _change_each_member(self._log, to, move_head, change, by=by)
 
     def revoke(self, version: str, *, reason: str, by: str) -> BoundedManifest:
-        """Never serve this version again. The version that it replaced is served instead; a pin to
-        it ends.
+        """Never serve this version again. If it is current, the version that it replaced becomes
+        current; a pin to it ends.
 
         The version that it replaced is the one that was current before the switch to it; rollbacks
         do not count (see `resolve_heads`). Where versions are ordered by time, that one may have
@@ -308,13 +308,14 @@ def with_served_version(
 ) -> BoundedManifest:
     """Return this draft as a valid manifest, with the version that its pin and head select.
 
-    `built` is a version that was just built, whose document then need not be read.
+    `built` is a version that was just built, None without one. If it is the one selected, or if the
+    draft serves that already, its document need not be read.
     """
     wanted = draft.chosen
     served = None
-    for version in (draft.version, built):
-        if version is not None and version.id == wanted:
-            served = version
+    for known in (draft.version, built):
+        if known is not None and known.id == wanted:
+            served = known
     if served is None and wanted is not None:
         ref = draft.ref(wanted)
         assert ref is not None, "what is chosen is retained"
@@ -334,7 +335,9 @@ def with_ref(manifest: BoundedManifest, *new: VersionRef) -> BoundedManifest:
 
 
 def switch_to(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
-    """Return a draft with this version as its head, which records the version that it replaces."""
+    """Return a draft with this version as its head. The version records which one it replaces,
+    unless it is the head already.
+    """
     if ref.id != manifest.head:
         ref = ref.model_copy(update={"replaced": manifest.head})
     return with_ref(manifest, ref).model_copy(update={"head": ref.id})
@@ -353,10 +356,11 @@ def insert_unserved_version(
     order = version_order(manifest)
     if not between or head is None:
         return with_ref(manifest, new)
-    if order(new) >= order(head):
+    if order(new) >= order(head):  # it is not before the head: nothing to insert it into
         return with_ref(manifest, new)
     later = head
     before = manifest.ref(head.replaced)
+    # Down the chain, as long as it is in order of time: switches out of order may be in it.
     while before is not None and order(new) < order(before) < order(later):
         later = before
         before = manifest.ref(before.replaced)
@@ -369,15 +373,16 @@ def _revoke(
 ) -> Members:
     """Return drafts in which the chosen versions are revoked, with the heads and pins that follow.
 
-    Other members' versions are only revoked if they were delivered under no other name. The names
-    of the dataset's own version become free in all members.
+    `dataset` is the member whose version the operator named. Other members' versions are only
+    revoked if they were delivered under no other name. The names of the dataset's own version
+    become free in all members. If a pin to a revoked version ends, all members are unpinned.
     """
     revoked: dict[str, VersionRef] = {}
     freed: tuple[str, ...] = ()
     for name, ref in chosen.items():
         names = list_delivered_names(manifests[name], ref)
-        has_others = name != dataset and len(names) > 1
-        if ref.state == "revoked" or has_others:
+        is_shared = name != dataset and len(names) > 1
+        if ref.state == "revoked" or is_shared:
             continue
         revoked[name] = ref.model_copy(update={"state": "revoked", "reason": reason})
         if name == dataset:
@@ -386,7 +391,7 @@ def _revoke(
     unpins = False
     for name, manifest in manifests.items():
         draft = manifest
-        version = ""
+        version = None
         if name in revoked:
             version = revoked[name].id
             draft = with_ref(manifest, revoked[name])
@@ -425,6 +430,9 @@ def _change_each_member(
 
 
 def _without_pin(log: DatasetLog, manifest: BoundedManifest, reason: str) -> BoundedManifest:
+    """Return the manifest without its pin, which serves its head; its change names the version that
+    was pinned.
+    """
     change = Change(action="unpin", version=manifest.chosen, reason=reason)
     return with_served_version(log, manifest.model_copy(update={"pin": None}), change)
 
@@ -433,10 +441,10 @@ def _without_ref(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
     """Return the manifest without this version, whose files become doomed; the name of a
     rejected one becomes free.
     """
-    if ref.state == "rejected":
-        is_delivered = any(done.version == ref.id for done in manifest.delivered)
+    if ref.state == "rejected":  # the names of a revoked one are free already
+        is_recorded = any(done.version == ref.id for done in manifest.delivered)
         other_names: list[str | None] = []
-        if not is_delivered:
+        if not is_recorded:  # delivered long ago: only its name is known
             other_names.append(ref.name)
         manifest = _with_free_names(manifest, ref.id, other_names, ref.sealed_at)
     kept = list(manifest.versions)
@@ -446,12 +454,12 @@ def _without_ref(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
 
 
 def _with_free_names(
-    manifest: BoundedManifest, version: str, names: Collection[str | None], at: datetime
+    manifest: BoundedManifest, version: str | None, names: Collection[str | None], at: datetime
 ) -> BoundedManifest:
     """Return the manifest with free names, which can be delivered again.
 
-    These are the names under which `version` was delivered, and `names`. `at` is the time since
-    when they are free.
+    These are the names under which `version` was delivered (None: no version), and `names`. `at` is
+    the time since when they are free; names that are free already keep theirs.
     """
     freed: set[str] = set()
     delivered = []
@@ -462,21 +470,25 @@ def _with_free_names(
             delivered.append(done.model_copy(update={"freed": at}))
         else:
             delivered.append(done)
+    # Names of `known` were delivered so long ago that their markers are no longer recorded. One
+    # that becomes free is recorded as a delivery again, without markers.
     known = []
-    past = []
+    delivered_long_ago = []
     for name in manifest.known:
-        # Delivered long ago: its markers are no longer recorded.
         if name in names and name not in freed:
-            past.append(Delivered(name=name, version=version, markers={}, freed=at))
+            entry = Delivered(name=name, version=version or "", markers={}, freed=at)
+            delivered_long_ago.append(entry)
         else:
             known.append(name)
-    free = {"known": tuple(known), "delivered": (*past, *delivered)}
-    return manifest.model_copy(update=free)
+    update = {"known": tuple(known), "delivered": (*delivered_long_ago, *delivered)}
+    return manifest.model_copy(update=update)
 
 
 def require_audit_fields(action: str, version: str, reason: str, by: str, **about: Any) -> None:
-    """Raise ConfigurationError for a change without a reason or an author; `about` are further
-    fields of the error.
+    """Raise ConfigurationError for a change without a reason or an author.
+
+    `version` is what the error names after the action, "" for nothing. `about` are further fields
+    of the error.
     """
     if not reason.strip():
         argument = "reason"
@@ -503,8 +515,8 @@ ID_PREFIX = re.compile(r"v\d{6,}(-[0-9a-f]*)?")
 
 
 def find_version(manifest: BoundedManifest, version: str) -> VersionRef | None:
-    """Return the retained version of this id, or the newest one of this name, preferring sealed
-    ones.
+    """Return the retained version of this id, or the newest sealed one of this name, or the newest
+    one of this name that is not sealed; None without any.
 
     If a delivery had the content of the previous version, its name is one of that version.
     """
@@ -571,8 +583,10 @@ def _find_by_prefix(manifest: BoundedManifest, prefix: str) -> VersionRef | None
 
 
 def _no_version_error(manifest: BoundedManifest, version: str) -> DatasetError:
-    """Return the error for a version that is not retained."""
-    number = 0
+    """Return the error for a version that is not retained: it names the version that an erasure
+    made of it, or else the newest ones that are retained.
+    """
+    number = 0  # no version has it
     if "-" in version:  # an id: only an erasure gives its number a second one
         number = version_number(version)
     for ref in manifest.versions:
@@ -600,7 +614,7 @@ def require_readable_version(manifest: BoundedManifest, version: str) -> Version
     """
     ref = require_version(manifest, version)
     if ref.state == "revoked":
-        return require_version(manifest, ref.id, sealed=True)
+        return require_version(manifest, ref.id, sealed=True)  # raises
     return ref
 
 
@@ -642,16 +656,16 @@ def is_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
     order = version_order(manifest)
     if manifest.declaration.by_time or manifest.declaration.order == "name":
         return bool(order(ref) > order(head))
-    last = {done.version: place for place, done in enumerate(manifest.delivered)}
-    place = last.get(ref.id, -1)
-    place_of_head = last.get(head.id, -1)
-    if place == place_of_head:
+    last_delivery = {done.version: index for index, done in enumerate(manifest.delivered)}
+    delivered = last_delivery.get(ref.id, -1)  # -1: so long ago that it is no longer recorded
+    head_delivered = last_delivery.get(head.id, -1)
+    if delivered == head_delivered:
         return ref.number > head.number
-    return place > place_of_head
+    return delivered > head_delivered
 
 
 def list_delivered_names(manifest: BoundedManifest, ref: VersionRef) -> tuple[str, ...]:
-    """Return the names under which a version was delivered, oldest first."""
+    """Return the names under which a version was delivered, oldest first; () if none is known."""
     names = [done.name for done in manifest.delivered if done.version == ref.id]
     return tuple(dict.fromkeys(filter(None, (ref.name, *names))))
 
@@ -664,10 +678,11 @@ def resolve_versions(
     sealed: bool = False,
     present: bool = False,
 ) -> dict[str, VersionRef]:
-    """Return the version to act on, and the matching ones of the other members of the version set.
+    """Return, by member of the version set, the version to act on.
 
-    None means the version before the head. Raises DatasetError if a member no longer has such a
-    version (with `present` the member is left out instead), or, with `sealed`, if one is not
+    `version` is that of the member `dataset` by id, name or prefix of an id, None for the version
+    before the head. The other members have theirs under the same name. Raises DatasetError if one
+    has none (with `present` that member is left out instead), or, with `sealed`, if one is not
     sealed.
     """
     mine = manifests[dataset]
@@ -683,9 +698,9 @@ def resolve_versions(
             )
         return before
     ref = require_version(mine, version, sealed=sealed)
-    # Other members do not know the id or its prefix; the newest of its names is the one that was
-    # served with it last.
-    name = ref.id
+    # Other members do not know the id or its prefix. Of several names, the newest is the one under
+    # which it was served with them last.
+    name = ref.id  # without a name, no other member has the version
     names = list_delivered_names(mine, ref)
     if version in names:
         name = version
@@ -706,22 +721,19 @@ Heads = Mapping[str, VersionRef | None]
 def resolve_heads(drafts: Members, dataset: str) -> dict[str, str | None]:
     """Return the new head of each member of a version set once some versions are revoked.
 
-    The head stays if it is still sealed. Otherwise all members go back, switch by switch, to what
+    The heads stay if all are still sealed. Otherwise all members go back, switch by switch, to what
     was served before. If that is no longer known, they go back to the previous sealed versions of
-    one name, or all have none.
+    one name, or all have none. `dataset` is the member whose order of names counts.
     """
-    after = {name: draft.head for name, draft in drafts.items()}
     if all(map(_has_sealed_head, drafts.values())):
-        return after
+        return {name: draft.head for name, draft in drafts.items()}
     at = _follow_switches_back(drafts)
-    if not _are_sealed(at):
+    if not _are_sealed(at):  # go on from the earliest versions that are known
         moved = {}
         for name, ref in at.items():
             moved[name] = drafts[name].model_copy(update={"head": _id_of(ref)})
         at = _find_previous(moved, dataset)
-    for name in drafts:
-        after[name] = _id_of(at.get(name))
-    return after
+    return {name: _id_of(at.get(name)) for name in drafts}
 
 
 def _has_sealed_head(draft: BoundedManifest) -> bool:
@@ -736,50 +748,55 @@ def _id_of(ref: VersionRef | None) -> str | None:
 
 
 def _are_sealed(at: Heads) -> bool:
+    """Whether each member is at a sealed version. Before its first one it is not."""
     return all(ref is not None and ref.state == "sealed" for ref in at.values())
 
 
 def _follow_switches_back(drafts: Members) -> Heads:
-    """Return the versions before the heads, going back switch by switch until all are sealed, or no
-    earlier switch is known.
+    """Return the versions that were served last, going back from the heads switch by switch until
+    all are sealed.
+
+    If that leads to nothing, the result is not sealed: the versions before which no switch is
+    known, or at which the switches begin to repeat.
     """
     at: Heads = {name: draft.head_ref for name, draft in drafts.items()}
     seen: list[Heads] = []
     while not _are_sealed(at):
         seen.append(at)
         back = _find_replaced(drafts, at)
-        if back is None or back in seen:
-            break  # two versions that replaced each other, neither of which may be served
+        if back is None:
+            return at
+        if back in seen:  # two versions that replaced each other, neither of which may be served
+            return at
         at = back
     return at
 
 
 def _common_names(drafts: Members, at: Heads) -> list[str]:
-    """Return the names that all of these versions were delivered under, oldest first; none if a
-    member is before its first version.
+    """Return the names under which all of these versions were delivered, oldest first by the first
+    member; [] if there is none, or if a member is before its first version.
     """
-    common: list[str] | None = None
-    for name, ref in at.items():
+    names: list[tuple[str, ...]] = []
+    for member, ref in at.items():
         if ref is None:
             return []
-        delivered = list_delivered_names(drafts[name], ref)
-        if common is None:
-            common = list(delivered)
-        common = [each for each in common if each in delivered]
-    return common or []
+        names.append(list_delivered_names(drafts[member], ref))
+    return [name for name in names[0] if all(name in others for others in names)]
 
 
 def _find_replaced(drafts: Members, at: Heads) -> Heads | None:
     """Return the versions before the last switch to these, None if that is not known.
 
-    In a version set, a switch replaced the versions made under its name; other members kept theirs.
+    In a version set, a switch has one name. A member has replaced its version if the new one was
+    made under that name; a member whose delivery was unchanged has kept its version.
     """
     common = _common_names(drafts, at)
     if not common:
         return None
+    switched_as = common[0]
     back = dict(at)
     for name, ref in at.items():
-        if ref is not None and ref.name == common[0]:
+        if ref is not None and ref.name == switched_as:
             back[name] = drafts[name].ref(ref.replaced)
     if None in back.values():
         return None
@@ -787,10 +804,10 @@ def _find_replaced(drafts: Members, at: Heads) -> Heads | None:
 
 
 def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]:
-    """Return the sealed version before the served one; {} without any.
+    """Return, by member, the sealed version before the head; {} without any.
 
-    In a version set, these are the newest of one name, sealed in all members and different from the
-    served ones.
+    In a version set, these are the versions of one name: the newest name, in the order of the
+    member `dataset`, that is sealed in all members and is not the name of all heads.
     """
     mine = manifests[dataset]
     if len(manifests) == 1:
@@ -801,7 +818,7 @@ def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]:
             return {}
         return {dataset: before}
     names = _names_in_order(mine)
-    earlier = names[: _served_place(names, manifests, mine)]
+    earlier = names[: _find_served_name(names, manifests, mine)]
     for name in reversed(earlier):
         sealed = _find_sealed(manifests, name)
         if len(sealed) == len(manifests) and not _is_served(manifests.values(), name):
@@ -810,35 +827,39 @@ def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]:
 
 
 def _names_in_order(manifest: BoundedManifest) -> list[str]:
-    """Return the names of delivered versions, oldest first; by time if the dataset is."""
+    """Return the names of delivered versions in the order of arrival; in the order of time, without
+    those that are no longer retained, if the dataset's versions are ordered so.
+    """
     names = [done.name for done in manifest.delivered]
     if not manifest.declaration.by_time:
         return names
     order = version_order(manifest)
-    places = []
+    ranked = []
     for name in names:
         ref = find_version(manifest, name)
         if ref is not None:
-            places.append((order(ref), name))
-    return [name for _, name in sorted(places, key=itemgetter(0))]
+            ranked.append((order(ref), name))
+    return [name for _, name in sorted(ranked, key=itemgetter(0))]
 
 
-def _served_place(names: Sequence[str], manifests: Members, mine: BoundedManifest) -> int:
-    """Return the place of the name that all members serve, or else this one; the end if none is."""
-    by_all = None
-    here = len(names)
-    for at, name in enumerate(names):
+def _find_served_name(names: Sequence[str], manifests: Members, mine: BoundedManifest) -> int:
+    """Return the index of the last name that is the head of all members; if there is none, of the
+    last one that is the head of `mine`; else the number of names.
+    """
+    of_all = None
+    of_mine = len(names)
+    for index, name in enumerate(names):
         if _is_served([mine], name):
-            here = at
+            of_mine = index
         if _is_served(manifests.values(), name):
-            by_all = at
-    if by_all is None:
-        return here
-    return by_all
+            of_all = index
+    if of_all is None:
+        return of_mine
+    return of_all
 
 
 def _is_served(manifests: Iterable[BoundedManifest], name: str) -> bool:
-    """Whether all of these datasets serve the version of this name."""
+    """Whether the version of this name is the head of all these datasets."""
     for manifest in manifests:
         ref = find_version(manifest, name)
         if ref is None or ref.id != manifest.head:

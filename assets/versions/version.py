@@ -110,9 +110,10 @@ class KeptHistory(ManifestPart):
         them.
 
         Times are in microseconds since the epoch. `newest` is the highest `__valid_from` of the
-        version. An edge before the year 1 is none, because nothing is valid from before it.
+        version, None without rows. An edge before the year 1 is none, because nothing is valid from
+        before it.
         """
-        edges = [MICROS[0] - 1]
+        edges = [MICROS[0] - 1]  # before the year 1
         if self.pruned is not None:
             edges.append(self.pruned)
         if self.kept is not None and newest is not None:
@@ -134,10 +135,10 @@ def describe_history_length(history: KeptHistory | None) -> str:
 
 def has_row_ends(generation: Generation) -> bool:
     """Whether a generation's rows over time store when they end: those of a base do, those of
-    deltas don't.
+    deltas don't. False without files.
     """
-    ends = {bool(file.stats.get(HAS_ENDS)) for file in generation.files}
-    return ends == {True}
+    have_ends = [bool(file.stats.get(HAS_ENDS)) for file in generation.files]
+    return bool(have_ends) and all(have_ends)
 
 
 def count_current_rows(generation: Generation) -> int | None:
@@ -155,14 +156,14 @@ def find_newest_valid_from(generations: Iterable[Generation]) -> int | None:
     """Return the highest `__valid_from` in the files of these generations, in microseconds; None
     without rows.
     """
-    newest: list[int] = []
+    highest_of_files: list[int] = []
     for generation in generations:
         for file in generation.files:
             span = file.stats.get("range")
             if span:
                 _, highest = span
-                newest.append(int(highest))
-    return max(newest, default=None)
+                highest_of_files.append(int(highest))
+    return max(highest_of_files, default=None)
 
 
 POSITION = "__position"
@@ -289,10 +290,10 @@ class SealedVersion(VersionFacts, RowForm):
 
     def named_as(self, other: NamedColumns, *, keep_others: bool = False) -> Self:
         """Return this version with the names that its columns have among `other` columns of the
-        dataset.
+        dataset; unchanged if these are the same.
 
-        Those that are not among these, because they were dropped, are left out; with `keep_others`
-        only if another column has their name now.
+        Columns that are not among the others, because they were dropped, are left out; with
+        `keep_others` only if another column has their name now.
         """
         named = self.named_columns.named_as(other, keep_others=keep_others)
         if named == self.named_columns:
@@ -316,6 +317,7 @@ class SealedVersion(VersionFacts, RowForm):
         return self._projected_to(NamedColumns(other.schema, names))
 
     def _projected_to(self, columns: NamedColumns, **changes: Any) -> Self:
+        """Return this version, read with these columns and with other changes."""
         return self.after(columns=columns.schema, names=columns.names, projected=True, **changes)
 
     @property
@@ -369,13 +371,14 @@ class SealedVersion(VersionFacts, RowForm):
     @property
     def lacks_base(self) -> bool:
         """Whether an erasure has removed the base, and all rows are in one delta, which can't be
-        read as entries.
+        read as entries. A delta has tombstones, or with a history rows without their ends.
         """
         stored = self.nonempty
         if len(stored) != 1:
             return False
         if self.history is None:
-            return self.rows is None and self.order_by is None
+            has_tombstones = self.rows is None
+            return has_tombstones and self.order_by is None  # ordered, a base has some, too
         return False in (file.stats.get(HAS_ENDS) for file in stored[0].files)
 
     @property
@@ -385,7 +388,9 @@ class SealedVersion(VersionFacts, RowForm):
 
 
 def _paths_without(value: Path, without: tuple[str, ...]) -> list[Path]:
-    """Return the value; if the steps `without` lead to a part of it, its other parts."""
+    """Return the value; if the steps `without` lead to a part of it, its other parts; [] if they
+    lead to the value itself.
+    """
     depth = len(value.steps)
     if value.steps != without[:depth]:
         return [value]
@@ -399,11 +404,11 @@ def _paths_without(value: Path, without: tuple[str, ...]) -> list[Path]:
 
 
 def _check_buckets(generation: Generation, partitions: int) -> None:
-    """Raise ValueError unless each bucket has at most one file."""
+    """Raise ValueError if a file is of no bucket, or if a bucket has several files."""
     buckets = [file.bucket for file in generation.files]
     allowed = range(partitions)
-    known = {bucket for bucket in buckets if bucket in allowed}
-    if len(known) < len(buckets):
+    distinct = {bucket for bucket in buckets if bucket in allowed}
+    if len(distinct) < len(buckets):
         raise ValueError(
             f"generation {generation.id} has files for buckets {buckets}: expected each of "
             f"0 to {partitions - 1} at most once"
@@ -450,10 +455,10 @@ def build_version(
     name: str | None = None,
     **facts: Any,
 ) -> SealedVersion:
-    """Return a version of a declared dataset with these generations, oldest first.
+    """Return a version of a declared dataset with these columns and generations, oldest first.
 
-    Rows of a dataset that follows changes store their position. `facts` are the other fields of the
-    version.
+    Rows of a dataset that follows changes store their position. `name` is that of a delivered
+    version, None for a table. `facts` are the other fields of the version.
     """
     order_by = None
     if isinstance(spec, UnboundedDataset):
@@ -599,7 +604,9 @@ def declaration_from_spec(
     positions: StoredPositions = _OFFSETS,
     input_names: StoredNames = AS_NAMED,
 ) -> DatasetDeclaration:
-    """Return the stored declaration of a dataset whose entries have these columns."""
+    """Return the stored declaration of a dataset whose entries have these columns; the other
+    parameters are its fields of these names.
+    """
     return DatasetDeclaration(
         kind=spec.kind,
         input=str(spec.input),
@@ -731,7 +738,9 @@ def _key_with_stored_names(stored: DatasetDeclaration, declared: DatasetDeclarat
 
 
 def _possible_renames(stored: DatasetDeclaration, declared: DatasetDeclaration) -> dict[str, str]:
-    """Return the renames after which the stored declaration would name its columns as declared."""
+    """Return the renames, by path, after which the stored declaration would name its columns as
+    declared, as far as paths only differ in names; {} without any.
+    """
     renames = {}
     for was, now in _paths_of_same_columns(stored, declared):
         before = split_path(was)
@@ -774,6 +783,7 @@ def _compared_facts(declared: DatasetDeclaration) -> dict[str, object]:
 
 
 def _format_value(value: object) -> str:
+    """Return a fact of a declaration as errors show it."""
     if isinstance(value, tuple):
         return f"({', '.join(map(str, value))})"
     return str(value)

@@ -40,10 +40,12 @@ _FIRST = to_microseconds(datetime(1, 1, 1, tzinfo=UTC))
 def known_until(
     dataset: AdjunctDataset, manifest: DatasetManifest | None, *, over_time: bool = True
 ) -> datetime | None:
-    """Return the watermark of the version that a manifest serves, or of all its versions
-    `over_time`; None if it has none.
+    """Return up to when a dataset is complete, as far as its manifest says; None if that is
+    unknown, or without a manifest.
 
-    While a table is rebuilt it has none: its manifest is ahead of what is served.
+    For a bounded dataset that is the watermark of all its versions, or without `over_time` of the
+    version served. While the table of an unbounded one is rebuilt it has none, because its manifest
+    is ahead of what is served.
     """
     if isinstance(dataset, BoundedDataset) and isinstance(manifest, BoundedManifest):
         read = {manifest.served_id}
@@ -58,7 +60,9 @@ def known_until(
 def _versions_known_until(
     valid_for: timedelta | None, manifest: BoundedManifest, read: Collection[str | None]
 ) -> datetime | None:
-    """Return the end of the newest of the versions `read`; None without a time or `valid_for`."""
+    """Return the end of the newest of the sealed versions `read`, by id; None if none of them has a
+    time, or without `valid_for`.
+    """
     if valid_for is None:
         return None
     times = []
@@ -92,7 +96,11 @@ def _changes_known_until(
 def _partition_known_until(
     watermark: Watermark, times: ChangeTimes | None, confirmed: datetime | None
 ) -> datetime | None:
-    """Return the watermark of one partition, None if it has none yet."""
+    """Return the watermark of one partition, None if it has none yet.
+
+    It is `delay` before the newest time. An idle partition's is higher if the table was `confirmed`
+    to be caught up later: it has had no changes for `idle_after`.
+    """
     mark = None
     if times is not None and times.newest is not None:
         mark = subtract_span(times.newest, watermark.delay)
@@ -148,8 +156,8 @@ def passed_marks(dataset: UnboundedDataset, manifest: UnboundedManifest) -> tupl
 
 
 def after_late(passed: Sequence[PassedMark], late: Sequence[int]) -> tuple[PassedMark, ...]:
-    """Return these watermarks after further changes, of which so many are late for each of them;
-    () for none of any.
+    """Return the watermarks after further changes, of which `late` are late for each; () adds
+    nothing to any of them.
     """
     if not late:
         return tuple(passed)

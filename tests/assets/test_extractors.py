@@ -18,7 +18,7 @@ from dagster_adjunct.assets.declaration.extractors import (
     KeyValueExtractor,
     Projection,
     PythonExtractor,
-    _entries,
+    _extract,
     is_assignable,
     mask_columns,
 )
@@ -240,7 +240,7 @@ def run(extractor: PythonExtractor, *rows: tuple[Any, ...]) -> list[tuple[Any, .
         schema=schema,
     )
     out = list(
-        _entries(
+        _extract(
             iter([batch]),
             extractor,
             schema.names,

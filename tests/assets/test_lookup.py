@@ -563,7 +563,7 @@ def test_many_keys_and_beginnings_of_keys_are_found_at_once(
         drawn = {make(n)[:parts] for n in draw.sample(range(100), 40)}
         asked = sorted(tuple(map(lambda to, value: to(value), plain, each)) for each in drawn)
         found = []
-        for table, places in files.places_of(0, asked):
+        for table, places in files.rows_of(0, asked):
             found += table.table.column("n").take(pa.array(places)).to_pylist()
         assert found == [row["n"] for k, row in sorted(rows.items()) if k[:parts] in drawn]
-    assert [*files.places_of(0, [])] == []
+    assert [*files.rows_of(0, [])] == []
