@@ -248,13 +248,17 @@ class _Look(NamedTuple):
     files: _Files
 
     def first(self) -> list[AdmittedFile]:
-        """Return the files at the first look."""
+        """Return the files at the first look: all that the table has now, or, with
+        `start="oldest"`, those of the oldest version that can be read, and what was added since.
+        """
         if self.declared.start == "current":
             return self._all_files(self.table)
+        # Their names begin with the version, in 20 digits.
         names = self._log_names()
         versions = [int(name[:20]) for name in names if re.fullmatch(r"\d{20}\.json", name)]
         if 0 in versions:
             return self.since(-1)
+        # The first commits are gone: begin with the oldest version that a checkpoint describes.
         points = [int(name[:20]) for name in names if re.match(r"\d{20}\.checkpoint", name)]
         oldest = min(points, default=self.table.version())
         return self._all_files(_open_readable(self.declared.source, oldest)) + self.since(oldest)
@@ -283,7 +287,7 @@ class _Look(NamedTuple):
             reason = f"the log of its version {version} is gone"
             raise expired_error(str(self.declared), reason) from None
         except OSError as error:
-            with translate_delta_errors(self.declared.source):
+            with translate_delta_errors(self.declared.source):  # which raises it as an AdjunctError
                 raise error
         return _Commit.parse(version, data)
 
@@ -339,7 +343,9 @@ class _Look(NamedTuple):
         )
 
     def _admitted(self, found: Sequence[tuple[_Added, int, str]]) -> list[AdmittedFile]:
-        """Return files as they are admitted: with (time, origin) in order, and in each by path."""
+        """Return files as they are admitted, in the order of their times, and at one time by path.
+        `found` has each file with its time, in microseconds, and its origin, which is a version.
+        """
         kinds = {str(one.at): one.kind for one in _partition_columns(self.table)}
         uncounted = [one for one, _, _ in found if one.rows is None]
         counted = map_in_threads(self._count, uncounted, _THREADS)
@@ -386,7 +392,9 @@ _FACTS = ["path", "size_bytes", "modification_time", "num_records"]
 
 
 def _partition_texts(actions: pa.Table, stored: Mapping[str, str]) -> list[dict[str, str | None]]:
-    """Return the values of the partition of each file, as texts by stored name."""
+    """Return the values of the partition of each file, as texts by stored name; none if the table
+    is not partitioned. `stored` has the stored names of columns, by their names in the table.
+    """
     if "partition" not in actions.column_names:
         return [{} for _ in range(actions.num_rows)]
     struct = actions.column("partition").combine_chunks()
@@ -408,10 +416,10 @@ def _partition_columns(table: Any) -> list[TableColumn]:
 
 
 def _partition_text(text: str | None, kind: str) -> str | None:
-    """Return the value of a partition in the form that files of text have it in."""
-    if not text:
+    """Return the value of a partition in the form that files of text have it in, None for null."""
+    if not text:  # so Delta's log writes null
         return None
-    if kind == "timestamp" and not text.endswith("Z"):
+    if kind == "timestamp" and not text.endswith("Z"):  # Delta's log may leave out that it is UTC
         return f"{text}Z"
     return text
 
@@ -429,7 +437,10 @@ def table_columns(struct: Mapping[str, Any]) -> tuple[TableColumn, ...]:
 
 
 def _table_column(name: str, at: str, kind: Any) -> TableColumn:
-    if isinstance(kind, str):
+    """Return a column, or a part of one, of a type as Delta's schema has it: a text or an object.
+    `at` is its stored name.
+    """
+    if isinstance(kind, str):  # a simple type
         return TableColumn(name, at, _SIMPLE.get(kind, kind))
     if kind["type"] == "struct":
         return TableColumn(name, at, STRUCT, table_columns(kind))

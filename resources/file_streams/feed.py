@@ -43,8 +43,9 @@ class KnownFiles(Protocol):
 class Found:
     """The files to admit, in their order, and the cursor after them.
 
-    `waiting` says of files that are not admitted yet why they wait, by path. `settled` is called
-    once the files are committed. If there is `more`, the next look finds it.
+    `waiting` has the reasons why files wait, by path: they can't be admitted yet. `settled` is
+    called once the files are committed, for what must not happen before, such as deleting a queue's
+    messages about them. If there is `more`, the next look finds it.
     """
 
     files: Sequence[AdmittedFile]
@@ -84,7 +85,8 @@ class Feed(Protocol):
 
     def cuts(self, file: AdmittedFile) -> Sequence[int]:
         """Return the numbers of the records, from 0 and ascending, before which a large file can be
-        cut, so that tasks read its parts at once: of Parquet the first of each row group.
+        cut, so that tasks read its parts at once: of Parquet the first of each row group. There are
+        none for a file that must be read as a whole.
         """
 
 

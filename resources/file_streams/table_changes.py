@@ -153,7 +153,9 @@ class TableChangesFeed:
         return [self._admitted(state, file, identity) for file in files]
 
     def _admitted(self, state: TableState, file: StateFile, identity: str) -> AdmittedFile:
-        """Return the entry of a data file whose rows are all insertions."""
+        """Return the entry of a data file whose rows are all insertions. They are counted by
+        reading them if the table does not know their number.
+        """
         name = f"rows {state.id} {state.number} {file.path}"
         entry = AdmittedFile(name, file.size, identity, _micros(state), 0, origin=state.id)
         rows = file.rows
@@ -166,8 +168,9 @@ class TableChangesFeed:
         found: list[AdmittedFile] = []
         later = history.after(state.id, state.number)
         newest = history.states[-1:]
-        if not later and newest and newest[0].id != state.id:
-            later = newest  # the table was rolled back to it
+        is_rolled_back = not later and newest and newest[0].id != state.id
+        if is_rolled_back:
+            later = newest
         before = state
         for after in later[:_MOST_COMMITS]:
             if not after.same_rows:
@@ -178,7 +181,9 @@ class TableChangesFeed:
     def _between(
         self, before: TableState, after: TableState, identity: str
     ) -> Iterator[AdmittedFile]:
-        """Yield the entries of what changed between two states."""
+        """Yield the entries of what changed between two states: data files whose rows were all
+        inserted, or one entry for all changes; nothing if no row has changed.
+        """
         changed = self.table.changed_files(before, after)
         if changed.added is not None:
             for file in changed.added:
@@ -191,8 +196,8 @@ class TableChangesFeed:
             yield entry._replace(rows=rows)
 
     def _begin_again_or_fail(self, known: KnownFiles, history: TableHistory, reason: str) -> Found:
-        """Return a new snapshot of the whole table, as `begin_again` does, or raise
-        AdmittedFileError if `on_expired` is "fail".
+        """Return a new snapshot of the whole table, as `begin_again` does. Raises AdmittedFileError
+        if `on_expired` is "fail", or if the table has no state.
         """
         what = self.table.describe()
         if self.declared.on_expired == "fail" or not history.states:
@@ -346,7 +351,8 @@ def begin_changes_again(lake: Lake, stream: str, *, reason: str) -> None:
 
     Datasets that follow it are built again at their next advance, unless they declare otherwise
     (on_lost_offset). For a stream of which earlier records can't be read any more, because the
-    table's history has expired. Raises ConfigurationError for another stream.
+    table's history has expired. Does nothing if no row was admitted yet, or the table has no state.
+    Raises ConfigurationError for another stream.
     """
     system, name = split_stream_name(stream)
     if system != SYSTEM:

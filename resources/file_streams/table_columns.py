@@ -54,7 +54,9 @@ class TableColumn:
 
 
 class Located(StoredDocument):
-    """What identifies a declared column in files, and the members within it, by declared name."""
+    """What identifies a declared column in files, and the members within it, by declared name. The
+    parts of an array or a map are those of its element or value.
+    """
 
     at: int | str
     parts: dict[str, Located] = Documented(default_factory=dict)
@@ -115,7 +117,9 @@ class _Place:
 def _locate(
     name: str, kind: Type, columns: Sequence[TableColumn], known: Located | None, place: _Place
 ) -> Located:
-    """Return where files have the column of this name and type, which is one of these, or was."""
+    """Return where files have the column of this name and type. `columns` are those that the table
+    has now; `known` says where it was located before, None at the first time.
+    """
     named = next((column for column in columns if column.name == name), None)
     if known is None:
         if named is None:
@@ -132,13 +136,15 @@ def _locate(
             " Then declare it again, for the values of the new one.",
         )
     column = next((column for column in columns if column.at == known.at), None)
-    if column is None:
+    if column is None:  # the table has dropped it, but older files still have it
         return known
     return _locate_parts(column, kind, known, place)
 
 
 def _locate_parts(column: TableColumn, kind: Type, known: Located | None, place: _Place) -> Located:
-    """Return where files have a column with all that the declared type has in it."""
+    """Return where files have this column of the table, and the members that the declared type has
+    within it. Raises SchemaMismatchError if the table's type is not the declared one, or wider.
+    """
     parts: dict[str, Located] = {}
     if isinstance(kind, Struct) and column.kind == STRUCT:
         parts = _locate_members(column, kind, known, place)
@@ -226,7 +232,9 @@ def _undeclarable(column: TableColumn, path: str) -> str | None:
 
 
 def arrow_parts(kind: pa.DataType) -> tuple[str, list[pa.Field]]:
-    """Return what kind of type an Arrow type is, and its parts."""
+    """Return the kind of an Arrow type, as `TableColumn` has it, and the fields of its parts; for a
+    simple type its text, and no parts.
+    """
     from pyarrow import types
 
     if types.is_struct(kind):
@@ -245,10 +253,11 @@ def select_columns(
     schema: Schema,
     constants: Mapping[str, pa.Array],
 ) -> pa.Table:
-    """Return the columns of a schema from records of a file, whose first columns are these, in
-    this order; those that it does not have are `constants`, in arrays of one, or null.
+    """Return the columns of a schema from records of a file, in the declared types.
 
-    Raises ArrowInvalid for a value that is not of the declared type.
+    The first columns of `table` are `columns`, in this order. A column of the schema is one of the
+    `constants`, which are arrays of one value; else the column of the file that `located` finds;
+    else it is null. Raises ArrowInvalid for a value that is not of the declared type.
     """
     places = {column.at: place for place, column in enumerate(columns)}
     arrays = []
@@ -288,10 +297,11 @@ def _is_large(kind: pa.DataType) -> bool:
 
 
 def _relabel_members(kind: pa.DataType, column: TableColumn, where: Located) -> Iterator[pa.Field]:
+    """Yield the members of a struct of a file, in its order, under their declared names."""
     names = {located.at: name for name, located in where.parts.items()}
     for place, (field, part) in enumerate(zip(kind, column.parts, strict=True)):
         name = names.get(part.at)
-        if name is None:
+        if name is None:  # not declared: it must not have the declared name of another member
             yield field.with_name(f"__unknown_{place}")
         else:
             inner = _relabel(field.type, part, where.parts[name])

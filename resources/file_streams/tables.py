@@ -34,7 +34,7 @@ OnDelete = Literal["fail", "ignore"]
 Start = Literal["current", "oldest"]
 _THREADS = 16
 _SET_ASIDE = "Go on without its records: adjunct stream set-aside STREAM FILE --reason …."
-_PLACE = "__place"  # gives records of files that have no columns their number
+_PLACE = "__place"  # a column that keeps the number of records where no other one is read
 _NEW_STREAM = "Read the table as another stream: declare it under another name."
 
 
