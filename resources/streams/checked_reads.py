@@ -124,6 +124,9 @@ class _Read:
             raise self._error(f"{rows[other]} records of partition {other}", expected, other)
 
     def _check_count(self, ssp: SystemStreamPartition, span: OffsetRange, found: int) -> None:
+        """Raise StreamReadError if `found` records of a range are more than its offsets, or not as
+        many as the system counts without reading.
+        """
         offsets = self.system.distance(ssp, span.start, span.end)
         if found == offsets:
             return

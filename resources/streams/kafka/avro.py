@@ -196,7 +196,8 @@ def _value_from_json(value: Any, declared: Any) -> Any:
     """
     kind = without_null(declared)
     name, logical = type_name(kind)
-    if isinstance(kind, list) or (value is None and is_nullable(declared)):
+    is_union = isinstance(kind, list)  # of several types, of which fastavro chooses one
+    if is_union or (value is None and is_nullable(declared)):
         return value
     if logical in _PARSERS:
         return _PARSERS[logical](value)

@@ -118,11 +118,14 @@ def _json_converter(kind: str, timestamps: str | None) -> Converter:
         return _decimal
     if kind == "boolean":
         return _converter(lambda value: type(value) is bool)
-    return _TEXT_FORMS.get(kind, _converter(_is_int))
+    of_integers = _converter(_is_int)
+    return _TEXT_FORMS.get(kind, of_integers)
 
 
 def text_converter(kind: str) -> Converter:
-    """Return the converter from texts, such as those in message keys, to a simple type."""
+    """Return the converter from texts, such as those in message keys, to a simple type. There is
+    none to float or double (`KeyText`).
+    """
     if kind in _INTEGERS:
         return _converter(_INTEGER.fullmatch, int)
     if kind.startswith("decimal"):
@@ -646,7 +649,8 @@ class KeyText:
 
     def columns(self) -> Schema:
         text = self.key
-        if " " not in self.key.strip():
+        is_name = " " not in self.key.strip()
+        if is_name:
             text = f"{self.key.strip()} STRING"
         return Schema.from_ddl(text, "a Kafka key")
 
@@ -660,7 +664,7 @@ class KeyText:
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             texts = list(map(format_texts, columns, kinds))
-            if len(texts) == 1:
+            if len(texts) == 1:  # null: a message without a key
                 only: list[Any] = [None if text is None else text.encode() for text in texts[0]]
                 return only
             keys = []

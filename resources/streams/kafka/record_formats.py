@@ -209,8 +209,9 @@ class KafkaTopic:
 
     def written_schema(self) -> Schema:
         """Return the columns that are written: all except those for malformed bytes."""
-        kept = {side.malformed for side in filter(None, [self.key, self.value])}
-        return Schema(tuple(field for field in self.schema().fields if field.name not in kept))
+        for_malformed = {side.malformed for side in filter(None, [self.key, self.value])} - {FAIL}
+        columns = [field for field in self.schema().fields if field.name not in for_malformed]
+        return Schema(tuple(columns))
 
 
 def _check_simple_key(key: Format) -> None:
@@ -285,7 +286,7 @@ def _read_keys(
     keys: list[bytes | None] = batch.column(KEY).to_pylist()
     if all(steps[0] in columns for steps in steps_of.values()):
         if not batch.column(VALUE).null_count:
-            return {}
+            return {}  # the batch has no tombstones
         is_read = tombstones.to_pylist()
         keys = [data if read else None for data, read in zip(keys, is_read, strict=True)]
     of_keys, bad = key.read(keys)

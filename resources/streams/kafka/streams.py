@@ -153,7 +153,7 @@ class DeclaredTopics:
             )
         else:
             created = self._find_created(self._namespace.read(), stream)
-            there = wanted
+            there = wanted  # without an earlier one, nothing differs
             if created is not None:
                 there = created.declaration
         check_same_declaration(self._qualified(stream), there, wanted)
@@ -258,6 +258,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         topics = self._declarations.topics()
         there = set(self.admin.topics())
         names = {stream for stream, topic in topics.items() if topic in there}
+        # A topic is no stream of its own name if it is another stream, or if a declared stream has
+        # that name.
         for topic in there.difference(topics.values(), topics):
             if _is_stream_name(topic):
                 names.add(topic)
@@ -507,7 +509,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         if not facts.declared.transactional:
             return None
         marks = produce.read_marks(facts, producer)
-        if 0 not in marks:
+        if 0 not in marks:  # where each append leaves one
             return None
         last = marks[0].mark
         if last.sequence < sequence:
@@ -559,7 +561,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             )
             step = "Deliver versions through a topic that is not compacted."
             raise errors.ConfigurationError(problem, step, stream=str(facts), topic=facts.topic)
-        ours = {}
+        ours = {}  # of this cluster, whose transactions can commit them
         for ssp, offset in consumed.items():
             if ssp.system == self.name:
                 ours[ssp] = offset
@@ -620,6 +622,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return a view whose reads raise KeyOrderError for a record that is not in the
         partition of its key.
         """
+        # A snapshot stays one, but asks again: its topics do not say that keys are checked.
         return self._view(answers=None if self._answers is None else {}, keys_checked_for=dataset)
 
     def _view(
@@ -755,6 +758,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
                 if 0 <= offset < ends[p]:
                     starts[p] = offset
             ranges = [TopicRange(p, start, ends[p]) for p, start in starts.items()]
+            # Without a record at or after the time, that is the end.
             return ends | consume.find_offsets_at_time(facts, ranges, timestamp_ms)
 
         return self._ask_once((facts.stream, timestamp_ms), ask)
@@ -790,7 +794,7 @@ def _find_markers(facts: TopicFacts, ranges: Sequence[TopicRange]) -> list[Marke
                     malformed.pop(partition, None)
                 except errors.MalformedDocumentError as error:
                     malformed.setdefault(partition, error)
-            elif partition in malformed:
+            elif partition in malformed:  # a record follows, so no other marker can replace it
                 raise malformed[partition]
     errors.raise_first(list(malformed.values()))
     return found

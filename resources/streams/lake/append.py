@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -114,7 +113,9 @@ class DigestedFile(NamedTuple):
 
 
 def content_digest(files: Iterable[DigestedFile], markers: Iterable[object]) -> str:
-    """Return the digest of an append's files and of its marker (`NewMarker.content`)."""
+    """Return the digest of an append's files and of its marker (`NewMarker.content`, nothing
+    without one).
+    """
     content = json.dumps([sorted(files), list(markers)], separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -244,8 +245,8 @@ class AppendDecision(NamedTuple):
 def decide_append(
     state: StreamState, append: Append, now_ms: int, fold: Fold | None = None
 ) -> AppendDecision:
-    """Return what an append changes, and its result. `fold` is the index page that the commit may
-    add.
+    """Return what an append changes, and its result: a repeated append changes nothing, and has the
+    result of the first one. `fold` is the index page that the commit may add.
 
     Raises ProducerConflictError for other contents under the sequence, and CommitConflictError if
     the stream was recreated or the files may have been deleted meanwhile.
@@ -529,7 +530,9 @@ def _stored_checksum(
     records have too; a text that equals no checksum if the records are no longer known.
     """
     kept = repeat.without_lost(retired).before
-    if not kept.columns.fields or not sent.first:
+    if not kept.columns.fields:  # all columns of the first append were dropped
+        return _UNKNOWN_CHECKSUM
+    if not sent.first:  # its offsets were forgotten when the stream was repartitioned
         return _UNKNOWN_CHECKSUM
     spans = {}
     for partition, (start, end) in enumerate(zip(sent.first, sent.next, strict=True)):
@@ -585,7 +588,8 @@ class LakeAppends(StreamStates):
         """
         valid_micros = append_checks.check_append(producer, sequence, end_of_dataset, valid_from)
         _, state = self.state(stream)
-        if not hasattr(data, "mapInArrow"):
+        is_frame = hasattr(data, "mapInArrow")  # without importing PySpark
+        if not is_frame:
             declared = state.declaration
             data = to_arrow_table(data, f"stream {stream!r}", declared.columns, declared.key)
         marker = None
@@ -614,7 +618,7 @@ class LakeAppends(StreamStates):
                 # Another process has appended the sequence with other columns: compare the records
                 # with these.
                 continue
-            if result.duplicate:
+            if result.duplicate:  # nothing refers to the files that were written just now
                 self.lake.store.delete_many(written.keys)
             return result
 
@@ -634,15 +638,16 @@ class LakeAppends(StreamStates):
             columns = match_columns(state, data, given.order_by)
             declaration = state.with_columns_at(columns)
         else:
-            columns = min(sent.columns, len(state.earlier))
+            columns = sent.columns
             declaration = state.with_columns_at(columns)
             given_columns = state.with_columns_at(match_columns(state, data, given.order_by))
             repeat = RepeatedAppend(declaration, given_columns)
             data = repeat.translate(data, given.order_by, what)
             if sent.partitions:
                 declaration = declaration.model_copy(update={"partitions": sent.partitions})
+                # The frame may be partitioned as the stream is now.
                 given = replace(given, partitioned=False)
-        attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
+        attempt = manifest.new_attempt(append.started)
         folder = manifest.data_folder(self.lake.stream_prefix(append.stream), attempt)
         options = WriteOptions(
             what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH)
@@ -706,7 +711,7 @@ class LakeAppends(StreamStates):
         retired = state.declaration.names.retired
         if sent is None or not retired:
             return None
-        before = state.with_columns_at(min(sent.columns, len(state.earlier)))
+        before = state.with_columns_at(sent.columns)
         given = state.with_columns_at(match_columns(state, data, order_by))
         repeat = RepeatedAppend(before, given)
         if not repeat.has_lost(retired):
@@ -736,7 +741,8 @@ class LakeAppends(StreamStates):
 
         `version` is the version's name. `rows` is its number of records in each partition, for
         validation; by default the stream counts them since the partition's previous marker.
-        `valid_from` (with a time zone) is when the version becomes valid.
+        `checksum` is of all its records, and is stored for readers to compare. `valid_from` (with a
+        time zone) is when the version becomes valid.
         """
         valid_micros = append_checks.check_append(producer, sequence, version, valid_from)
         _, state = self.state(stream)
@@ -811,7 +817,9 @@ class LakeAppends(StreamStates):
             return None
         if seen is not None and commit.number > seen.number + 1:
             self._contended.add(stream)
-        if self._snapshot is not None and read is not None and commit is read.commit:
+        # `decide` has found nothing to commit: what was read is still the current commit.
+        is_current = read is not None and commit is read.commit
+        if self._snapshot is not None and read is not None and is_current:
             self._snapshot[stream] = read
         return commit
 

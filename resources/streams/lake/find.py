@@ -80,6 +80,7 @@ class _Values:
         return tuple(self.paths) == _PLACE
 
     def select(self, records: pa.Table) -> pa.Table:
+        """Return these values of records, which have the columns of `form`."""
         values = {}
         for name, path in self.paths.items():
             values[name] = read_path(records, (name,) if path is None else path.steps)
@@ -159,7 +160,9 @@ class LakeFinds(LakeReads):
         return system.StoredSize(len(parts), sum(part.file.size for part in parts))
 
     def _find_rows(self, stream: str, state: StreamState, places: pa.Table) -> list[_ChosenRows]:
-        """Return the rows at these places, by file."""
+        """Return the rows at these places, by file. The places of a partition are in order. Raises
+        OffsetOutOfRangeError.
+        """
         partitions = places.column(PARTITION).to_numpy()
         offsets = places.column(OFFSET).to_numpy()
         spans: dict[int, Span] = {}

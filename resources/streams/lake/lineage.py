@@ -42,6 +42,7 @@ from dagster_adjunct.resources.streams.system import (
 )
 
 EVERY_EPOCH = 2**31 - 1
+"""The epoch of ranges whose results are replaced in all epochs: higher than each of these."""
 
 
 class ReadStreams(Protocol):
@@ -89,7 +90,8 @@ class Lineage:
         """Return the repartitioning of this identity if its records were replayed later, else
         None.
 
-        `reads` are the reader's coverages of the identities in `ids`.
+        `reads` are the reader's coverages of the identities in `ids`. The latest identity of which
+        the reader has replayed repartitioned records decides.
         """
         index = self.index_of(identity)
         if index is None:
@@ -108,8 +110,7 @@ class Lineage:
         If it did, the dropped records can't be mapped to older partitions.
         """
         for before, after in pairwise(self.rewritings[earlier:later]):
-            first = int(any(before.oldest))  # the first offset after the repartitioning `before`
-            if max(after.oldest) > first:
+            if max(after.oldest) > _first_offset(before):
                 return True
         return False
 
@@ -178,7 +179,7 @@ def translate_coverage(
             lineage = lineage_of(ssp.qualified_stream)
             if lineage is None:
                 continue
-            index = lineage.index_of(identity) or 0
+            index = lineage.index_of(identity) or 0  # there is none before an unknown identity
             had_read = any(f"{application}@{one}" in before for one in lineage.ids[:index])
             if not had_read:
                 continue
@@ -194,7 +195,7 @@ def _reread_extent(
     """Return how many of the records that were repartitioned have been replayed from the new
     partitions.
     """
-    first = int(any(rewriting.oldest))
+    first = _first_offset(rewriting)
     epochs: list[int] = []
     for p, end in enumerate(rewriting.next):
         replayed = read.get(f"{stream}.{p}", Coverage()).replayed
@@ -204,6 +205,13 @@ def _reread_extent(
     if all(epochs):
         return "all"
     return "part"
+
+
+def _first_offset(rewriting: RepartitionRecord) -> int:
+    """Return the first offset of the partitions after a repartitioning: 0, or 1 if the stream had
+    lost records before.
+    """
+    return int(any(rewriting.oldest))
 
 
 def _stream(source: str) -> str:
@@ -269,6 +277,7 @@ def _find_upstream_replacements(
     """
     state_of = _state_lookup(streams)
     replaced = _find_replaced_by_repartition(stream, state.read, lineage_lookup(streams))
+    # Then those whose source records were themselves replaced.
     # All results that these readers made of these streams are replaced.
     rewritten = {_Read(span.reader, _stream(span.source)) for span in replaced}
     unknown: set[str] = set()
@@ -312,8 +321,11 @@ def _find_replaced_upstream(
     above: StreamState,
     partitions: Mapping[str, Coverage],
 ) -> list[SupersededRange]:
-    """Return the ranges of the stream `name` whose records were replaced; their results in all
-    epochs are, too.
+    """Return the ranges of the stream `name` whose records were replaced; their results in `stream`
+    are, too, in all epochs.
+
+    `above` is the state of `name`, and `partitions` what the reader has read of it. Raises
+    ConfigurationError if the reader has not read all of it, or if it has lost records.
     """
     application = reader.partition("@")[0]
     ends = {f"{name}.{p}": end for p, end in enumerate(above.next)}
@@ -365,8 +377,8 @@ def _find_gaps(kept: Sequence[Any], until: int) -> Iterator[Span]:
 
 
 def _state_lookup(streams: ReadStreams) -> StateOf:
-    """Return a function from a stream such as "lake.orders" to its state, which it reads only
-    once.
+    """Return a function from a stream such as "lake.orders" to its state, which it reads only once;
+    None for a stream that is not in this lake.
     """
 
     @cache
@@ -383,7 +395,9 @@ def _state_lookup(streams: ReadStreams) -> StateOf:
 
 
 def lineage_lookup(streams: ReadStreams) -> LineageOf:
-    """Return a function from a stream such as "lake.orders" to its lineage."""
+    """Return a function from a stream such as "lake.orders" to its lineage, None for a stream that
+    is not in this lake.
+    """
     state_of = _state_lookup(streams)
 
     def lineage_of(name: str) -> Lineage | None:

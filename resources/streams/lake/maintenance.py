@@ -14,7 +14,6 @@ in another catalogue:
 from __future__ import annotations
 
 import json
-import uuid
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -164,7 +163,7 @@ def merge_files(
     positioned = True
     for segment in run:
         markers += segment.markers
-        if segment.files:
+        if segment.files:  # markers alone need no positions
             positioned &= segment.positioned
         for file in segment.files:
             parts[file.partition].append(_StoredFile(segment, file))
@@ -446,6 +445,8 @@ def _apply_policies(streams: StreamStates, stream: str, now: datetime) -> Mainte
         plan = _plan_maintenance(state, pages, merges, now_ms, horizon)
         plan = _drop_indexes(plan, state, pages, now_ms)
         after = plan.state or state
+        # The horizon is committed before anything is deleted, so that no attempt from before it
+        # commits files that were deleted.
         if plan.state is None and not _find_unreachable(streams, stream, after, pages, horizon):
             return None
         after = after.model_copy(update={"horizon": max(state.horizon, horizon)})
@@ -481,7 +482,7 @@ def _write_merges(
     expired = count_expired(segments, declaration.retention, now_ms, stored_ms)
     merges = []
     for run in plan_merges(segments[expired:], declaration.compaction):
-        attempt = f"{now_ms:013d}-{uuid.uuid4().hex[:12]}"
+        attempt = manifest.new_attempt(now_ms)
         merges.append(_Merge(run, merge_files(pages, declaration, run, attempt)))
     return tuple(merges)
 
@@ -560,7 +561,8 @@ def _find_usable_merges(
     places = {segment.id: place for place, segment in enumerate(segments)}
     usable = []
     for merge in merges:
-        if int(merge.into.attempt[:13]) < horizon:
+        started = manifest.find_attempt_start(merge.into.attempt) or 0
+        if started < horizon:
             continue  # so slow that other maintenance may have deleted its files
         first = places.get(merge.run[0].id)
         if first is None:
@@ -624,8 +626,8 @@ def _find_unreached_data(
     unreached = []
     for item in pages.store.list(f"{pages.prefix}/data/"):
         attempt = item.key.removeprefix(f"{pages.prefix}/data/").split("/")[0]
-        started = attempt[:13]
-        is_old = started.isdecimal() and int(started) < horizon
+        started = manifest.find_attempt_start(attempt)
+        is_old = started is not None and started < horizon
         is_left = is_old and manifest.data_folder(pages.prefix, attempt) not in reached
         is_unneeded = _is_unneeded_index(item.key, declaration) and item.key not in reached
         if is_left or is_unneeded:

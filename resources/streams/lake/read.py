@@ -376,7 +376,9 @@ class RowRanges:
 def find_row_ranges(
     segments: Sequence[Segment], spans: Mapping[int, Span], partitions: int
 ) -> RowRanges:
-    """Return which rows of the segments are in the spans, which are [start, end) by partition."""
+    """Return which rows of the segments are in the spans, which are [start, end) by partition;
+    `partitions` is the number of all partitions.
+    """
     wanted = {partition for partition, (start, end) in spans.items() if start < end}
     has_others = False
     # By segment and partition.
@@ -392,7 +394,7 @@ def find_row_ranges(
     has_rows = lows < highs
     intervals = _merge_intervals(map(Span, lows[has_rows].tolist(), highs[has_rows].tolist()))
     all_rows = Span(0, widths.max(initial=0))
-    if intervals == (all_rows,):
+    if intervals == (all_rows,):  # Spark would skip nothing
         intervals = ()
     return RowRanges(
         partitions=tuple(sorted(wanted)) if has_others else None,
@@ -439,7 +441,7 @@ def read_frame(
     """
     schema = declaration.columns
     partitions = declaration.partitions
-    segments = [segment for segment in touched if manifest.has_records_in(segment, spans)]
+    segments = [segment for segment in touched if manifest.may_have_records_in(segment, spans)]
     generations = [segment.generation(i, files.prefix) for i, segment in enumerate(segments)]
     layout = declaration.layout
     frame = bucketed_frame(spark, files.store, files.prefix, layout, generations)
@@ -450,7 +452,7 @@ def read_frame(
     if not segments:
         return _empty_frame(frame, schema.names, copied, positions=positions)
 
-    partition: Column = F.lit(0)
+    partition: Column = F.lit(0)  # the only one of a stream without key
     if layout.bucket_by:
         partition = F.pmod(F.hash(*map(named_column, layout.bucket_by)), F.lit(partitions))
     place = F.col(GENERATION_COLUMN) * partitions + partition

@@ -251,7 +251,7 @@ def repartition(
         if files is None:
             return False
         # Maintenance may have deleted files from before the horizon, as no index lists them yet.
-        return int(files.attempt[:13]) >= horizon
+        return (manifest.find_attempt_start(files.attempt) or 0) >= horizon
 
     def rewrite_and_commit() -> StreamState:
         commit, state = streams.state(stream)
@@ -316,7 +316,7 @@ def _write_step(
     """Write the rows of a step to the new partitions, ordered by old partition and row."""
     stored = streams.files_of(stream)
     prefix = stored.prefix
-    attempt = f"{streams.now_ms():013d}-{uuid.uuid4().hex[:12]}"
+    attempt = manifest.new_attempt(streams.now_ms())
     folder = manifest.data_folder(prefix, attempt)
     options = WriteOptions(prefix, number_rows=True, range_of=TIMESTAMP)
     hidden = (EPOCH, *find_position_columns(stored, [step.segment]))
@@ -377,7 +377,8 @@ def _build_state(
     # Offsets from 0 would mean that no record was ever dropped (`StreamInfo.has_all_keys`).
     oldest = (int(any(state.oldest)),) * partitions
     # Retention may have dropped records of the version that has no marker yet. Its marker then
-    # counts from 0, one more than there are, so that the version stays incomplete.
+    # counts from 0, one more than there are, so that the version stays incomplete. Nothing is
+    # missing if each partition still begins before the end of its last marked version.
     marked = (0,) * partitions
     is_whole = all(map(le, state.oldest, state.marked_until))
     if is_whole:
