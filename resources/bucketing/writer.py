@@ -204,7 +204,9 @@ def _count_true(column: pa.Array | pa.ChunkedArray) -> int:
 
 
 def _widen(bounds: tuple[Any, Any] | None, column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    """Return the bounds of earlier values and of this column's; None if there are no values."""
+    """Return the least and the greatest value of earlier ones (`bounds`, None without any) and of
+    this column's; None if there are no values at all.
+    """
     found = pc.min_max(column).as_py()
     if found["min"] is None:
         return bounds
@@ -269,7 +271,7 @@ class BucketFileWriter:
             return
         self._check(batch)
         if self._completing is not None:
-            if DIGEST in batch.column_names:  # it was computed before the rows are completed
+            if DIGEST in batch.column_names:  # which is that of the incomplete rows
                 batch = batch.drop_columns([DIGEST])
             batch = self._completing.take(batch)
         self._write(batch)
@@ -366,8 +368,8 @@ class BucketFileWriter:
                 )
 
     def _without_superseded(self, batch: pa.Table) -> pa.Table:
-        """Return the rows after which a row of another key follows. Leaves out the last row,
-        which waits in `_held`.
+        """Return the rows after which a row of another key follows, and count the others. Leaves
+        out the last row, which waits in `_held`.
         """
         count = batch.num_rows - 1
         differs = pa.array(key_changes(batch, self._layout.key))
@@ -503,6 +505,7 @@ class BucketFileWriter:
         """Return the stats of the file. Counts of 0 are left out, except of what the options ask
         for.
         """
+        # Those that the options ask for are added again below, also if they are 0.
         found: dict[str, Any] = {
             "superseded": self._superseded,
             "conflicting": self._conflicting,
@@ -654,10 +657,10 @@ def describe_record(
 
 def _repetitive_columns(rows: pa.Table) -> list[str]:
     """Return the columns whose values repeat in a sample of the rows, for which a dictionary pays
-    off; of nested columns, the Parquet paths of such parts.
+    off; of nested columns, the Parquet paths of their parts whose values repeat.
 
     For other columns, building and then discarding the dictionary takes longer than writing the
-    values.
+    values. `__row`, which has an encoding instead, never repeats.
     """
     places = np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64)
     sample = rows.take(places)
@@ -665,7 +668,7 @@ def _repetitive_columns(rows: pa.Table) -> list[str]:
     for name, column in zip(sample.column_names, sample.columns, strict=True):
         for path, values in _parquet_leaves(name, column):
             distinct = pc.count_distinct(values, mode="all").as_py()
-            if name != ROW and distinct <= len(values) / 2:
+            if distinct <= len(values) / 2:
                 repetitive.append(path)
     return repetitive
 
@@ -775,7 +778,7 @@ def write_buckets(
 
 def _order_of(name: str, types: Mapping[str, str]) -> Column:
     """Return what rows are sorted by for a column: its values, or the hashes of nested ones, which
-    have no order.
+    have no order. Columns that are not among `types`, such as the record's offset, are simple.
     """
     if is_nested(types.get(name, "")):
         return row_hash({name: types[name]})
@@ -902,7 +905,7 @@ def _split_by_bucket(tables: Iterator[pa.Table]) -> Iterator[tuple[int, Iterator
 
 def _runs(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
     """Yield (bucket, rows without the bucket column) for each run of consecutive rows of the
-    same bucket.
+    same bucket. Rows are sorted by bucket, so that a table has one run of each.
     """
     for table in tables:
         buckets = table.column(_BUCKET)

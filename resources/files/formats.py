@@ -106,7 +106,7 @@ class QuoteReader(ArrowReadableFile):
         self._source = source
         self._ended = False
         self._quoted = False  # whether a quoted value goes on behind what was read
-        # the end of the last block: a run of quotes that may go on, and the byte before it
+        # The end of the last block: a run of quotes that may go on, and the byte before it.
         self._carried = b""
         self._lines = 1
         self._opened: _Excerpt | None = None  # the last quoted value that goes on
@@ -145,8 +145,9 @@ class QuoteReader(ArrowReadableFile):
 
     def _check(self, data: bytes) -> None:
         """Look for misplaced quotes in what was read next."""
+        # Each block begins with a byte that was looked at before, the first one with a line break.
         block = self._carried + data if self._carried else b"\n" + data.removeprefix(_BOM)
-        whole = len(block.rstrip(b'"'))
+        whole = len(block.rstrip(b'"'))  # a run of quotes at the end may go on
         letters = np.frombuffer(block, np.uint8)
         quotes = np.flatnonzero(letters[1:whole] == ord('"')) + 1
         # Each second one, from the first on unless that closes a value of an earlier block.
@@ -238,7 +239,7 @@ def _with_missing(found: dict[str, Any], rows: int, wanted: Schema) -> pa.Table:
     """Return the columns that were found as a table with the wanted ones, null where missing."""
     schema = wanted.to_arrow()
     columns = [found.get(field.name, pa.nulls(rows, field.type)) for field in schema]
-    if not columns:
+    if not columns:  # a table that keeps the number of rows
         return pa.table({"": pa.nulls(rows)}).select([])
     return pa.table(columns, schema=schema)
 
@@ -276,6 +277,7 @@ def _csv_reader(source: Any, header: _Header, fields: Sequence[Field]) -> Any:
     for field in fields:
         kind = pa.binary() if field.type == "binary" else pa.string()
         kinds[header.sources[field.name]] = kind
+    # Without columns, the first one is read as bytes, to count the records.
     convert = pc.ConvertOptions(
         include_columns=list(kinds) or header.names[:1],
         column_types=kinds or {header.names[0]: pa.binary()},
@@ -296,6 +298,7 @@ def _read_header(path: Path, name: str, columns: DeclaredColumns, where: str) ->
         with open_decompressed(path, name) as source:
             text = bytes(source.read(_HEADER)).decode("utf-8-sig", errors="replace")
         rows = csv.reader(io.StringIO(text, newline=""))
+        # Empty lines are skipped, unless there is one column, of which they are empty fields.
         names = next((row for row in rows if row or len(schema.fields) == 1), None)
     except (OSError, csv.Error) as error:
         raise unreadable_file_error(where, error) from error
@@ -423,7 +426,7 @@ class DeclaredFiles:
                     raise found.error(self.place(file), at.text, **at.fields)
                 if first < last:
                     yield first, table
-                if last == end:
+                if last == end:  # read no more of the file
                     return
 
     @contextmanager
@@ -499,8 +502,10 @@ class DeclaredFiles:
 def _fit(
     table: pa.Table, columns: DeclaredColumns, wanted: Schema, where: str, place: Any
 ) -> pa.Table:
-    """Return records with a file's names and types as records with the declared ones."""
-    if not wanted.fields:
+    """Return records with a file's names and types as records with the `wanted` columns. `place`
+    returns how errors name a row.
+    """
+    if not wanted.fields:  # a table that keeps the number of rows
         return table.select([])
     found = columns.conform(table, wanted)
     arrays = []
@@ -534,7 +539,7 @@ def read_jsonl(
     keys = MapKeys(parse_type(field.type) for field in schema.fields)
     with tree.on_disk(file) as path:
         for block in _blocks(open_decompressed(path, file.path), where):
-            if block.strip(_BLANKS + b"\n"):
+            if block.strip(_BLANKS + b"\n"):  # it has a record
                 table = _parse_block(block, line, columns, where, required, keys)
                 yield number, table
                 number += table.num_rows
@@ -585,6 +590,7 @@ def _count_objects(block: bytes) -> int | None:
     """
     text = block.strip(_BLANKS + b"\n")
     breaks = text.count(b"\n")
+    # Usually, each line begins and ends with a brace, which is checked for all at once.
     if text[:1] == b"{" and text[-1:] == b"}" and text.count(b"}\n{") == breaks:
         return breaks + 1
     count = 0
@@ -604,13 +610,14 @@ _Parse = Callable[[bytes, str], "pa.Table"]
 def _parse_without_others(
     block: bytes, columns: DeclaredColumns, keys: MapKeys, parse: _Parse
 ) -> pa.Table | None:
-    """Return the columns without fields that are left out; None if others may be there."""
-    # Fields that are not declared may be keys of a map.
-    if keys.has_maps:
+    """Return the columns without fields that are left out; None if fields may be there that are
+    not left out either.
+    """
+    if keys.has_maps:  # Arrow would leave out keys that it does not know yet
         return None
     if not columns.ignores_undeclared:
         found = parse(block, "infer").schema
-        if not columns.leaves_out(pa.struct(found)):
+        if not columns.allows(pa.struct(found)):
             return None
     return parse(block, "ignore")
 
@@ -631,7 +638,7 @@ def _parse_with_maps(
             found = parse(sample, "infer").schema
             for name, type_ in zip(schema.names, types, strict=True):
                 keys.learn(type_, found.field(name).type, name)
-    if table is None and not keys.too_many:
+    if table is None and not keys.too_many:  # all keys are known now
         table = parse(block, "error")
     if keys.may_be_null(block):
         return None

@@ -133,9 +133,10 @@ class OutputBatch:
 @dataclass(frozen=True, slots=True)
 class CommittedBatch:
     """What a table remembers of the newest batch of a producer. `commit` is the id of the attempt
-    that has committed it, `lake` the number of the lake that it came from, 0 if the table does not
-    know. `positions` is whether its rows have source positions. `rows`, and `positions`, are None
-    if the table does not know any more.
+    that has committed it, "" if the table does not know any more. `clock` is in microseconds since
+    the epoch, and `lake` the number of the lake that it came from; both are 0 if the table does not
+    know. `positions` is whether its rows have source positions. `rows` and `positions` are None if
+    the table does not know any more. `duplicate`: it was committed before, by an earlier attempt.
     """
 
     number: int
@@ -357,9 +358,9 @@ def fitted_parts(batch: OutputBatch, columns: pa.Schema, what: str) -> Iterator[
 def replaced_sql(ranges: Sequence[ReplacedRange], *, exact: bool = True) -> str | None:
     """Return the SQL condition for the rows of these ranges; None if they are empty.
 
-    Unless it is `exact`, the condition also holds for rows between the ranges of a partition. Of
-    many ranges, as those of a restatement, the offsets are listed: engines take minutes for many
-    comparisons.
+    Unless it is `exact`, the condition also holds for rows between the ranges of a partition. If it
+    is, and there are many ranges, as those of a restatement, their offsets are listed: engines take
+    minutes for many comparisons.
     """
     conditions = []
     for place, spans in group_by_source(ranges).items():

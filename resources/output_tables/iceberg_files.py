@@ -234,7 +234,7 @@ def split_by_partition(rows: pa.Table, metadata: TableMetadata) -> list[Partitio
         fields = []
         for each, value in zip(spec.fields, values, strict=True):
             fields.append(PartitionFieldValue(each, value[first].as_py()))
-        places = None
+        places = None  # the only partition has all rows
         if len(groups.first_rows) > 1:
             places = pa.array(order[start:end])
         parts.append(PartitionRows(PartitionKey(fields, spec, schema), places))
@@ -245,7 +245,10 @@ def split_by_partition(rows: pa.Table, metadata: TableMetadata) -> list[Partitio
 def transform_values(
     values: pa.ChunkedArray, transform: Transform[Any, Any], kind: IcebergType
 ) -> pa.Array:
-    """Return the values that a transform of a partition spec gives for a column of this type."""
+    """Return the values that a transform of a partition spec gives for a column of this type.
+    Transforms to units of time are computed by Arrow; others by PyIceberg, once for each distinct
+    value.
+    """
     from pyiceberg import transforms
 
     if isinstance(transform, transforms.IdentityTransform):
@@ -275,6 +278,7 @@ def _months(moments: pa.Array) -> pa.Array:
 
 
 def _days(moments: pa.Array) -> pa.Array:
+    """Return the days since the epoch of timestamps or dates."""
     if pa.types.is_timestamp(moments.type):
         moments = pc.floor_temporal(moments, unit="day").cast(pa.date32())
     return moments.cast(pa.int32())

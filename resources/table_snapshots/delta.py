@@ -106,7 +106,7 @@ class DeltaVersions:
                 table=self.url,
             )
         newest = max(commits)
-        first = newest
+        first = newest  # of the unbroken series
         while first - 1 in commits:
             first -= 1
         # A version is made from a checkpoint and each commit after it: so from one at, or just
@@ -232,8 +232,8 @@ class DeltaVersions:
             return _parse_actions(bytes(source.read()))
 
     def _check_recorded(self, number: int, actions: Sequence[Mapping[str, Any]]) -> int:
-        """Return the size of the files of a commit. Raises AdmittedFileError if it has not recorded
-        what it changed.
+        """Return the size in bytes of the files that a commit has added and removed. Raises
+        AdmittedFileError if it has not recorded what it changed.
         """
         what = f"version {number} of the {self.describe()}"
         for action in actions:

@@ -119,7 +119,8 @@ class IcebergSnapshots:
         chain.reverse()
         complete_since = 0
         if chain:
-            # Each commit has the next number, also those to other branches.
+            # Each commit has the next number, also those to other branches. As long as the commit
+            # with the number before is known, it was to another branch, and none is missing.
             numbers = {snapshot.sequence_number or 0 for snapshot in known.values()}
             complete_since = chain[0].number
             while complete_since - 1 in numbers:

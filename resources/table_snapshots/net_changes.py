@@ -78,7 +78,9 @@ def _check_unique(rows: pa.Table, key: Sequence[str], what: str) -> None:
 
 
 def _differ(was: pa.Table, now: pa.Table, names: Sequence[str], key: Sequence[str]) -> np.ndarray:
-    """Return whether the rows differ, one by one."""
+    """Return whether the rows of two tables differ, one by one, in a column of these `names` that
+    is not in the key. Two nulls are equal.
+    """
     differs = np.zeros(now.num_rows, np.bool_)
     for name in names:
         if name in key:
