@@ -361,10 +361,8 @@ class FileStreams(NumberedOffsets):
         log = self.file_log(stream)
         admitted = log.admissions(state, path)
         present = self.find_file(stream, path)
-        has_new_contents = present is not None and present.etag not in {
-            file.etag for file in admitted
-        }
-        if present is not None and has_new_contents:
+        known = {file.etag for file in admitted}
+        if present is not None and present.etag not in known:  # it has contents that are new
             aside = present._replace(problem=problem)
             return _SettingAside(log.add(state, [aside], state.cursor), present)
         if not admitted:

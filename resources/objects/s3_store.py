@@ -403,7 +403,7 @@ class S3Store(ObjectStore):
                 return b""  # the range begins at or after the object's end
             return answer["Body"].read()[:length]
 
-        if length <= 0:
+        if length <= 0:  # no range of HTTP is empty; also raises for a missing object
             return self.get(key).data[:0]
         return self._send("GET of a range", key, send)
 

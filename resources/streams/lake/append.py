@@ -817,9 +817,8 @@ class LakeAppends(StreamStates):
             return None
         if seen is not None and commit.number > seen.number + 1:
             self._contended.add(stream)
-        # `decide` has found nothing to commit: what was read is still the current commit.
-        is_current = read is not None and commit is read.commit
-        if self._snapshot is not None and read is not None and is_current:
+        # If `decide` had nothing to commit, what was read is still the current commit.
+        if self._snapshot is not None and read is not None and commit is read.commit:
             self._snapshot[stream] = read
         return commit
 
