@@ -281,6 +281,7 @@ class _Look(NamedTuple):
             return self.files.names(_LOG)
 
     def _commit(self, version: int) -> _Commit:
+        """Return a commit of the table. Raises AdmittedFileError if the log has it no more."""
         try:
             data = self.files.read(f"{_LOG}/{version:020}.json")
         except FileNotFoundError:
@@ -312,8 +313,8 @@ class _Look(NamedTuple):
             if add.get("deletionVector"):
                 raise self._vector_error(commit.version, 1)
             rows = json.loads(add.get("stats") or "{}").get("numRecords")
-            one = _Added(add["path"], add["size"], rows, add.get("partitionValues") or {})
-            found.append((one, commit.time, origin))
+            values = add.get("partitionValues") or {}
+            found.append(_Added(add["path"], add["size"], rows, values, commit.time, origin))
         return self._admitted(found)
 
     def _all_files(self, table: Any) -> list[AdmittedFile]:
@@ -330,33 +331,39 @@ class _Look(NamedTuple):
         partitions = _partition_texts(actions, stored)
         for number, action in enumerate(actions.select(_FACTS).to_pylist()):
             one = _Added(
-                action["path"], action["size_bytes"], action["num_records"], partitions[number]
+                action["path"],
+                action["size_bytes"],
+                action["num_records"],
+                partitions[number],
+                action["modification_time"] * 1000,
+                str(version),
             )
-            found.append((one, action["modification_time"] * 1000, str(version)))
+            found.append(one)
         return self._admitted(found)
 
     def _vector_error(self, version: int, count: int) -> errors.AdmittedFileError:
+        """Return the error for files some of whose rows are deleted by deletion vectors."""
         return table_error(
             f"{self.declared}: {count} files of version {version} have deletion vectors.",
             "Rewrite them first, as with Delta's REORG TABLE … APPLY (PURGE).",
             "deleted",
         )
 
-    def _admitted(self, found: Sequence[tuple[_Added, int, str]]) -> list[AdmittedFile]:
-        """Return files as they are admitted, in the order of their times, and at one time by path.
-        `found` has each file with its time, in microseconds, and its origin, which is a version.
+    def _admitted(self, found: Sequence[_Added]) -> list[AdmittedFile]:
+        """Return files as they are admitted, in the order of their times, and at one time by
+        path.
         """
         kinds = {str(one.at): one.kind for one in _partition_columns(self.table)}
-        uncounted = [one for one, _, _ in found if one.rows is None]
+        uncounted = [one for one in found if one.rows is None]
         counted = map_in_threads(self._count, uncounted, _THREADS)
         rows = {one.path: count for one, count in zip(uncounted, counted, strict=True)}
         files = []
-        for one, time, origin in found:
+        for one in found:
             values = {name: _partition_text(text, kinds[name]) for name, text in one.values.items()}
             count = rows[one.path] if one.rows is None else one.rows
             path = self._path_of(one)
             files.append(
-                AdmittedFile(path, one.size, "", time, count, values=values, origin=origin)
+                AdmittedFile(path, one.size, "", one.time, count, values=values, origin=one.origin)
             )
         return sorted(files, key=lambda file: (file.modified, file.path))
 
@@ -380,12 +387,17 @@ class _Look(NamedTuple):
 
 
 class _Added(NamedTuple):
-    """A file as the table's log describes it."""
+    """A file as the table's log describes it: its `values` are those of its partition, `time` is
+    when it was added, in microseconds since the epoch, and `origin` the version that has it.
+    Without statistics, the number of its rows is not known.
+    """
 
     path: str
     size: int
     rows: int | None
     values: Mapping[str, str | None]
+    time: int
+    origin: str
 
 
 _FACTS = ["path", "size_bytes", "modification_time", "num_records"]

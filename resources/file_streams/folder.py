@@ -249,6 +249,8 @@ class FolderFeed:
             else:
                 files.append(file)
         rest = fresh[len(chosen) :]
+        # A later look has to find these, whatever it lists: so the cursor stays before them, and
+        # messages about them stay in the queue.
         left = {*waiting, *(new.listed.path for new in rest)}
         done = [file.path for file in arrivals.complete if file.path not in left]
         more = bool(rest)

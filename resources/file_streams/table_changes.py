@@ -124,7 +124,7 @@ class TableChangesFeed:
 
     def find(self, known: KnownFiles) -> Found:
         table = self.table
-        if isinstance(table, DeltaVersions):
+        if isinstance(table, DeltaVersions):  # which records changes only if that is configured
             table.check_feed()
         if not known.cursor:
             return self._first(table.history(None))

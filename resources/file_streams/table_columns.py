@@ -200,6 +200,7 @@ def _is_as_wide(declared: str, stored: str) -> bool:
 
 
 def _type_of(column: TableColumn) -> Type:
+    """Return the type of a column, of which a simple part may be of a type that no schema has."""
     if column.kind == STRUCT:
         return Struct(tuple(Member(part.name, _type_of(part)) for part in column.parts))
     if column.kind == ARRAY:
@@ -259,19 +260,19 @@ def select_columns(
     `constants`, which are arrays of one value; else the column of the file that `located` finds;
     else it is null. Raises ArrowInvalid for a value that is not of the declared type.
     """
-    places = {column.at: place for place, column in enumerate(columns)}
+    numbers = {column.at: number for number, column in enumerate(columns)}
     arrays = []
     for field in schema.to_arrow():
         where = located[field.name]
-        place = places.get(where.at)
+        number = numbers.get(where.at)
         if field.name in constants:
             arrays.append(pa.repeat(constants[field.name][0], table.num_rows))
             continue
-        if place is None:
+        if number is None:
             arrays.append(pa.nulls(table.num_rows, field.type))
             continue
-        values = table.column(place)
-        wanted = _relabel(values.type, columns[place], where)
+        values = table.column(number)
+        wanted = _relabel(values.type, columns[number], where)
         arrays.append(cast_to(rename_values(values, wanted), field.type))
     if not arrays:
         return table.select([])  # which keeps the number of records
@@ -299,10 +300,10 @@ def _is_large(kind: pa.DataType) -> bool:
 def _relabel_members(kind: pa.DataType, column: TableColumn, where: Located) -> Iterator[pa.Field]:
     """Yield the members of a struct of a file, in its order, under their declared names."""
     names = {located.at: name for name, located in where.parts.items()}
-    for place, (field, part) in enumerate(zip(kind, column.parts, strict=True)):
+    for number, (field, part) in enumerate(zip(kind, column.parts, strict=True)):
         name = names.get(part.at)
         if name is None:  # not declared: it must not have the declared name of another member
-            yield field.with_name(f"__unknown_{place}")
+            yield field.with_name(f"__unknown_{number}")
         else:
             inner = _relabel(field.type, part, where.parts[name])
             yield pa.field(name, inner, field.nullable)

@@ -136,6 +136,7 @@ class DeclaredColumns:
 
     @cached_property
     def _names(self) -> _Names:
+        """The names that rules rename and drop, under each path that they may mean."""
         renamed: dict[tuple[str, str], str] = {}
         dropped: set[tuple[str, str]] = set()
         if self.rules is not None:
@@ -386,6 +387,7 @@ class DeclaredColumns:
             return Map(self._add_older_names(declared.value, place.inside("[*]")))
         if isinstance(declared, Simple):
             return declared
+        # Of this struct, by its path in the file or its declared path.
         older = [name for parent, name in self._names.renamed if parent in place]
         members: dict[str, Member] = {}
         for name in [*[member.name for member in declared.members], *older]:

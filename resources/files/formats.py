@@ -387,7 +387,7 @@ class DeclaredFiles:
     required: tuple[str, ...] = ()
     rules: ColumnRules | None = None
 
-    def place(self, file: ListedFile) -> str:
+    def describe_file(self, file: ListedFile) -> str:
         """Return how errors name a file."""
         return f"{self.what}: file {self.tree.url}/{file.path}"
 
@@ -423,7 +423,7 @@ class DeclaredFiles:
                 table = whole.slice(first - number, max(0, last - first))
                 if (found := first_unreadable(table)) is not None:
                     at = record_place(self.format, first, found.row)
-                    raise found.error(self.place(file), at.text, **at.fields)
+                    raise found.error(self.describe_file(file), at.text, **at.fields)
                 if first < last:
                     yield first, table
                 if last == end:  # read no more of the file
@@ -445,9 +445,9 @@ class DeclaredFiles:
             if error.column in self.schema.names:
                 column = error.column
             if error.line is None:
-                place = self.place(file)
+                place = self.describe_file(file)
             else:
-                place = f"{self.place(file)}, line {error.line}"
+                place = f"{self.describe_file(file)}, line {error.line}"
             if column is not None:
                 place = f"{place}: {describe_column(self.schema.field(column))}"
             problem = f"{place}: the value is not shown, because columns are sensitive."
@@ -461,7 +461,7 @@ class DeclaredFiles:
         those of `rows`.
         """
         columns = self.columns
-        where = self.place(file)
+        where = self.describe_file(file)
         if self.format == "csv":
             yield from read_csv(self.tree, file, columns, where, wanted)
         elif self.format == "jsonl":
@@ -483,7 +483,7 @@ class DeclaredFiles:
         """
         with self.locating_errors(file):
             return row_group_starts(
-                open_parquet(self.tree, file, self.columns, self.place(file)).file
+                open_parquet(self.tree, file, self.columns, self.describe_file(file)).file
             )
 
     def count(self, file: ListedFile) -> int:
@@ -493,7 +493,7 @@ class DeclaredFiles:
         if self.format not in ("parquet", "avro"):
             return sum(table.num_rows for _, table in self.tables(file))
         with self.locating_errors(file):
-            where = self.place(file)
+            where = self.describe_file(file)
             if self.format == "avro":
                 return count_avro(self.tree, file, self.columns, where)
             return int(open_parquet(self.tree, file, self.columns, where).file.metadata.num_rows)

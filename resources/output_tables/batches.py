@@ -363,12 +363,12 @@ def replaced_sql(ranges: Sequence[ReplacedRange], *, exact: bool = True) -> str 
     minutes for many comparisons.
     """
     conditions = []
-    for place, spans in group_by_source(ranges).items():
+    for source, spans in group_by_source(ranges).items():
         covered = spans
         if not exact:
             covered = [OffsetSpan(spans[0].start, max(span.end for span in spans))]
         of_source = (
-            f"{READER} = {quote_text(place.reader)} and {SOURCE} = {quote_text(place.source)}"
+            f"{READER} = {quote_text(source.reader)} and {SOURCE} = {quote_text(source.source)}"
         )
         conditions.append(f"({of_source} and ({_offsets_sql(covered)}))")
     if not conditions:
@@ -407,8 +407,8 @@ def group_by_source(ranges: Sequence[ReplacedRange]) -> dict[SourceOfReader, lis
     found: dict[SourceOfReader, list[OffsetSpan]] = {}
     for span in sorted(ranges, key=attrgetter("start")):
         if span.start < span.end:
-            place = SourceOfReader(span.reader, span.source)
-            found.setdefault(place, []).append(OffsetSpan(span.start, span.end))
+            source = SourceOfReader(span.reader, span.source)
+            found.setdefault(source, []).append(OffsetSpan(span.start, span.end))
     return found
 
 

@@ -80,9 +80,9 @@ class DataFiles:
         from pyiceberg.typedef import Record
 
         metadata = self.metadata
-        places = load_location_provider(metadata.location, metadata.properties)
+        locations = load_location_provider(metadata.location, metadata.properties)
         name = f"00000-{next(self._numbers)}-{self._folder}.parquet"
-        output = self.io.new_output(places.new_data_location(name, key))
+        output = self.io.new_output(locations.new_data_location(name, key))
         writer = ParquetFormatWriter(output, metadata.schema(), metadata.properties)
         with writer:
             writer.write(rows)
@@ -136,9 +136,9 @@ def is_replaced(rows: pa.Table, ranges: Sequence[ReplacedRange]) -> pa.Array:
     """Return which rows are in these ranges."""
     found = np.zeros(rows.num_rows, bool)
     offsets = pc.fill_null(rows.column(SOURCE_OFFSET), -1).to_numpy()
-    for place, spans in group_by_source(ranges).items():
-        by_reader = pc.equal(rows.column(READER), place.reader)
-        of_source = pc.equal(rows.column(SOURCE), place.source)
+    for source, spans in group_by_source(ranges).items():
+        by_reader = pc.equal(rows.column(READER), source.reader)
+        of_source = pc.equal(rows.column(SOURCE), source.source)
         is_here = pc.fill_null(pc.and_(by_reader, of_source), False).to_numpy()
         starts = np.array([span.start for span in spans])
         ends = np.array([span.end for span in spans])

@@ -73,6 +73,7 @@ class _Read:
     ranges: Ranges
 
     def check_columns(self, found: Sequence[str], needed: Sequence[str]) -> None:
+        """Raise StreamReadError if a column is missing."""
         missing = [name for name in needed if name not in found]
         if missing:
             raise self._error(
@@ -82,6 +83,7 @@ class _Read:
             )
 
     def check_nulls(self, table: pa.Table) -> None:
+        """Raise StreamReadError for a record without partition, offset or epoch."""
         for name in (PARTITION, OFFSET, EPOCH):
             if table.column(name).null_count:
                 raise self._error(f"a null {name}", "a value in each record", column=name)

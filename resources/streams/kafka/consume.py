@@ -220,7 +220,7 @@ class _RangeConsumer:
         settings = topic.settings
         self._refusals = BrokerRefusals(settings)
         given = {**_DEFAULTS, **(own or {})}
-        for key in given.keys() & settings.client.keys():
+        for key in given.keys() & settings.client.keys():  # the user's override them
             del given[key]
         self._consumer: Consumer = client.new_client(
             "consumer", settings, {**given, **_FIXED}, self._refusals

@@ -320,6 +320,7 @@ class FastJsonReader:
     failures: int = 0
 
     def __call__(self, data: Sequence[bytes | None]) -> list[pa.Array] | None:
+        """Return the columns of a batch, None if the exact reader has to read it."""
         if not data or self.failures >= _MAX_FAILURES:
             return None
         arrays = _read_fast(data, self.schema, self.names)

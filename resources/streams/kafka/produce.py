@@ -787,6 +787,8 @@ def _run_tasks(
     """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Send a task's records; yield where they are, in the columns of _SPANS."""
+
         def results() -> Iterator[pa.RecordBatch]:
             sent = send(append, batches)
             rows: list[dict[str, Any]] = []

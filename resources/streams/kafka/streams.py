@@ -229,6 +229,13 @@ class DeclaredTopics:
         )
 
 
+class _CheckedTopic(NamedTuple):
+    """The name of a topic that may be a stream's, and whether it exists."""
+
+    name: str
+    exists: bool
+
+
 class KafkaStreams(NumberedOffsets, StreamWriter):
     """The streams of one Kafka cluster, as the system of the name in its settings. Threads may
     share it.
@@ -282,10 +289,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         ConfigurationError or SchemaMismatchError.
         """
         self._refuse_changes(changes)
-        topic, there = self._validate_creation(name, schema, key, partitions)
+        topic = self._validate_creation(name, schema, key, partitions)
         self._declarations.remember(name, schema, key, partitions)
-        if not there:
-            self.admin.create(topic, partitions)
+        if not topic.exists:
+            self.admin.create(topic.name, partitions)
         return self.info(name)
 
     def check_create(
@@ -647,8 +654,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
 
     def _validate_creation(
         self, name: str, schema: Schema, key: Sequence[str], partitions: int
-    ) -> tuple[str, bool]:
-        """Return the topic name for a stream to be created, and whether the topic exists.
+    ) -> _CheckedTopic:
+        """Return the topic for a stream that is to be created.
 
         Raises StreamExistsError if the stream exists with another declaration.
         """
@@ -663,7 +670,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             )
             step = "Declare the partitions that it has, or use another name."
             raise errors.StreamExistsError(problem, step, stream=f"{self.name}.{name}")
-        return topic, described is not None
+        return _CheckedTopic(topic, exists=described is not None)
 
     def _describe_topic(self, stream: str) -> TopicFacts:
         """Return the stream's topic, without its `config`. Raises StreamNotFoundError."""

@@ -118,7 +118,7 @@ class LakeFinds(LakeReads):
 
         def read(part: FilePart) -> list[pa.Table]:
             rows = rows_by_segment[part.segment.id]
-            if rows is None:
+            if rows is None:  # the segment has no index
                 return list(_scan_file(at.files, part, scan, values))
             here = rows.get(part.file.partition, np.empty(0, np.int64))
             first, last = np.searchsorted(here, [part.low, part.high])
@@ -202,6 +202,7 @@ class _Scan:
 
     @classmethod
     def of(cls, key: StoredKey, wanted: WantedKeys) -> _Scan:
+        """Return the search for these keys."""
         ordered: list[list[Any] | None] = []
         for values in wanted.distinct:
             if pt.is_integer(values.type) or pt.is_string(values.type):
@@ -222,7 +223,7 @@ class _Scan:
             if stats is None or not stats.has_min_max:
                 continue
             place = bisect_left(ordered, stats.min)
-            if place == len(ordered) or ordered[place] > stats.max:
+            if place == len(ordered) or ordered[place] > stats.max:  # no value is in its range
                 return False
         return True
 

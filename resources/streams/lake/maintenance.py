@@ -441,6 +441,7 @@ def _apply_policies(streams: StreamStates, stream: str, now: datetime) -> Mainte
     merges = _write_merges(streams, stream, state, pages, now_ms)
 
     def commit_plan() -> _Committed | None:
+        """Plan and commit; return None if there is nothing to do, not even to delete."""
         commit, state = streams.state(stream)
         plan = _plan_maintenance(state, pages, merges, now_ms, horizon)
         plan = _drop_indexes(plan, state, pages, now_ms)

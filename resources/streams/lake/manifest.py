@@ -185,7 +185,7 @@ def split_by_epoch(
     nothing was replayed.
     """
     at = start
-    first = bisect_right(replayed, start, key=attrgetter("end"))
+    first = bisect_right(replayed, start, key=attrgetter("end"))  # the first that ends later
     for known in islice(replayed, first, None):
         if known.start >= end:
             break
@@ -759,8 +759,8 @@ class FullLevel(NamedTuple):
 
 def find_full_level(state: StreamState) -> FullLevel | None:
     """Return the next index page to write, or None if no level is full."""
-    rows: list[Sequence[IndexEntry]] = [state.index.tail, *state.index.levels]
-    for level, entries in enumerate(rows, start=1):
+    by_level: list[Sequence[IndexEntry]] = [state.index.tail, *state.index.levels]
+    for level, entries in enumerate(by_level, start=1):
         if len(entries) >= 2 * FAN_OUT:
             return FullLevel(level, tuple(entries[:FAN_OUT]))
     return None
@@ -778,17 +778,17 @@ def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
     level = fold.page.level
     count = len(fold.entries)
     # The tail is level 0; the last, empty one is for the first page of a new level.
-    rows: list[tuple[IndexEntry, ...]] = [state.index.tail, *state.index.levels, ()]
-    if level >= len(rows):  # maintenance has left fewer levels
+    by_level: list[tuple[IndexEntry, ...]] = [state.index.tail, *state.index.levels, ()]
+    if level >= len(by_level):  # maintenance has left fewer levels
         return state
-    below = rows[level - 1]
+    below = by_level[level - 1]
     if below[:count] != fold.entries:
         return state
-    rows[level - 1] = below[count:]
-    rows[level] = (*rows[level], fold.page)
-    while not rows[-1] and len(rows) > 1:  # the level that was not needed
-        rows.pop()
-    return state.with_index(tail=rows[0], levels=tuple(rows[1:]))
+    by_level[level - 1] = below[count:]
+    by_level[level] = (*by_level[level], fold.page)
+    while not by_level[-1] and len(by_level) > 1:  # the level that was not needed
+        by_level.pop()
+    return state.with_index(tail=by_level[0], levels=tuple(by_level[1:]))
 
 
 class Leaf(NamedTuple):
@@ -837,6 +837,7 @@ def rebuild_index(
         level.append(files.write(1, tail[:FAN_OUT]))
         del tail[:FAN_OUT]
     levels: list[tuple[IndexEntry, ...]] = []
+    # A level that is full moves its oldest entries into pages of the one above.
     while level:
         above: list[IndexEntry] = []
         while len(level) >= 2 * FAN_OUT:
@@ -895,6 +896,7 @@ class StreamStates:
         return current
 
     def _exists(self, stream: str) -> bool:
+        """Return whether a stream whose name is stored was created, and not deleted since."""
         try:
             commit = self.log(stream).current()
         except MalformedDocumentError:

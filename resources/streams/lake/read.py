@@ -380,7 +380,7 @@ def find_row_ranges(
     `partitions` is the number of all partitions.
     """
     wanted = {partition for partition, (start, end) in spans.items() if start < end}
-    has_others = False
+    has_others = False  # whether there are files of other partitions
     # By segment and partition.
     lows, highs, widths = np.zeros((3, len(segments), partitions), np.int64)
     for i, segment in enumerate(segments):

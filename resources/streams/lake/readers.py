@@ -258,6 +258,7 @@ def _resume_position(
 def _lost_error(
     stream: str, reader: str, lost: Mapping[SystemStreamPartition, OffsetRange]
 ) -> OffsetOutOfRangeError:
+    """Return the error for unread records that retention has dropped: the ranges `lost`."""
     positions = ", ".join(
         f"{ssp} (at {span.start}, the oldest left is {span.end})" for ssp, span in lost.items()
     )
@@ -385,6 +386,7 @@ def _reader_log(lake: Lake, stream: str, reader: str) -> CommitLog:
 
 
 def _parse(commit: Commit, lake: Lake) -> ReaderPosition:
+    """Return the position in a reader's commit. Raises MalformedDocumentError."""
     return decode_body(
         ReaderPosition,
         commit.body,

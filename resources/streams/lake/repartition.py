@@ -247,6 +247,7 @@ def repartition(
     written: dict[StepKey, WrittenFiles] = {}
 
     def is_written(step: RewriteStep, horizon: int) -> bool:
+        """Return whether an earlier attempt has written a step, whose files still exist."""
         files = written.get(step.key)
         if files is None:
             return False
@@ -254,6 +255,7 @@ def repartition(
         return (manifest.find_attempt_start(files.attempt) or 0) >= horizon
 
     def rewrite_and_commit() -> StreamState:
+        """Rewrite what no earlier attempt has, and commit. Raises CommitConflictError."""
         commit, state = streams.state(stream)
         plan = plan_repartitioning(streams, stream, state, partitions)
         declaration = state.declaration.model_copy(update={"partitions": partitions})
