@@ -634,14 +634,17 @@ class Timeline:
             first, in_history, kept = (
                 np.append([False], mask) for mask in (first, in_history, kept)
             )
+        # The place of the row with which each row's interval begins.
         places = np.arange(len(ends))
         starts = np.maximum.accumulate(np.where(np.append([True], ~continued[:-1]), places, 0))
         self._anchor = rows.slice(starts[-1], 1) if continued[-1] else None
+        # The last rows before the history of intervals that go on in it.
         reaching = np.nonzero(continued[:-1] & in_history[1:])[0]
         anchors = starts[reaching]
         self._pruned -= len(anchors)
         kept = kept.copy()
         kept[anchors] = True
+        # The anchor ends where the first row in the history begins, and is the key's first row.
         ends[anchors] = _micros(rows)[reaching + 1]
         first[reaching + 1] = False
         first[anchors] = True

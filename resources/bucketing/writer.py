@@ -514,6 +514,7 @@ class BucketFileWriter:
         if self._scattered is not None:
             found["scattered"] = self._scattered.count
             found["scattered_keys"] = self._scattered.named
+        # Tombstones were omitted for one of two reasons.
         left_out = "forgotten"
         if self._options.drop_tombstones:
             left_out = "deleted"
@@ -749,7 +750,7 @@ def write_buckets(
     `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a
     name.
     """
-    one_task = one_task and bool(layout.bucket_by)
+    one_task = one_task and bool(layout.bucket_by)  # one bucket is written by one task anyway
     digested = layout.schema.names if options.digested is None else options.digested
     types = layout.types
     digest = row_hash({name: types[name] for name in digested})
@@ -762,7 +763,7 @@ def write_buckets(
         by.insert(0, F.col(_BUCKET))
     if by:
         df = df.sortWithinPartitions(*by)
-    if DIGEST not in df.columns:
+    if DIGEST not in df.columns:  # else it also checks the buckets
         df = df.withColumn(DIGEST, digest)
     df = df.select(*map(quote_name, _input_columns(layout, options, df.columns)))
     with tasks.translate_spark_errors():

@@ -312,6 +312,7 @@ class FolderFeed:
             if before is None:
                 fresh.append(_NewFile(file, self._problem_of_late(file, look)))
             elif before.etag != file.etag and not known.has_contents(file.path, file.etag):
+                # Not if earlier contents are back, which were admitted.
                 fresh.append(_NewFile(file, self._problem_of_changed(file, before, look)))
             elif known.all_files and before.etag == file.etag and self._was_damaged(before):
                 # Perhaps it can be read as it is declared now.

@@ -104,7 +104,8 @@ class _LookAfter(Look):
         return self.after is not None and path <= self.after
 
     def cursor(self, done: Collection[str], left: Collection[str]) -> str:
-        # Late files that wait are found by the next look for all files.
+        # The next look lists what comes after the cursor: so it stays before the first name that is
+        # left. Late files that wait are found by the next look for all files.
         first_left = min((path for path in left if not self.is_late(path)), default=None)
         after = self.after or ""
         for path in done:

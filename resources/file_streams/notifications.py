@@ -178,7 +178,7 @@ def _paths_of(body: str, bucket: str, prefix: str) -> tuple[str, ...]:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"it is no notification of S3 ({type(error).__name__})") from error
     here = [key for created_in, key in found if created_in == bucket and key.startswith(prefix)]
-    if found and not here:
+    if found and not here:  # a message about no new object is not about another place
         other, key = found[0]
         raise ValueError(f"it is about {key!r} in bucket {other!r}")
     # Consoles create empty objects as folders.

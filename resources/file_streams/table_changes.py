@@ -156,7 +156,7 @@ class TableChangesFeed:
         """Return the entry of a data file whose rows are all insertions. They are counted by
         reading them if the table does not know their number.
         """
-        name = f"rows {state.id} {state.number} {file.path}"
+        name = _name_rows(state, file)
         entry = AdmittedFile(name, file.size, identity, _micros(state), 0, origin=state.id)
         rows = file.rows
         if rows is None:
@@ -248,7 +248,7 @@ class TableChangesFeed:
         gone.
         """
         try:
-            if file.path.startswith("changes "):
+            if _is_of_changes(file.path):
                 return self._changed_rows(file)
             return self._inserted_rows(file)
         except (errors.DatasetError, errors.TableNotFoundError) as error:
@@ -263,9 +263,8 @@ class TableChangesFeed:
 
     def _inserted_rows(self, file: AdmittedFile) -> pa.Table:
         """Return the rows of a data file (`_admitted`) as insertions."""
-        _, state_id, number, path = file.path.split(" ", 3)
-        state = _state(state_id, number)
-        rows = self.table.file_rows(state, path, self.declared.rows.names)
+        named = _parse_rows_name(file.path)
+        rows = self.table.file_rows(named.state, named.path, self.declared.rows.names)
         return with_operation(self._fit(rows, file.path), "insert")
 
     def _changed_rows(self, file: AdmittedFile) -> pa.Table:
@@ -302,6 +301,29 @@ def _cursor(history: TableHistory, state: TableState, base: int) -> str:
     """Return the text of the cursor after this state was admitted."""
     cursor = ChangesCursor(table=history.identity, state=state.id, number=state.number, base=base)
     return cursor.model_dump_json()
+
+
+class _FileOfState(NamedTuple):
+    """A state, without its time, and the path of one of its data files."""
+
+    state: TableState
+    path: str
+
+
+def _name_rows(state: TableState, file: StateFile) -> str:
+    """Return the name of the log's entry for the rows of a data file."""
+    return f"rows {state.id} {state.number} {file.path}"
+
+
+def _parse_rows_name(name: str) -> _FileOfState:
+    """Return state and path from a name that `_name_rows` has returned."""
+    _, state_id, number, path = name.split(" ", 3)
+    return _FileOfState(_state(state_id, number), path)
+
+
+def _is_of_changes(name: str) -> bool:
+    """Return whether `_name_changes` has returned this name, not `_name_rows`."""
+    return name.startswith("changes ")
 
 
 class _StatePair(NamedTuple):

@@ -165,7 +165,9 @@ def _locate_parts(column: TableColumn, kind: Type, known: Located | None, place:
 def _locate_members(
     column: TableColumn, kind: Struct, known: Located | None, place: _Place
 ) -> dict[str, Located]:
-    """Return where files have the members of a struct."""
+    """Return where files have the members of a struct, by declared name. Raises
+    SchemaMismatchError if two of them are one member in the table.
+    """
     before = {} if known is None else known.parts
     parts = {}
     for member in kind.members:

@@ -161,7 +161,7 @@ class TableFile:
         needed = {where.at for name, where in located.items() if name in schema}
         columns = [column for column in self.columns if column.at in needed]
         chosen = [column.name for column in columns]
-        first = 0
+        first = 0  # the number of the row group's first record
         for group in range(self.opened.num_row_groups):
             count = self.opened.metadata.row_group(group).num_rows
             start = max(piece.start - first, 0)

@@ -226,12 +226,14 @@ def read_csv(
         except pa.ArrowInvalid as error:
             if "Empty CSV file or block" in str(error):
                 return  # there is only a header line, without a line break
+            # A misplaced quote comes first: because of it, what follows is misread.
             raise source.quote_error(where) or _csv_error(error, header, columns, where) from error
         except SchemaMismatchError as error:
             raise source.quote_error(where) or error from None
         except OSError as error:
             raise unreadable_file_error(where, error) from error
-        if (misquoted := source.quote_error(where)) is not None:
+        misquoted = source.quote_error(where)  # which Arrow has accepted
+        if misquoted is not None:
             raise misquoted
 
 
@@ -246,9 +248,9 @@ def _with_missing(found: dict[str, Any], rows: int, wanted: Schema) -> pa.Table:
 
 def _convert_field(fields: pa.Array, field: Field, first: int, where: str) -> pa.Array:
     """Return the values of the fields of a CSV column. `first` is the number of the first
-    record.
+    record. Blanks around a value count only in texts and bytes.
     """
-    if field.type in ("string", "binary"):
+    if field.type in ("string", "binary"):  # they have their type already
         return fields
     try:
         return convert_texts(pc.ascii_trim(fields, characters=" \t"), field.type)

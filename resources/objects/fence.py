@@ -370,7 +370,8 @@ class Fence:
             if left > 0:
                 _KNOWN[lease] = deadline = Deadline(began, left)
                 return deadline
-            if patience.has_passed() or isinstance(cause, errors.PermanentError):
+            is_hopeless = isinstance(cause, errors.PermanentError)
+            if is_hopeless or patience.has_passed():
                 raise lease_lost_error(self.application, self.run, problem) from cause
             time.sleep(_PAUSE)
 

@@ -413,8 +413,9 @@ def group_by_source(ranges: Sequence[ReplacedRange]) -> dict[SourceOfReader, lis
 
 
 def _complete(mine: Type, stored: Type) -> Any:
-    """Return the type `mine` with the members that only the stored type has; where the stored type
-    of a part holds all values of its own, that is used.
+    """Return the type `mine` of records as a column of the stored type takes it: with the members
+    that only the stored type has; and if a simple stored type holds all values of the simple type
+    at its place in `mine`, with the stored one.
     """
     if isinstance(mine, Struct) and isinstance(stored, Struct):
         return _complete_struct(mine, stored)

@@ -214,7 +214,9 @@ class DeltaOutput(TableOutput):
         return replace(found, duplicate=False)
 
     def _find_same(self, table: DeltaTable | None, batch: OutputBatch) -> CommittedBatch | None:
-        """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`."""
+        """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`, and
+        ConfigurationError as `check_replaceable`.
+        """
         if table is None:
             return None
         found = _find_in(table, batch.producer, batch.number)

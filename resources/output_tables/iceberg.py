@@ -109,13 +109,14 @@ class PartitionField:
 def parse_partition_field(text: str) -> PartitionField:
     """Return the partition field that a text of `partition_by` means. Raises ConfigurationError."""
     match = _TRANSFORM.fullmatch(text.strip())
-    if match is None:
+    if match is None:  # the name of a column
         return PartitionField("identity", text.strip())
     name = match["name"]
     name = _UNIT.get(name, name)
-    numbered = name in ("bucket", "truncate")
-    known = numbered or name in ("identity", *_UNIT.values())
-    if not known or numbered != (match["number"] is not None):
+    needs_number = name in ("bucket", "truncate")
+    is_known = needs_number or name in ("identity", *_UNIT.values())
+    has_number = match["number"] is not None
+    if not is_known or needs_number != has_number:
         raise errors.ConfigurationError(
             f"partition_by has {text!r}: expected a column, or a transform of one.",
             "Write one of: days(at), months(at), years(at), hours(at), bucket(16, id),"

@@ -101,8 +101,8 @@ class _Read:
             pc.greater(offsets[1:], offsets[:-1]),
             pc.greater(partitions[1:], partitions[:-1]),
         )
-        last = pc.index(grows, value=False).as_py()
-        if last < 0:
+        last = pc.index(grows, value=False).as_py()  # the last record in order
+        if last < 0:  # all are
             return
         partition = partitions[last + 1].as_py()
         found = (

@@ -81,10 +81,9 @@ class DeltaVersions:
         first = listed.oldest_readable
         if since is not None:
             first = max(first, since.number + 1)
-        newest = self.open()
+        identity = self.identity()
         wanted = [file for number, file in sorted(listed.files.items()) if number >= first]
         states = map_in_threads(self._read_state, wanted, _THREADS)
-        identity = str(newest.metadata().id)
         return TableHistory(identity, tuple(states), listed.oldest_readable)
 
     def _list_commits(self) -> _Commits:

@@ -235,7 +235,9 @@ class IcebergSnapshots:
             return StaticTable.from_metadata(metadata, properties)
 
     def _project(self, table: Table, names: Sequence[str]) -> Schema:
-        """Return the columns of these names, as the table calls them now; they have their ids."""
+        """Return the columns of these names, as the table calls them now; they have their ids.
+        Raises DatasetError for a name that the table does not have.
+        """
         known = table.schema().column_names
         top = [column.name for column in table.schema().fields]
         for name in names:

@@ -508,7 +508,7 @@ class KafkaAdmin:
                     problem, "Retry in a moment.", system=self.settings.name
                 )
             time.sleep(_POLL_SECONDS)
-        self.upcoming(topic, range(partitions))
+        self.upcoming(topic, range(partitions))  # waits until each partition has a leader
 
     def oldest(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """Return the first offset of each partition. One request per broker, as for `upcoming`

@@ -143,7 +143,8 @@ class DeclaredTopics:
         """Return the topic declaration of a stream that is to have these columns, key and
         partitions.
 
-        Raises StreamExistsError if another one is declared or was created.
+        Raises StreamExistsError if another one is declared or was created, and ConfigurationError
+        as `_build_created`.
         """
         wanted = self._declared(stream, schema, key, partitions)
         topic = self._settings.topics.get(stream)

@@ -326,7 +326,8 @@ def plan_merges(
     size = 0
     for segment in segments:
         is_small = 2 * segment.size < policy.target_bytes
-        if not is_small or size + segment.size > policy.target_bytes:
+        has_room = size + segment.size <= policy.target_bytes
+        if not is_small or not has_room:
             groups.append([])
             size = 0
         if is_small:

@@ -509,7 +509,7 @@ def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Co
         # suffixes, which is fast.
         name = F.col("_metadata.file_name")
         in_one = [name.endswith(bucket_file_suffix(partition)) for partition in cut.partitions]
-        yield reduce(or_, in_one or [F.lit(False)])
+        yield reduce(or_, in_one or [F.lit(False)])  # no row, if no partition is wanted
     if cut.rows:
         yield reduce(or_, [(F.col(ROW) >= low) & (F.col(ROW) < high) for low, high in cut.rows])
     if cut.clipped_low:

@@ -142,16 +142,15 @@ def _plan_steps(
     steps = []
     counts = [0] * len(starts)
     for segment in segments:
-        filled = {file.partition for file in segment.files}
         ranges = []
         has_rows = False
         for p, start in enumerate(starts):
             low = max(start - segment.base[p], 0)
             high = min(ends[p], segment.next[p]) - segment.base[p]
             ranges.append(Span(low, high))
-            if low < high:
+            if low < high:  # between the markers of two versions, each offset is a record
                 counts[p] += high - low
-                has_rows |= p in filled
+                has_rows = True
         if has_rows:
             steps.append(RewriteStep(segment, tuple(ranges)))
     return _PlannedSteps(steps, counts)
