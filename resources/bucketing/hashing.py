@@ -393,8 +393,8 @@ def _hashed(value: str, type_: Type) -> str:
 
 
 def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
-    """Return what `row_hash` computes in Spark of these columns, for each row of the table, as
-    int64.
+    """Return the hash of these columns for each row of the table, as int64: the same as `row_hash`
+    computes in Spark.
 
     The Arrow types of the columns must be those of the schema. Raises SchemaMismatchError for a
     type that no schema may have.
@@ -633,7 +633,9 @@ def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
 
 
 def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int, str]:
-    """Return what `checksums_by` returns, for an Arrow table."""
+    """Return a checksum for each value of the column `number` of an Arrow table: that of its
+    records, the same as by `checksums_by`.
+    """
     # Unsigned, since their sums wrap around.
     digests = row_digests(table, schema.names).cast(pa.uint64(), safe=False)
     numbered = pa.table([table.column(number), digests], ["number", "digest"])
@@ -642,7 +644,7 @@ def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int
 
 
 def arrow_checksum(table: pa.Table, schema: Schema) -> str:
-    """Return what `records_checksum` returns, for an Arrow table."""
+    """Return the checksum of the records of an Arrow table, the same as by `records_checksum`."""
     return _format_checksum(
         0, pc.sum(row_digests(table, schema.names).cast(pa.uint64(), safe=False)).as_py()
     )

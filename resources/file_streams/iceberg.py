@@ -495,8 +495,8 @@ def _file_columns(fields: Any, names: Sequence[MappedField], path: str) -> Itera
 
 
 def _file_column(field: pa.Field, names: Sequence[MappedField] | None) -> TableColumn:
-    """Return a column of a file, or a part of one, with its field id: that in the file, or the one
-    to which `names` map its name; -1 if it has none.
+    """Return a column of a file, or a part of one, with its field id: that in the file if `names`
+    is None, else the one to which `names` map its name; -1 if it has none.
     """
     at = -1
     inner: Sequence[MappedField] | None = None

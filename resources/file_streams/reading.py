@@ -95,7 +95,9 @@ class FileReader:
         return rows
 
     def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the records of a piece as `Feed.tables` does."""
+        """Yield the records of a piece as (number of the first in the file, table with these
+        columns), in order. Raises SourceChangedError for a file that is not as it was admitted.
+        """
         own = [name for name in columns if name in self.files.schema]
         added = self._added(piece.file)
         for number, table in self._own_tables(piece, own):
@@ -106,7 +108,9 @@ class FileReader:
             yield number, table.select(columns)
 
     def _own_tables(self, piece: FilePiece, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the records of a piece, as `tables` does, with columns that the file contains."""
+        """Yield the records of a piece as (number of the first in the file, table), with columns
+        that the file contains: those that were kept when it was counted, else from the file.
+        """
         file = listed_file(piece.file)
         with _lock:
             counted = _counted.get(self._key(file))

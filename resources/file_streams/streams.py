@@ -260,8 +260,8 @@ class FileStreams(NumberedOffsets):
         return admission.state
 
     def _look(self, stream: str) -> FileLogState:
-        """Admit new files as `admit` does, for `_LOOK_SECONDS` at most: the next look admits the
-        rest. (A sensor has a minute.)
+        """Admit the files that have arrived, for about `_LOOK_SECONDS` (a sensor has a minute);
+        return what was admitted until now. The next look admits the rest.
         """
         deadline = time.monotonic() + _LOOK_SECONDS
         admission = self._admit_once(stream)
@@ -576,6 +576,7 @@ def _naming_stream(stream: str) -> Iterator[None]:
         yield
     except (errors.AdmittedFileError, errors.SchemaMismatchError) as error:
         step = _COMMAND.sub(rf"\1 {stream}", error.next_step)
+        step = step.replace("(lake, STREAM,", f"(lake, {stream!r},")  # of begin_changes_again
         raise error.reworded(error.problem, step, stream=stream) from error.__cause__
 
 
@@ -635,8 +636,8 @@ class _PieceReader:
                 raise errors.AdmittedFileError(problem, step, file=piece.file.path, rule="lost")
 
     def cuts(self, piece: FilePiece) -> Sequence[int]:
-        """Return where the file of a piece can be cut, as `Feed.cuts` does. Raises the errors of
-        `tables`.
+        """Return the numbers of the records before which the file of a piece can be cut. Raises
+        AdmittedFileError if the file is not as it was when it was admitted.
         """
         with self._as_admitted(piece):
             return self.feed.cuts(piece.file)

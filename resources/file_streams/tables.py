@@ -154,7 +154,9 @@ class TableFile:
     def records(
         self, piece: FilePiece, declared: TableDeclaration, names: Sequence[str]
     ) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the records of a piece as `Feed.tables` does."""
+        """Yield the records of a piece as (number of the first in the file, table with the declared
+        columns of these names), a table for each row group.
+        """
         schema = declared.columns.select(names)
         located = declared.located
         constants = _constants(piece.file, located, schema)

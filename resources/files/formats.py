@@ -1004,7 +1004,9 @@ def read_files_with_spark(
 
 
 def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table:
-    """Return what `read_files_with_spark` returns, as an Arrow table in memory, without Spark."""
+    """Return the records of these files as an Arrow table in memory, without Spark, with the
+    columns that `read_files_with_spark` returns.
+    """
     columns = [
         *declared.schema.to_arrow(),
         pa.field(PARTITION, pa.int32()),

@@ -430,7 +430,9 @@ def _complete(mine: Type, stored: Type) -> Any:
 
 
 def _complete_struct(mine: Struct, stored: Struct) -> Struct:
-    """Return a struct as `_complete` does; members that only the stored one has come last."""
+    """Return the struct `mine`, whose members have types that `_complete` returns, and then the
+    members that only the stored struct has.
+    """
     members = []
     for member in mine.members:
         there = stored.member(member.name)

@@ -296,7 +296,7 @@ def _one_array(values: pa.ChunkedArray) -> pa.Array:
 def _read_field(rows: pa.Table, schema: Schema, field_id: int) -> pa.ChunkedArray:
     """Return the values of a column, or of a member of a struct, by its id."""
     name = schema.find_column_name(field_id)
-    if name in rows.column_names:
+    if name in rows.column_names:  # which may have dots itself
         return rows.column(name)
     column, *steps = str(name).split(".")
     values = rows.column(column)

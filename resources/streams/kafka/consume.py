@@ -233,7 +233,9 @@ class _RangeConsumer:
                 self._positions[wanted.partition] = wanted.start
 
     def messages(self) -> Iterator[PartitionMessages]:
-        """Yield the messages of the ranges, as `read_ranges` does."""
+        """Yield exactly the messages of the ranges as (range, some of its messages), in order in
+        each range.
+        """
         from confluent_kafka import TopicPartition
 
         with closing(self._consumer):

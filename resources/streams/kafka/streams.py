@@ -541,7 +541,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             starts = dict.fromkeys(range(facts.partitions), 0)
         else:
             for ssp, offset in since.items():
-                if ssp.qualified_stream == str(facts):
+                if ssp.qualified_stream == str(facts):  # others say nothing of this stream
                     starts[ssp.partition] = system.parse_offset(offset, str(ssp))
         oldest = self.admin.oldest(facts.topic, starts)
         upcoming = self.admin.upcoming(facts.topic, starts)

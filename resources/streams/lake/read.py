@@ -640,8 +640,8 @@ class LakeReads(StreamStates, NumberedOffsets):
         columns: Sequence[str] | None = None,
         **options: Unpack[ReadOptions],
     ) -> pa.Table:
-        """Return the same records (or only these `columns`) without Spark, ordered by partition and
-        offset.
+        """Return the records that `read` returns, with all columns or these `columns`, without
+        Spark, ordered by partition and offset. The option `copies` makes no difference.
 
         All of them are in memory; `read_parts` yields them in parts.
         """
@@ -653,8 +653,8 @@ class LakeReads(StreamStates, NumberedOffsets):
         columns: Sequence[str] | None = None,
         **options: Unpack[ReadOptions],
     ) -> Iterator[pa.Table]:
-        """Yield the same records in tables of at most 65,536, of which one is in memory. The
-        first one is empty.
+        """Yield the records that `read_arrow` returns in tables of at most 65,536, of which one is
+        in memory. The first one is empty.
         """
         return self._iter_parts(ranges, columns, whole=False, **options)
 
