@@ -256,7 +256,7 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         if key is not None:
             bad_keys = _read_keys(batch, key, columns, topic.key_steps)
         unreadable = bad_keys.keys() | bad_values.keys()
-        if unreadable:
+        if unreadable:  # such a message is null in all columns, whichever side can't be read
             is_read = np.ones(batch.num_rows, bool)
             is_read[[*unreadable]] = False
             columns = {name: pc.if_else(is_read, column, None) for name, column in columns.items()}

@@ -545,6 +545,38 @@ def _stored_checksum(
     return arrow_checksum(pa.concat_tables([empty, *parts]), kept.columns)
 
 
+class _ChosenRecords(NamedTuple):
+    """The records of an append with columns of the stream, whose index is `columns`, and how they
+    are written.
+    """
+
+    data: Any
+    columns: int
+    declaration: LakeStreamDeclaration
+    options: AppendOptions
+
+
+def _choose_columns(
+    state: StreamState, data: Any, append: Append, options: AppendOptions, what: str
+) -> _ChosenRecords:
+    """Return the records, to be written with the newest of the stream's columns that match
+    (`match_columns`). If the sequence was appended before, they get the columns and partitions of
+    that append, so that the digests can be compared.
+    """
+    sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
+    matching = match_columns(state, data, options.order_by)
+    if sent is None:
+        return _ChosenRecords(data, matching, state.with_columns_at(matching), options)
+    declaration = state.with_columns_at(sent.columns)
+    repeat = RepeatedAppend(declaration, state.with_columns_at(matching))
+    data = repeat.translate(data, options.order_by, what)
+    if sent.partitions:
+        declaration = declaration.model_copy(update={"partitions": sent.partitions})
+        # The frame may be partitioned as the stream is now.
+        options = replace(options, partitioned=False)
+    return _ChosenRecords(data, sent.columns, declaration, options)
+
+
 _COMMIT_ATTEMPTS = 100
 _UNKNOWN_CHECKSUM = "of records that are no longer known"
 
@@ -625,28 +657,12 @@ class LakeAppends(StreamStates):
     def _write(
         self, state: StreamState, data: Any, append: Append, given: AppendOptions
     ) -> _WrittenAppend:
-        """Write the records of an append to files.
-
-        They are written with the newest of the stream's columns that match (`match_columns`). If
-        the sequence was appended before, they are written with the columns and partitions of that
-        append, to compare the digests.
+        """Write the records of an append to files; return the append with what the commit needs to
+        know of them. Raises SchemaMismatchError, with the stream.
         """
         what = f"stream {append.stream!r}"
-        data = _select_positions(data, append.sources, what)
-        sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
-        if sent is None:
-            columns = match_columns(state, data, given.order_by)
-            declaration = state.with_columns_at(columns)
-        else:
-            columns = sent.columns
-            declaration = state.with_columns_at(columns)
-            given_columns = state.with_columns_at(match_columns(state, data, given.order_by))
-            repeat = RepeatedAppend(declaration, given_columns)
-            data = repeat.translate(data, given.order_by, what)
-            if sent.partitions:
-                declaration = declaration.model_copy(update={"partitions": sent.partitions})
-                # The frame may be partitioned as the stream is now.
-                given = replace(given, partitioned=False)
+        positioned = _select_positions(data, append.sources, what)
+        data, columns, declaration, given = _choose_columns(state, positioned, append, given, what)
         attempt = manifest.new_attempt(append.started)
         folder = manifest.data_folder(self.lake.stream_prefix(append.stream), attempt)
         options = WriteOptions(

@@ -184,6 +184,7 @@ def translate_coverage(
             if not had_read:
                 continue
             coverage = known.setdefault(reader, {}).get(source, Coverage())
+            # Up to the end of the records that were repartitioned into this partition.
             until = max(coverage.until, lineage.rewritings[index - 1].next[ssp.partition])
             known[reader][source] = coverage.model_copy(update={"until": until})
     return known
