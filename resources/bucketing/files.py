@@ -415,8 +415,8 @@ def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
     widened or dropped; both have stored names.
 
     Files of a layout without hidden columns are never older than it, unless it is projected. Those
-    that may be older have each column once, and have all that never changed: the key, and hidden
-    columns except `__set_at`, which older files lack.
+    that may be older have each column once, and have all that never changed: those of the key and
+    the buckets, and hidden ones except `__set_at`, which older files lack.
     """
     names = set(found.names)
     fixed = {*layout.key, *layout.bucket_by, *dict(layout.hidden)} - {SET_AT}

@@ -424,7 +424,9 @@ class BucketFileWriter:
             self._flush()
 
     def _without_deleted(self, batch: pa.Table) -> pa.Table:
-        """Return the rows without the tombstones to omit, which are counted."""
+        """Return the rows without the tombstones to omit, which are counted: all of them, or those
+        up to the position `forget_to`.
+        """
         forget_to = self._options.forget_to
         if not batch.num_rows:
             return batch
@@ -661,7 +663,7 @@ def _repetitive_columns(rows: pa.Table) -> list[str]:
     off; of nested columns, the Parquet paths of their parts whose values repeat.
 
     For other columns, building and then discarding the dictionary takes longer than writing the
-    values. `__row`, which has an encoding instead, never repeats.
+    values. `__row`, which may have an encoding that excludes one, never repeats.
     """
     places = np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64)
     sample = rows.take(places)
@@ -779,7 +781,7 @@ def write_buckets(
 
 def _order_of(name: str, types: Mapping[str, str]) -> Column:
     """Return what rows are sorted by for a column: its values, or the hashes of nested ones, which
-    have no order. Columns that are not among `types`, such as the record's offset, are simple.
+    have no order. Columns that are not among `types` are only for the order, and simple.
     """
     if is_nested(types.get(name, "")):
         return row_hash({name: types[name]})

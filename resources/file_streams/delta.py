@@ -228,7 +228,9 @@ class _Commit(NamedTuple):
 
     @property
     def time(self) -> int:
-        """When it was committed, in microseconds since the epoch."""
+        """When it was committed, in microseconds since the epoch. If it does not say so: when the
+        newest of its files was written, 0 if it has none.
+        """
         for info in self.all("commitInfo"):
             for name in ("inCommitTimestamp", "timestamp"):
                 if isinstance(info.get(name), int):
@@ -431,7 +433,7 @@ def _partition_text(text: str | None, kind: str) -> str | None:
     """Return the value of a partition in the form that files of text have it in, None for null."""
     if not text:  # so Delta's log writes null
         return None
-    if kind == "timestamp" and not text.endswith("Z"):  # Delta's log may leave out that it is UTC
+    if kind == "timestamp" and not text.endswith("Z"):  # taken as UTC
         return f"{text}Z"
     return text
 

@@ -66,7 +66,8 @@ class FileContents(NamedTuple):
 class AdmittedFile(NamedTuple):
     """A file as it was admitted: its `rows` have the offsets from `first` on.
 
-    `etag` changes with the contents; the files of a table have none, as they never change.
+    `etag` changes with the contents; those of a table, which never change, have none, or the id of
+    the table.
     `modified`, in microseconds since the epoch, is the time of its records. `values` are columns
     that the file does not contain, as texts: parts of its path, values of its partition. `origin`
     is what added it: a table's snapshot or version. A file with a `problem`, such as "damaged: …",
@@ -178,7 +179,7 @@ class FileLog:
         return self.parse(self.log.current())
 
     def parse(self, commit: Commit | None) -> FileLogState | None:
-        """Return the state in a commit."""
+        """Return the state in a commit; None before the first one, and after a deletion."""
         if commit is None or is_deletion_commit(commit):
             return None
         return decode_body(

@@ -143,7 +143,7 @@ def _locate(
 
 def _locate_parts(column: TableColumn, kind: Type, known: Located | None, place: _Place) -> Located:
     """Return where files have this column of the table, and the members that the declared type has
-    within it. Raises SchemaMismatchError if the table's type is not the declared one, or wider.
+    within it. Raises SchemaMismatchError unless the declared type is the table's, or a wider one.
     """
     parts: dict[str, Located] = {}
     if isinstance(kind, Struct) and column.kind == STRUCT:

@@ -699,7 +699,7 @@ def _with_new_names(table: pa.Table, columns: DeclaredColumns) -> pa.Table:
     """Return records that may have values under older names with the declared columns. Raises
     TwoNamesError.
     """
-    if columns.with_older_names is columns:
+    if columns.with_older_names is columns:  # there are no older names
         return table
     return cast_table(columns.conform(table), columns.schema.to_arrow())
 

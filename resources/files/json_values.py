@@ -90,7 +90,7 @@ class MapKeys:
 
     def learn(self, type_: Type, parsed: pa.DataType, path: str) -> None:
         """Add the keys in a type that Arrow has inferred from values of `type_`. Parts that it has
-        inferred as another kind of type are left to the parser, which refuses them.
+        inferred as another kind of type, such as nulls, have no keys.
         """
         if isinstance(type_, Array):
             if pt.is_list(parsed):

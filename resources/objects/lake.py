@@ -274,7 +274,7 @@ def _find_url_problem(url: str, schemes: Sequence[str]) -> _UrlProblem | None:
     forms = " or ".join(form for kind, form in _FORMS.items() if kind in schemes)
     if _NO_COLON.match(url):
         scheme, _, rest = url.partition("//")
-        # "file" needs three slashes, and what follows may not be a folder.
+        # "file://REST" would name a host.
         if scheme.lower() in schemes and scheme.lower() != "file":
             forms = f"{scheme.lower()}://{rest}"
         return _UrlProblem("has no colon after its scheme", forms)

@@ -247,7 +247,8 @@ def check_replaceable(table: str, found: CommittedBatch | None, columns: OutputC
     """Raise ConfigurationError if replays are to replace rows of this producer in a table that has
     rows of it without source positions.
     """
-    if found is None or found.positions is not False or not columns.have_positions:
+    lacks_positions = found is not None and found.positions is False  # None: it is not known
+    if not lacks_positions or not columns.have_positions:
         return
     raise errors.ConfigurationError(
         f'output table {table} has on_replay="replace", and rows that this application wrote with'

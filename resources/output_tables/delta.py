@@ -194,7 +194,7 @@ class DeltaOutput(TableOutput):
                 return self._commit_once(table, batch, commit)
             except errors.AdjunctError:
                 raise
-            except Exception as error:
+            except Exception as error:  # of delta-rs
                 landed = self._look_again(batch, commit)
                 if landed is not None:
                     return landed

@@ -130,7 +130,7 @@ class _Read:
         many as the system counts without reading.
         """
         offsets = self.system.distance(ssp, span.start, span.end)
-        if found == offsets:
+        if found == offsets:  # as many as there can be
             return
         expected = f"at most {offsets} records"
         is_wrong = found > offsets

@@ -822,7 +822,7 @@ def check_places(stream: str, places: pa.Table, records: pa.Table) -> pa.Table:
     """Return the records that were read at these places. Raises OffsetOutOfRangeError for a place
     without a record.
     """
-    if records.num_rows == places.num_rows:
+    if records.num_rows == places.num_rows:  # each place once, so all were found
         return records
     partitions = records.column(PARTITION).to_pylist()
     found = set(zip(partitions, records.column(OFFSET).to_pylist(), strict=True))

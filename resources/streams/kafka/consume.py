@@ -339,7 +339,7 @@ class _RangeConsumer:
         ssp = topic.ssp(wanted.partition)
         if error.code() not in (error._AUTO_OFFSET_RESET, error.OFFSET_OUT_OF_RANGE):
             return client.translate_kafka_error(error, settings, str(ssp))
-        check_topic_identity(topic, wanted.partition)
+        check_topic_identity(topic, wanted.partition)  # else retention has dropped the offset
         at = TopicPartition(topic.topic, wanted.partition)
         oldest, _ = self._consumer.get_watermark_offsets(
             at, client.response_timeout(self._topic.settings)

@@ -415,7 +415,8 @@ def _optional_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     column = table.column(name)
     lacks_zone = pa.types.is_timestamp(column.type) and column.type.tz is None
     has_type = column.type.id == kind.id and not lacks_zone
-    if not has_type and not pa.types.is_null(column.type):
+    has_values = not pa.types.is_null(column.type)  # a column without them has every type
+    if has_values and not has_type:
         problem = f"{what}: column {name!r} holds {column.type}, expected {kind}."
         raise SchemaMismatchError(problem, "Cast it, or leave the column out.", column=name)
     return cast_column(column, name, OPTIONAL_META[name], what)
@@ -530,7 +531,7 @@ def _stored_checksum(
     records have too; a text that equals no checksum if the records are no longer known.
     """
     kept = repeat.without_lost(retired).before
-    if not kept.columns.fields:  # all columns of the first append were dropped
+    if not kept.columns.fields:  # no column of the first append is left to compare
         return _UNKNOWN_CHECKSUM
     if not sent.first:  # its offsets were forgotten when the stream was repartitioned
         return _UNKNOWN_CHECKSUM
@@ -757,8 +758,8 @@ class LakeAppends(StreamStates):
 
         `version` is the version's name. `rows` is its number of records in each partition, for
         validation; by default the stream counts them since the partition's previous marker.
-        `checksum` is of all its records, and is stored for readers to compare. `valid_from` (with a
-        time zone) is when the version becomes valid.
+        `checksum` is for readers, who validate the records of each of these partitions by it (see
+        `Marker`). `valid_from` (with a time zone) is when the version becomes valid.
         """
         valid_micros = append_checks.check_append(producer, sequence, version, valid_from)
         _, state = self.state(stream)

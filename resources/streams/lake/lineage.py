@@ -304,7 +304,9 @@ def _find_upstream_replacements(
 
 
 def _is_replayed(state_of: StateOf, name: str, seen: Collection[str]) -> bool:
-    """Return whether a stream, or one upstream of it in the lake, has replaced records."""
+    """Return whether a stream, or one upstream of it in the lake, has replaced records. Streams in
+    `seen` are not looked at again, as a stream may be upstream of itself.
+    """
     state = state_of(name)
     if state is None or name in seen:
         return False

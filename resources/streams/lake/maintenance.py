@@ -300,8 +300,8 @@ def count_expired(
 
 
 def _stored_ms(stored: StreamFiles, segment: Segment) -> int | None:
-    """Return when a segment's files were stored, in ms since the epoch by the store's clock;
-    None if it has none.
+    """Return when a segment's files were stored, in ms since the epoch by the store's clock; None
+    if it has none, or they are missing.
     """
     if not segment.files:
         return None
@@ -502,6 +502,7 @@ def _plan_maintenance(
     retention = state.declaration.retention
     expired = count_expired(segments, retention, now_ms, partial(_stored_ms, pages))
     used = _find_usable_merges(merges, segments[expired:], state.horizon)
+    # What was dropped less than the grace period ago, and waits for its deletion.
     waiting = tuple(entry for entry in state.index.dropped if entry.at >= horizon)
     if not expired and not used:
         if waiting == state.index.dropped:

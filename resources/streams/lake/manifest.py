@@ -626,7 +626,7 @@ class StreamFiles:
         entries = tuple(
             commit_log.decode_body(kind, item, where, "is malformed", _RESTORE) for item in items
         )
-        while len(self._cache) >= _MAX_CACHED_PAGES:
+        while len(self._cache) >= _MAX_CACHED_PAGES:  # forget the oldest
             self._cache.pop(next(iter(self._cache)), None)
         self._cache[page.key] = entries
         return entries

@@ -523,8 +523,8 @@ def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Co
 
 
 def _is_outside(some: Sequence[int], segments: int) -> Column:
-    """Return the condition that a row is in none of these segments; as SQL text, which saves a
-    JVM call for each.
+    """Return the condition that a row is in none of these segments, of `segments` in all; as SQL
+    text, which saves a JVM call for each.
     """
     if len(some) == segments:
         return F.lit(False)
