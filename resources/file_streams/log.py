@@ -66,13 +66,12 @@ class FileContents(NamedTuple):
 class AdmittedFile(NamedTuple):
     """A file as it was admitted: its `rows` have the offsets from `first` on.
 
-    `etag` changes with the contents; those of a table, which never change, have none, or the id of
-    the table.
-    `modified`, in microseconds since the epoch, is the time of its records. `values` are columns
-    that the file does not contain, as texts: parts of its path, values of its partition. `origin`
-    is what added it: a table's snapshot or version. A file with a `problem`, such as "damaged: …",
-    was set aside: its records are not read. If that happened before it was admitted, it has no
-    offsets. `admitted` is the time of its admission, also in microseconds.
+    `etag` changes with the contents; files of a table, which never change, have none, or the id of
+    the table. `modified`, in microseconds since the epoch, is the time of its records. `values` are
+    columns that the file does not contain, as texts: parts of its path, values of its partition.
+    `origin` is what added it: a table's snapshot or version. A file with a `problem`, such as
+    "damaged: …", was set aside: its records are not read. If that happened before it was admitted,
+    it has no offsets. `admitted` is the time of its admission, also in microseconds.
     """
 
     path: str

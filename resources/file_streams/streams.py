@@ -623,7 +623,7 @@ class _PieceReader:
         """
         wanted = piece.end - piece.start
         count = 0
-        with self._as_admitted(piece):
+        with self._locating_errors(piece):
             for number, table in self.feed.tables(piece, names):
                 count += table.num_rows
                 yield _with_meta(table, piece.file, number)
@@ -639,12 +639,12 @@ class _PieceReader:
         """Return the numbers of the records before which the file of a piece can be cut. Raises
         AdmittedFileError if the file is not as it was when it was admitted.
         """
-        with self._as_admitted(piece):
+        with self._locating_errors(piece):
             return self.feed.cuts(piece.file)
 
     @contextmanager
-    def _as_admitted(self, piece: FilePiece) -> Iterator[None]:
-        """Raise the errors of reading a piece as those of an admitted file of this stream."""
+    def _locating_errors(self, piece: FilePiece) -> Iterator[None]:
+        """Raise errors about the file of a piece as those of an admitted file of this stream."""
         with _naming_stream(self.stream), _as_admitted(piece.file.path):
             yield
 
