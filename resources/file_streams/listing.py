@@ -133,7 +133,7 @@ class DayFolders:
         count = (today - since).days + 2  # with today and tomorrow
         days = [since + timedelta(days=number) for number in range(count)]
         folders = {day.strftime(self.prefix): day for day in days}
-        is_long = count > _MOST_DAYS  # one listing of all takes fewer requests
+        is_long = count > _MOST_DAYS  # too many folders to list one by one
         is_whole = all_files or before is None or is_long
         if is_whole:
             files = tree.list()

@@ -328,7 +328,7 @@ def _find_replaced_upstream(
     are, too, in all epochs.
 
     `above` is the state of `name`, and `partitions` what the reader has read of it. Raises
-    ConfigurationError if the reader has not read all of it, or if it has lost records.
+    ConfigurationError if the reader has not read all of `name`, or `name` has lost records.
     """
     application = reader.partition("@")[0]
     ends = {f"{name}.{p}": end for p, end in enumerate(above.next)}

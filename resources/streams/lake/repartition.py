@@ -378,8 +378,8 @@ def _build_state(
     # Offsets from 0 would mean that no record was ever dropped (`StreamInfo.has_all_keys`).
     oldest = (int(any(state.oldest)),) * partitions
     # Retention may have dropped records of the version that has no marker yet. Its marker then
-    # counts from 0, one more than there are, so that the version stays incomplete. Nothing is
-    # missing if each partition still begins before the end of its last marked version.
+    # counts from 0, one more than there are, so that the version stays incomplete. It is whole if
+    # no partition begins after its last marker.
     marked = (0,) * partitions
     is_whole = all(map(le, state.oldest, state.marked_until))
     if is_whole:
