@@ -176,7 +176,8 @@ class TableChangesFeed:
             if not after.same_rows:
                 found += self._between(before, after, history.identity)
             before = after
-        return Found(found, _cursor(history, before, cursor.base), {})
+        more = len(later) > _MOST_COMMITS
+        return Found(found, _cursor(history, before, cursor.base), {}, more=more)
 
     def _between(
         self, before: TableState, after: TableState, identity: str

@@ -411,7 +411,7 @@ def records_from_batch(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[Ou
         batch.column(VALUE).to_pylist(),
         _record_times(batch, append.target),
         _record_headers(batch, append.headers()),
-        strict=False,
+        strict=True,
     )
 
 
