@@ -568,8 +568,8 @@ class Timeline:
         return self._fill_ends(last, 1)
 
     def stats(self) -> dict[str, Any]:
-        """Return counters for the file's stats; `current` is the number of rows that are valid
-        now.
+        """Return counters for the file's stats, without those of which nothing was counted;
+        `current` is the number of rows that are valid now.
         """
         stats: dict[str, Any] = {HAS_ENDS: self._options.fills_ends}
         if self._options.fills_ends:

@@ -240,8 +240,8 @@ class BucketFileWriter:
         # it.
         self._path = store.staging_dir() / f"{uuid4().hex}.parquet"
         self._writer: Any = None
-        self._held: pa.Table | None = None
-        self._waiting: list[pa.Table] = []
+        self._held: pa.Table | None = None  # with `last_per_key`: the last row so far
+        self._waiting: list[pa.Table] = []  # for enough rows to make a row group
         self._waiting_rows = 0
         self._rows = self._superseded = self._conflicting = self._deleted = 0
         self._written = _WrittenRows(layout, options)
@@ -253,9 +253,9 @@ class BucketFileWriter:
         self._scattered = None
         if options.one_per_key:
             self._scattered = _ScatteredKeys(layout.key, options.one_per_key)
-        self._min: list[Any] | None = None
+        self._min: list[Any] | None = None  # the key of the first row
         self._group_keys: list[Any] = []
-        self._last: pa.Table | None = None
+        self._last: pa.Table | None = None  # the last row that was queued
         self._over_time = None
         if options.over_time is not None:
             self._over_time = Timeline(layout.key[:-1], options.over_time)

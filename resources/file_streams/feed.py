@@ -13,7 +13,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.declaration import StreamDeclaration
 
 MOST_AT_ONCE = 10_000
-"""How many files are admitted in one commit at most; the next commit admits others."""
+"""How many files of a folder are admitted in one commit at most; the next one admits others."""
 
 
 class KnownFiles(Protocol):
@@ -70,8 +70,8 @@ class Feed(Protocol):
     """
 
     def find(self, known: KnownFiles) -> Found:
-        """Return the files to admit next, at most `MOST_AT_ONCE` of them; their order depends on
-        what there is, not on the order in which it was listed.
+        """Return the files to admit next; their order depends on what there is, not on the order
+        in which it was listed.
 
         Raises an AdjunctError, by the declared rules, for a file that can't be admitted.
         """

@@ -384,8 +384,9 @@ def _ancestry_of(metadata: TableMetadata, at: int | None) -> list[Snapshot]:
 def partition_texts(
     file: DataFile, spec: PartitionSpec, metadata: TableMetadata
 ) -> dict[str, str | None]:
-    """Return the values of a file's partition as texts, by the ids of the columns that have them.
-    Columns of which the table is partitioned by a part, such as the day, are left out.
+    """Return the values of a file's partition, by the ids of the columns that have them, as texts
+    for `convert_texts`. Columns of which the table is partitioned by a part, such as the day, are
+    left out.
     """
     from pyiceberg.conversions import to_json
     from pyiceberg.transforms import IdentityTransform

@@ -320,8 +320,9 @@ class _SideReader:
     def keep_malformed(
         self, batch: pa.RecordBatch, bad: RowProblems, columns: dict[str, pa.Array], stream: str
     ) -> None:
-        """Put the bytes of the rows that can't be read into their column; without one, raise
-        SchemaMismatchError.
+        """Put the bytes of the rows that can't be read into their column of `columns`; without one,
+        raise SchemaMismatchError. Of a message of which neither side can be read, a column of both
+        keeps the key.
         """
         data = batch.column(f"__{self.which}")
         column = self.form.malformed

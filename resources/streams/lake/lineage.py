@@ -278,15 +278,14 @@ def _find_upstream_replacements(
     """
     state_of = _state_lookup(streams)
     replaced = _find_replaced_by_repartition(stream, state.read, lineage_lookup(streams))
-    # Then those whose source records were themselves replaced.
-    # All results that these readers made of these streams are replaced.
+    # Of these, all results are replaced already, whatever happened upstream.
     rewritten = {_Read(span.reader, _stream(span.source)) for span in replaced}
     unknown: set[str] = set()
     for reader, name in sorted(_list_reads(state.read) - rewritten):
         _, _, identity = reader.partition("@")
         above = state_of(name)
         if above is None or Lineage.of(above).index_of(identity) is None:
-            unknown.add(name)
+            unknown.add(name)  # in another lake, deleted, or recreated since
         elif _is_replayed(state_of, name, {f"lake.{stream}"}):
             if above.id != identity:
                 raise _repartitioned_error(stream, reader, name)

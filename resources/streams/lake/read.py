@@ -714,8 +714,9 @@ class LakeReads(StreamStates, NumberedOffsets):
         copies: bool = False,
         without_position: WithoutPosition = "refuse",
     ) -> _Located:
-        """Return where the records of these ranges are; `positions` and `copies` make no
-        difference. Raises OffsetOutOfRangeError, and ConfigurationError as `read` does.
+        """Return where the records of these ranges are. It takes the options of `read`, of which
+        `positions` and `copies` make no difference. Raises OffsetOutOfRangeError, and
+        ConfigurationError as `read` does.
         """
         stream = system.require_one_stream(self.name, ranges)
         _, state = self.state(stream)
