@@ -552,9 +552,7 @@ class CommitLog:
             try:
                 return put_after(self.store, self.pointer_key, data, expected)
             except errors.RunLeaseLostError:  # nothing was sent; an earlier try may have committed
-                if problem is None:
-                    raise
-                outcome = self._resolve_outcome(expected, pointer, problem)
+                outcome = self._resolve_earlier_try(expected, pointer, problem)
                 if not outcome.happened:
                     raise
                 return outcome.etag
@@ -572,6 +570,16 @@ class CommitLog:
                 return outcome.etag
             _back_off(attempt)  # the pointer is still our parent's: repeat the same request
         raise self._unknown_error(pointer, problem)
+
+    def _resolve_earlier_try(
+        self, expected: str | None, pointer: Pointer, problem: Exception | None
+    ) -> _Outcome:
+        """Return whether an earlier try, which failed with `problem`, has committed; it has not if
+        that is None, as there was none.
+        """
+        if problem is None:
+            return _Outcome(happened=False)
+        return self._resolve_outcome(expected, pointer, problem)
 
     def _resolve_outcome(
         self, expected: str | None, pointer: Pointer, problem: Exception
