@@ -163,7 +163,7 @@ def _open_source(
         tree, found, schema, what, values=not schema.sensitive, required=stream.key
     )
     with translate_file_errors(path, "a file to append"):
-        digest = _contents_digest(path, declared.place(file))
+        digest = _contents_digest(path, declared.describe_file(file))
     return _Source(str(path), declared, file, f"{FILE_PRODUCER}{digest}")
 
 

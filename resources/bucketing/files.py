@@ -414,7 +414,9 @@ def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
     """Whether a file with these columns may be from before columns of the layout were added,
     widened or dropped; both have stored names.
 
-    Files of a layout without hidden columns are never older than it, unless it is projected.
+    Files of a layout without hidden columns are never older than it, unless it is projected. Those
+    that may be older have each column once, and have all that never changed: those of the key and
+    the buckets, and hidden ones except `__set_at`, which older files lack.
     """
     names = set(found.names)
     fixed = {*layout.key, *layout.bucket_by, *dict(layout.hidden)} - {SET_AT}
@@ -534,6 +536,7 @@ class Timeline:
         self._options = options
         self._last: pa.Table | None = None
         self._anchor: pa.Table | None = None  # where the interval of `_last` begins, if pruned
+        # Whether the next row follows a row of its key that was kept.
         self._follows_kept = False
         self._pruned = self._forgotten = self._corrections = self._current = 0
         self._forgotten_to: int | None = None
@@ -565,8 +568,8 @@ class Timeline:
         return self._fill_ends(last, 1)
 
     def stats(self) -> dict[str, Any]:
-        """Return counters for the file's stats; `current` is the number of rows that are valid
-        now.
+        """Return counters for the file's stats, without those of which nothing was counted;
+        `current` is the number of rows that are valid now.
         """
         stats: dict[str, Any] = {HAS_ENDS: self._options.fills_ends}
         if self._options.fills_ends:
@@ -614,7 +617,9 @@ class Timeline:
         """Return the kept rows with their ends, each after the anchor of its interval; `rows` may
         have one more row.
 
-        `in_history` says which rows did not end before the history begins.
+        The others say of each row: when it ends; whether the next row is of the `same` key; whether
+        it is its key's `first`; whether it did not end before the history begins (`in_history`);
+        and whether it is `kept`.
         """
         # Whether the next row continues the interval of a row that ended before the history.
         continued = np.zeros(len(ends), np.bool_)
@@ -629,14 +634,17 @@ class Timeline:
             first, in_history, kept = (
                 np.append([False], mask) for mask in (first, in_history, kept)
             )
+        # The place of the row with which each row's interval begins.
         places = np.arange(len(ends))
         starts = np.maximum.accumulate(np.where(np.append([True], ~continued[:-1]), places, 0))
         self._anchor = rows.slice(starts[-1], 1) if continued[-1] else None
+        # The last rows before the history of intervals that go on in it.
         reaching = np.nonzero(continued[:-1] & in_history[1:])[0]
         anchors = starts[reaching]
         self._pruned -= len(anchors)
         kept = kept.copy()
         kept[anchors] = True
+        # The anchor ends where the first row in the history begins, and is the key's first row.
         ends[anchors] = _micros(rows)[reaching + 1]
         first[reaching + 1] = False
         first[anchors] = True
@@ -657,8 +665,8 @@ class Timeline:
         return ~differs
 
     def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
-        """Return which rows to forget, and count them: old tombstones that are the only row left
-        of their key.
+        """Return which rows to forget, and count them: kept tombstones, not after the time
+        `forget`, that are the only row left of their key.
         """
         follows_none = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
         are_alone = follows_none & ~same
@@ -684,6 +692,7 @@ def _ends_array(ends: Any, same: Any) -> Any:
 
 
 def _deletions(rows: pa.Table) -> Any:
+    """Return which rows are tombstones, as a NumPy array."""
     return rows.column(TOMBSTONE).to_numpy().astype(bool)
 
 

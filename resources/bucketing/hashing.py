@@ -371,8 +371,8 @@ def _hash_of_parts(parts: Iterable[tuple[str, Type]]) -> str:
     # A null's position is left out too: else two rows could give the same sequence, as a 1 may be
     # value or position.
     pairs = []
-    for place, (value, type_) in enumerate(parts):
-        pairs.append(f"CASE WHEN {value} IS NOT NULL THEN {place} END, {_hashed(value, type_)}")
+    for position, (value, type_) in enumerate(parts):
+        pairs.append(f"CASE WHEN {value} IS NOT NULL THEN {position} END, {_hashed(value, type_)}")
     return f"xxhash64({', '.join(pairs)})"
 
 
@@ -393,8 +393,8 @@ def _hashed(value: str, type_: Type) -> str:
 
 
 def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
-    """Return what `row_hash` computes in Spark of these columns, for each row of the table, as
-    int64.
+    """Return the hash of these columns for each row of the table, as int64: the same as `row_hash`
+    computes in Spark.
 
     The Arrow types of the columns must be those of the schema. Raises SchemaMismatchError for a
     type that no schema may have.
@@ -404,22 +404,22 @@ def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
     digests = []
     for batch in chosen.to_batches(max_chunksize=rows):
         hashes = np.full(batch.num_rows, SEED, dtype=np.uint64)
-        for place, column in enumerate(batch.columns):
-            hashes = _digest(column, place, hashes)
+        for position, column in enumerate(batch.columns):
+            hashes = _digest(column, position, hashes)
         digests.append(pa.array(hashes.view(np.int64)))
     return pa.chunked_array(digests, pa.int64())
 
 
-def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
-    """Return the hash of (place, value) for each value, beginning with its seed; for a null, the
+def _digest(array: pa.Array, position: int, seeds: UInt64) -> UInt64:
+    """Return the hash of (position, value) for each value, beginning with its seed; for a null, the
     seed.
     """
     if array.null_count:
         hashes = seeds.copy()
         valid = np.asarray(array.is_valid())
-        hashes[valid] = _digest(array.drop_null(), place, seeds[valid])
+        hashes[valid] = _digest(array.drop_null(), position, seeds[valid])
         return hashes
-    return _chain(array, _xxhash_int(np.array([place], dtype=np.int32), seeds))
+    return _chain(array, _xxhash_int(np.array([position], dtype=np.int32), seeds))
 
 
 def _chain(array: pa.Array, seeds: UInt64) -> UInt64:
@@ -450,8 +450,8 @@ def _nested_hashes(array: pa.Array) -> UInt64:
     """Return the hash of each nested value, of which none is null (see `row_hash`)."""
     if pt.is_struct(array.type):
         hashes = np.full(len(array), SEED, dtype=np.uint64)
-        for place, part in enumerate(array.flatten()):
-            hashes = _digest(part, place, hashes)
+        for position, part in enumerate(array.flatten()):
+            hashes = _digest(part, position, hashes)
         return hashes
     lists = as_lists(array)
     sizes = np.asarray(pc.list_value_length(lists))
@@ -633,7 +633,9 @@ def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
 
 
 def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int, str]:
-    """Return what `checksums_by` returns, for an Arrow table."""
+    """Return a checksum for each value of the column `number` of an Arrow table: that of its
+    records, the same as by `checksums_by`.
+    """
     # Unsigned, since their sums wrap around.
     digests = row_digests(table, schema.names).cast(pa.uint64(), safe=False)
     numbered = pa.table([table.column(number), digests], ["number", "digest"])
@@ -642,7 +644,7 @@ def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int
 
 
 def arrow_checksum(table: pa.Table, schema: Schema) -> str:
-    """Return what `records_checksum` returns, for an Arrow table."""
+    """Return the checksum of the records of an Arrow table, the same as by `records_checksum`."""
     return _format_checksum(
         0, pc.sum(row_digests(table, schema.names).cast(pa.uint64(), safe=False)).as_py()
     )

@@ -204,7 +204,9 @@ def _count_true(column: pa.Array | pa.ChunkedArray) -> int:
 
 
 def _widen(bounds: tuple[Any, Any] | None, column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    """Return the bounds of earlier values and of this column's; None if there are no values."""
+    """Return the least and the greatest value of earlier ones (`bounds`, None without any) and of
+    this column's; None if there are no values at all.
+    """
     found = pc.min_max(column).as_py()
     if found["min"] is None:
         return bounds
@@ -238,8 +240,8 @@ class BucketFileWriter:
         # it.
         self._path = store.staging_dir() / f"{uuid4().hex}.parquet"
         self._writer: Any = None
-        self._held: pa.Table | None = None
-        self._waiting: list[pa.Table] = []
+        self._held: pa.Table | None = None  # with `last_per_key`: the last row so far
+        self._waiting: list[pa.Table] = []  # for enough rows to make a row group
         self._waiting_rows = 0
         self._rows = self._superseded = self._conflicting = self._deleted = 0
         self._written = _WrittenRows(layout, options)
@@ -251,9 +253,9 @@ class BucketFileWriter:
         self._scattered = None
         if options.one_per_key:
             self._scattered = _ScatteredKeys(layout.key, options.one_per_key)
-        self._min: list[Any] | None = None
+        self._min: list[Any] | None = None  # the key of the first row
         self._group_keys: list[Any] = []
-        self._last: pa.Table | None = None
+        self._last: pa.Table | None = None  # the last row that was queued
         self._over_time = None
         if options.over_time is not None:
             self._over_time = Timeline(layout.key[:-1], options.over_time)
@@ -269,7 +271,7 @@ class BucketFileWriter:
             return
         self._check(batch)
         if self._completing is not None:
-            if DIGEST in batch.column_names:  # it was computed before the rows are completed
+            if DIGEST in batch.column_names:  # which is that of the incomplete rows
                 batch = batch.drop_columns([DIGEST])
             batch = self._completing.take(batch)
         self._write(batch)
@@ -366,8 +368,8 @@ class BucketFileWriter:
                 )
 
     def _without_superseded(self, batch: pa.Table) -> pa.Table:
-        """Return the rows after which a row of another key follows. Leaves out the last row,
-        which waits in `_held`.
+        """Return the rows after which a row of another key follows, and count the others. Leaves
+        out the last row, which waits in `_held`.
         """
         count = batch.num_rows - 1
         differs = pa.array(key_changes(batch, self._layout.key))
@@ -422,7 +424,9 @@ class BucketFileWriter:
             self._flush()
 
     def _without_deleted(self, batch: pa.Table) -> pa.Table:
-        """Return the rows without the tombstones to omit, which are counted."""
+        """Return the rows without the tombstones to omit, which are counted: all of them, or those
+        up to the position `forget_to`.
+        """
         forget_to = self._options.forget_to
         if not batch.num_rows:
             return batch
@@ -503,6 +507,7 @@ class BucketFileWriter:
         """Return the stats of the file. Counts of 0 are left out, except of what the options ask
         for.
         """
+        # Those that the options ask for are added again below, also if they are 0.
         found: dict[str, Any] = {
             "superseded": self._superseded,
             "conflicting": self._conflicting,
@@ -511,6 +516,7 @@ class BucketFileWriter:
         if self._scattered is not None:
             found["scattered"] = self._scattered.count
             found["scattered_keys"] = self._scattered.named
+        # Tombstones were omitted for one of two reasons.
         left_out = "forgotten"
         if self._options.drop_tombstones:
             left_out = "deleted"
@@ -654,10 +660,10 @@ def describe_record(
 
 def _repetitive_columns(rows: pa.Table) -> list[str]:
     """Return the columns whose values repeat in a sample of the rows, for which a dictionary pays
-    off; of nested columns, the Parquet paths of such parts.
+    off; of nested columns, the Parquet paths of their parts whose values repeat.
 
     For other columns, building and then discarding the dictionary takes longer than writing the
-    values.
+    values. `__row`, which may have an encoding that excludes one, never repeats.
     """
     places = np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64)
     sample = rows.take(places)
@@ -665,7 +671,7 @@ def _repetitive_columns(rows: pa.Table) -> list[str]:
     for name, column in zip(sample.column_names, sample.columns, strict=True):
         for path, values in _parquet_leaves(name, column):
             distinct = pc.count_distinct(values, mode="all").as_py()
-            if name != ROW and distinct <= len(values) / 2:
+            if distinct <= len(values) / 2:
                 repetitive.append(path)
     return repetitive
 
@@ -746,7 +752,7 @@ def write_buckets(
     `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a
     name.
     """
-    one_task = one_task and bool(layout.bucket_by)
+    one_task = one_task and bool(layout.bucket_by)  # one bucket is written by one task anyway
     digested = layout.schema.names if options.digested is None else options.digested
     types = layout.types
     digest = row_hash({name: types[name] for name in digested})
@@ -759,7 +765,7 @@ def write_buckets(
         by.insert(0, F.col(_BUCKET))
     if by:
         df = df.sortWithinPartitions(*by)
-    if DIGEST not in df.columns:
+    if DIGEST not in df.columns:  # else it also checks the buckets
         df = df.withColumn(DIGEST, digest)
     df = df.select(*map(quote_name, _input_columns(layout, options, df.columns)))
     with tasks.translate_spark_errors():
@@ -775,7 +781,7 @@ def write_buckets(
 
 def _order_of(name: str, types: Mapping[str, str]) -> Column:
     """Return what rows are sorted by for a column: its values, or the hashes of nested ones, which
-    have no order.
+    have no order. Columns that are not among `types` are only for the order, and simple.
     """
     if is_nested(types.get(name, "")):
         return row_hash({name: types[name]})
@@ -902,7 +908,7 @@ def _split_by_bucket(tables: Iterator[pa.Table]) -> Iterator[tuple[int, Iterator
 
 def _runs(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
     """Yield (bucket, rows without the bucket column) for each run of consecutive rows of the
-    same bucket.
+    same bucket. Rows are sorted by bucket, so that a table has one run of each.
     """
     for table in tables:
         buckets = table.column(_BUCKET)

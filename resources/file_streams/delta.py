@@ -228,7 +228,9 @@ class _Commit(NamedTuple):
 
     @property
     def time(self) -> int:
-        """When it was committed, in microseconds since the epoch."""
+        """When it was committed, in microseconds since the epoch. If it does not say so: when the
+        newest of its files was written, 0 if it has none.
+        """
         for info in self.all("commitInfo"):
             for name in ("inCommitTimestamp", "timestamp"):
                 if isinstance(info.get(name), int):
@@ -248,13 +250,17 @@ class _Look(NamedTuple):
     files: _Files
 
     def first(self) -> list[AdmittedFile]:
-        """Return the files at the first look."""
+        """Return the files at the first look: all that the table has now, or, with
+        `start="oldest"`, those of the oldest version that can be read, and what was added since.
+        """
         if self.declared.start == "current":
             return self._all_files(self.table)
+        # Their names begin with the version, in 20 digits.
         names = self._log_names()
         versions = [int(name[:20]) for name in names if re.fullmatch(r"\d{20}\.json", name)]
         if 0 in versions:
             return self.since(-1)
+        # The first commits are gone: begin with the oldest version that a checkpoint describes.
         points = [int(name[:20]) for name in names if re.match(r"\d{20}\.checkpoint", name)]
         oldest = min(points, default=self.table.version())
         return self._all_files(_open_readable(self.declared.source, oldest)) + self.since(oldest)
@@ -277,13 +283,14 @@ class _Look(NamedTuple):
             return self.files.names(_LOG)
 
     def _commit(self, version: int) -> _Commit:
+        """Return a commit of the table. Raises AdmittedFileError if the log has it no more."""
         try:
             data = self.files.read(f"{_LOG}/{version:020}.json")
         except FileNotFoundError:
             reason = f"the log of its version {version} is gone"
             raise expired_error(str(self.declared), reason) from None
         except OSError as error:
-            with translate_delta_errors(self.declared.source):
+            with translate_delta_errors(self.declared.source):  # which raises it as an AdjunctError
                 raise error
         return _Commit.parse(version, data)
 
@@ -308,8 +315,8 @@ class _Look(NamedTuple):
             if add.get("deletionVector"):
                 raise self._vector_error(commit.version, 1)
             rows = json.loads(add.get("stats") or "{}").get("numRecords")
-            one = _Added(add["path"], add["size"], rows, add.get("partitionValues") or {})
-            found.append((one, commit.time, origin))
+            values = add.get("partitionValues") or {}
+            found.append(_Added(add["path"], add["size"], rows, values, commit.time, origin))
         return self._admitted(found)
 
     def _all_files(self, table: Any) -> list[AdmittedFile]:
@@ -326,31 +333,39 @@ class _Look(NamedTuple):
         partitions = _partition_texts(actions, stored)
         for number, action in enumerate(actions.select(_FACTS).to_pylist()):
             one = _Added(
-                action["path"], action["size_bytes"], action["num_records"], partitions[number]
+                action["path"],
+                action["size_bytes"],
+                action["num_records"],
+                partitions[number],
+                action["modification_time"] * 1000,
+                str(version),
             )
-            found.append((one, action["modification_time"] * 1000, str(version)))
+            found.append(one)
         return self._admitted(found)
 
     def _vector_error(self, version: int, count: int) -> errors.AdmittedFileError:
+        """Return the error for files some of whose rows are deleted by deletion vectors."""
         return table_error(
             f"{self.declared}: {count} files of version {version} have deletion vectors.",
             "Rewrite them first, as with Delta's REORG TABLE … APPLY (PURGE).",
             "deleted",
         )
 
-    def _admitted(self, found: Sequence[tuple[_Added, int, str]]) -> list[AdmittedFile]:
-        """Return files as they are admitted: with (time, origin) in order, and in each by path."""
+    def _admitted(self, found: Sequence[_Added]) -> list[AdmittedFile]:
+        """Return files as they are admitted, in the order of their times, and at one time by
+        path.
+        """
         kinds = {str(one.at): one.kind for one in _partition_columns(self.table)}
-        uncounted = [one for one, _, _ in found if one.rows is None]
+        uncounted = [one for one in found if one.rows is None]
         counted = map_in_threads(self._count, uncounted, _THREADS)
         rows = {one.path: count for one, count in zip(uncounted, counted, strict=True)}
         files = []
-        for one, time, origin in found:
+        for one in found:
             values = {name: _partition_text(text, kinds[name]) for name, text in one.values.items()}
             count = rows[one.path] if one.rows is None else one.rows
             path = self._path_of(one)
             files.append(
-                AdmittedFile(path, one.size, "", time, count, values=values, origin=origin)
+                AdmittedFile(path, one.size, "", one.time, count, values=values, origin=one.origin)
             )
         return sorted(files, key=lambda file: (file.modified, file.path))
 
@@ -374,19 +389,26 @@ class _Look(NamedTuple):
 
 
 class _Added(NamedTuple):
-    """A file as the table's log describes it."""
+    """A file as the table's log describes it: its `values` are those of its partition, `time` is
+    when it was added, in microseconds since the epoch, and `origin` the version that has it.
+    Without statistics, the number of its rows is not known.
+    """
 
     path: str
     size: int
     rows: int | None
     values: Mapping[str, str | None]
+    time: int
+    origin: str
 
 
 _FACTS = ["path", "size_bytes", "modification_time", "num_records"]
 
 
 def _partition_texts(actions: pa.Table, stored: Mapping[str, str]) -> list[dict[str, str | None]]:
-    """Return the values of the partition of each file, as texts by stored name."""
+    """Return the values of the partition of each file, as texts by stored name; none if the table
+    is not partitioned. `stored` has the stored names of columns, by their names in the table.
+    """
     if "partition" not in actions.column_names:
         return [{} for _ in range(actions.num_rows)]
     struct = actions.column("partition").combine_chunks()
@@ -408,10 +430,10 @@ def _partition_columns(table: Any) -> list[TableColumn]:
 
 
 def _partition_text(text: str | None, kind: str) -> str | None:
-    """Return the value of a partition in the form that files of text have it in."""
-    if not text:
+    """Return the value of a partition in the form that files of text have it in, None for null."""
+    if not text:  # so Delta's log writes null
         return None
-    if kind == "timestamp" and not text.endswith("Z"):
+    if kind == "timestamp" and not text.endswith("Z"):  # taken as UTC
         return f"{text}Z"
     return text
 
@@ -429,7 +451,10 @@ def table_columns(struct: Mapping[str, Any]) -> tuple[TableColumn, ...]:
 
 
 def _table_column(name: str, at: str, kind: Any) -> TableColumn:
-    if isinstance(kind, str):
+    """Return a column, or a part of one, of a type as Delta's schema has it: a text or an object.
+    `at` is its stored name.
+    """
+    if isinstance(kind, str):  # a simple type
         return TableColumn(name, at, _SIMPLE.get(kind, kind))
     if kind["type"] == "struct":
         return TableColumn(name, at, STRUCT, table_columns(kind))

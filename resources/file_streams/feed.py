@@ -13,7 +13,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.declaration import StreamDeclaration
 
 MOST_AT_ONCE = 10_000
-"""How many files are admitted in one commit at most; the next commit admits others."""
+"""How many files of a folder are admitted in one commit at most; the next one admits others."""
 
 
 class KnownFiles(Protocol):
@@ -43,8 +43,9 @@ class KnownFiles(Protocol):
 class Found:
     """The files to admit, in their order, and the cursor after them.
 
-    `waiting` says of files that are not admitted yet why they wait, by path. `settled` is called
-    once the files are committed. If there is `more`, the next look finds it.
+    `waiting` has the reasons why files wait, by path: they can't be admitted yet. `settled` is
+    called once the files are committed, for what must not happen before, such as deleting a queue's
+    messages about them. If there is `more`, the next look finds it.
     """
 
     files: Sequence[AdmittedFile]
@@ -69,8 +70,8 @@ class Feed(Protocol):
     """
 
     def find(self, known: KnownFiles) -> Found:
-        """Return the files to admit next, at most `MOST_AT_ONCE` of them; their order depends on
-        what there is, not on the order in which it was listed.
+        """Return the files to admit next; their order depends on what there is, not on the order
+        in which it was listed.
 
         Raises an AdjunctError, by the declared rules, for a file that can't be admitted.
         """
@@ -84,7 +85,8 @@ class Feed(Protocol):
 
     def cuts(self, file: AdmittedFile) -> Sequence[int]:
         """Return the numbers of the records, from 0 and ascending, before which a large file can be
-        cut, so that tasks read its parts at once: of Parquet the first of each row group.
+        cut, so that tasks read its parts at once: of Parquet the first of each row group. There are
+        none for a file that must be read as a whole.
         """
 
 

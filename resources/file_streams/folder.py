@@ -249,11 +249,14 @@ class FolderFeed:
             else:
                 files.append(file)
         rest = fresh[len(chosen) :]
+        # A later look has to find these, whatever it lists: so the cursor stays before them, and
+        # messages about them stay in the queue.
         left = {*waiting, *(new.listed.path for new in rest)}
         done = [file.path for file in arrivals.complete if file.path not in left]
         more = bool(rest)
         if look.more and files:
-            # If no file was admitted, another look would receive the same messages again.
+            # The queue has more messages. While no file can be admitted, another look at once would
+            # only receive the same ones again.
             more = True
         return Found(files, look.cursor(done, left), waiting, look.settled(left), more)
 
@@ -309,8 +312,10 @@ class FolderFeed:
             if before is None:
                 fresh.append(_NewFile(file, self._problem_of_late(file, look)))
             elif before.etag != file.etag and not known.has_contents(file.path, file.etag):
+                # Not if earlier contents are back, which were admitted.
                 fresh.append(_NewFile(file, self._problem_of_changed(file, before, look)))
             elif known.all_files and before.etag == file.etag and self._was_damaged(before):
+                # Perhaps it can be read as it is declared now.
                 fresh.append(_NewFile(file, was_damaged=True))
         if look.in_name_order:
             return sorted(fresh, key=_path)
@@ -338,6 +343,9 @@ class FolderFeed:
     def _problem_of_changed(self, file: ListedFile, before: AdmittedFile, look: Look) -> str:
         """Return why a file with other contents than before is set aside, "" if its contents are
         admitted. Raises AdmittedFileError if the rule for changed files is "fail".
+
+        In this order: what was damaged, empty or set aside by a command is admitted; what was late
+        still is; for all others, the rule for changed files decides.
         """
         set_aside_by = rule_of(before.problem)
         if set_aside_by in _DELIVERED_AGAIN:
@@ -384,7 +392,7 @@ class FolderFeed:
         rules = self.declared.rules
         try:
             values = path_values(file.path, self.declared)
-            rows = self._reader.count(file) if file.size else 0
+            rows = self._reader.count(file) if file.size else 0  # no bytes: empty, not damaged
         except errors.SourceChangedError:
             return None
         except errors.SchemaMismatchError as error:
@@ -495,7 +503,7 @@ def path_values(path: str, declared: FolderDeclaration) -> dict[str, str | None]
             )
         value = unquote(parts[name])
         values[name] = None if value == _NULL else value
-        try:
+        try:  # only checks: readers convert the text
             convert_texts(pa.array([values[name]], pa.string()), kind)
         except TextMisfit as misfit:
             raise errors.SchemaMismatchError(

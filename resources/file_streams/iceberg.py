@@ -175,7 +175,9 @@ class _Look(NamedTuple):
     table: Table
 
     def first(self) -> _AddedFiles:
-        """Return the files at the first look."""
+        """Return the files at the first look: all that the table has now, or, with
+        `start="oldest"`, those of the oldest known snapshot, and what was added since.
+        """
         current = self.table.metadata.current_snapshot()
         if current is None:
             return _AddedFiles([], _NONE)
@@ -233,7 +235,7 @@ class _Look(NamedTuple):
                 "rolled-back",
             )
         fresh = ancestry[: current_ids.index(common)]
-        if not fresh:
+        if not fresh:  # the rollback is logged once a snapshot follows it
             return _AddedFiles([], at)
         there = known.by_path()
         reason = f"the table was rolled back to snapshot {common}"
@@ -272,7 +274,7 @@ class _Look(NamedTuple):
         try:
             tasks = self.table.scan(snapshot_id=snapshot.snapshot_id).plan_files()
             deleted = sum(1 for task in tasks if task.delete_files)
-        except ValueError:  # of PyIceberg, for equality deletes
+        except ValueError:  # which PyIceberg raises for equality deletes
             deleted = len(deletes)
         if deleted:
             raise table_error(
@@ -303,7 +305,7 @@ class _Look(NamedTuple):
         files = []
         deletes = sum(one.content == ManifestContent.DELETES for one in own)
         for entry in self._entries(own, live=False):
-            if entry.snapshot_id != snapshot.snapshot_id:
+            if entry.snapshot_id != snapshot.snapshot_id:  # an older file, in a merged manifest
                 continue
             if entry.status == ManifestEntryStatus.DELETED:
                 deletes += 1
@@ -382,7 +384,10 @@ def _ancestry_of(metadata: TableMetadata, at: int | None) -> list[Snapshot]:
 def partition_texts(
     file: DataFile, spec: PartitionSpec, metadata: TableMetadata
 ) -> dict[str, str | None]:
-    """Return the values of the columns by which a file is partitioned as they are, by field id."""
+    """Return the values of a file's partition, by the ids of the columns that have them, as texts
+    for `convert_texts`. Columns of which the table is partitioned by a part, such as the day, are
+    left out.
+    """
     from pyiceberg.conversions import to_json
     from pyiceberg.transforms import IdentityTransform
 
@@ -391,7 +396,7 @@ def partition_texts(
         if not isinstance(field.transform, IdentityTransform):
             continue
         kind = _type_of_field(metadata, field.source_id)
-        if kind is None:
+        if kind is None:  # no schema that is left has the column
             continue
         value = file.partition[place]
         if value is None:
@@ -429,6 +434,7 @@ def _table_column(
     from pyiceberg.types import ListType, MapType, StructType
 
     if field is not None and field.initial_default is not None:
+        # No schema has such a type, so that the column is refused: files without it would be null.
         return TableColumn(name, at, f"{kind} with an initial default")
     if isinstance(kind, StructType):
         return TableColumn(name, at, STRUCT, table_columns(kind.fields))
@@ -472,8 +478,9 @@ def _open_reader(process: int, identity: str, name: IcebergName) -> _Reader:
 
 
 def _file_columns(fields: Any, names: Sequence[MappedField], path: str) -> Iterator[TableColumn]:
-    """Yield the columns of a Parquet file, by its field ids, else by the names of the table's
-    mapping. Raises AdmittedFileError if it has neither.
+    """Yield the columns of a Parquet file with their field ids: those in the file, or, if it has
+    none, those that the table's mapping gives to their names. Raises AdmittedFileError if the
+    table has no mapping either.
     """
     fields = list(fields)
     by_name = not any(_FIELD_ID in (field.metadata or {}) for field in fields)
@@ -489,8 +496,8 @@ def _file_columns(fields: Any, names: Sequence[MappedField], path: str) -> Itera
 
 
 def _file_column(field: pa.Field, names: Sequence[MappedField] | None) -> TableColumn:
-    """Return a column of a file, or a part of one, with its field id: that in the file, or the one
-    to which `names` map its name; -1 if it has none.
+    """Return a column of a file, or a part of one, with its field id: that in the file if `names`
+    is None, else the one to which `names` map its name; -1 if it has none.
     """
     at = -1
     inner: Sequence[MappedField] | None = None

@@ -38,6 +38,7 @@ class ListingCursor(StoredDocument):
 @dataclass(frozen=True, slots=True)
 class Look:
     """The files that one look found. `is_partial`: there may be files that it has not listed.
+    `in_name_order`: they are admitted by name, not by time. `more`: a queue has more messages.
     `waiting` says what could not be used, and why.
     """
 
@@ -52,11 +53,15 @@ class Look:
         return False
 
     def cursor(self, done: Collection[str], left: Collection[str]) -> str:
-        """Return the cursor after the files `done` were admitted, and the files `left` were not."""
+        """Return the cursor after the files `done` were admitted, and the files `left` were not;
+        "" if the next look is to be like the first one.
+        """
         return ""
 
     def settled(self, left: Collection[str]) -> Callable[[], None] | None:
-        """Return what to call once all files except those `left` are committed."""
+        """Return what to call once all files except those `left` are committed, None for
+        nothing.
+        """
         return None
 
 
@@ -84,18 +89,23 @@ class AfterLast:
         if before is None:
             return _LookAfter(tree.list(), in_name_order=True)
         files = tree.list(after="" if all_files else before.after)
-        return _LookAfter(files, not all_files, in_name_order=True, after=before.after)
+        return _LookAfter(files, is_partial=not all_files, in_name_order=True, after=before.after)
 
 
 @dataclass(frozen=True, slots=True)
 class _LookAfter(Look):
+    """The files found by name. `after` is the last name of which all before had been seen, None at
+    the first look.
+    """
+
     after: str | None = None
 
     def is_late(self, path: str) -> bool:
         return self.after is not None and path <= self.after
 
     def cursor(self, done: Collection[str], left: Collection[str]) -> str:
-        # Late files that wait are found by the next look for all files.
+        # The next look lists what comes after the cursor: so it stays before the first name that is
+        # left. Late files that wait are found by the next look for all files.
         first_left = min((path for path in left if not self.is_late(path)), default=None)
         after = self.after or ""
         for path in done:
@@ -120,22 +130,25 @@ class DayFolders:
             since = today - timedelta(days=self.days_back)
         else:
             since = min(date.fromisoformat(before.day), today) - timedelta(days=self.days_back)
-        count = (today - since).days + 2
+        count = (today - since).days + 2  # with today and tomorrow
         days = [since + timedelta(days=number) for number in range(count)]
         folders = {day.strftime(self.prefix): day for day in days}
-        is_whole = all_files or before is None or count > _MOST_DAYS
+        is_long = count > _MOST_DAYS  # too many folders to list one by one
+        is_whole = all_files or before is None or is_long
         if is_whole:
             files = tree.list()
         else:
             listed = map_in_threads(tree.list, folders, _THREADS)
             files = [file for part in listed for file in part]
         return _LookAtDays(
-            files, not is_whole, folders=folders, today=today, is_first=before is None
+            files, is_partial=not is_whole, folders=folders, today=today, is_first=before is None
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _LookAtDays(Look):
+    """The files found in the folders of these days, by folder, or in all folders."""
+
     folders: dict[str, date] = field(default_factory=dict)
     today: date = date.min
     is_first: bool = False
@@ -187,6 +200,8 @@ class NotifiedFiles:
 
 @dataclass(frozen=True, slots=True)
 class _NotifiedLook(Look):
+    """The files of which a queue has notified, with what it said; without a queue, all files."""
+
     is_first: bool = False
     notifications: Notifications | None = None
     notified: Notified | None = None

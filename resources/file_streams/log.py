@@ -66,11 +66,12 @@ class FileContents(NamedTuple):
 class AdmittedFile(NamedTuple):
     """A file as it was admitted: its `rows` have the offsets from `first` on.
 
-    `etag` changes with the contents, and `modified`, in microseconds since the epoch, is the time
-    of its records. `values` are columns that the file does not contain, as texts: parts of its
-    path, values of its partition. `origin` is what added it: a table's snapshot or version. A file
-    with a `problem` was set aside: its records are not read. If that happened before it was
-    admitted, it has no offsets. `admitted` is the time of its admission, as `modified`.
+    `etag` changes with the contents; files of a table, which never change, have none, or the id of
+    the table. `modified`, in microseconds since the epoch, is the time of its records. `values` are
+    columns that the file does not contain, as texts: parts of its path, values of its partition.
+    `origin` is what added it: a table's snapshot or version. A file with a `problem`, such as
+    "damaged: …", was set aside: its records are not read. If that happened before it was admitted,
+    it has no offsets. `admitted` is the time of its admission, also in microseconds.
     """
 
     path: str
@@ -182,7 +183,7 @@ class FileLog:
         return self.parse(self.log.current())
 
     def parse(self, commit: Commit | None) -> FileLogState | None:
-        """Return the state in a commit."""
+        """Return the state in a commit; None before the first one, and after a deletion."""
         if commit is None or is_deletion_commit(commit):
             return None
         return decode_body(
@@ -198,8 +199,8 @@ class FileLog:
     ) -> Commit | None:
         """Commit what `decide` returns, as `CommitLog.transact`.
 
-        It decides again if a page is gone that it reads, because others have replaced the page for
-        longer than `GRACE`: this process had stopped.
+        If `decide` reads a page that is gone, and the log has changed meanwhile, it is called
+        again: the page was replaced, and deleted after `GRACE`, while this process had stopped.
         """
         while True:
             seen = self.log.current()
@@ -291,7 +292,8 @@ class FileLog:
 
     def void(self, state: FileLogState, problems: Mapping[FileContents, str]) -> FileLogState:
         """Return the state in which these admitted files are set aside, each for its problem. They
-        keep their offsets, at which there are no records then.
+        keep their offsets, at which there are no records then. Files that were set aside before
+        stay as they are.
         """
         aside = Counter(state.set_aside)
         pages = []
@@ -309,7 +311,9 @@ class FileLog:
         return self._with_pages(state, pages, tail=tail, set_aside=dict(aside))
 
     def retain(self, state: FileLogState, retention: FileRetention, now: datetime) -> FileLogState:
-        """Return the state in which `oldest` is after the files that retention drops."""
+        """Return the state in which `oldest` is after the files that retention drops; the same
+        state if it drops none.
+        """
         listed = [*self.files_between(state, state.oldest, state.next)]
         dropped = 0
         if retention.max_age is not None:
@@ -328,9 +332,10 @@ class FileLog:
         self, state: FileLogState, present: Callable[[], Collection[str] | None]
     ) -> FileLogState:
         """Return the state without the names of files that retention has dropped and that no longer
-        exist: that are not among the `present` ones (None: all names stay).
+        exist; the same state if all names stay.
 
-        A page is rewritten once half of its names can go.
+        `present` lists the files that exist, None if all names are to stay. It is called only if
+        there is a page of dropped files. A page is rewritten once half of its names can go.
         """
         if not any(page.next <= state.oldest for page in state.pages):
             return state
@@ -366,7 +371,7 @@ class FileLog:
         return unreachable + self.log.list_old_manifests(limit)
 
     def _fold(self, state: FileLogState) -> FileLogState:
-        """Return the state with its tail in pages, if that is long."""
+        """Return the state with its tail in pages; the same state while the tail is short."""
         if len(state.tail) <= _MOST_IN_TAIL:
             return state
         pages = list(state.pages)
@@ -435,7 +440,9 @@ class FileMaintenance:
 
 
 def rule_of(problem: str) -> str:
-    """Return the rule by which a file with this problem was set aside, such as "damaged"."""
+    """Return the rule by which a file with this problem was set aside, such as "damaged"; "" if it
+    has no problem.
+    """
     return problem.partition(":")[0]
 
 

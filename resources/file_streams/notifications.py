@@ -67,7 +67,9 @@ class Notifications:
     queue_url: str
 
     def receive(self, bucket: str, prefix: str, most: int) -> Notified:
-        """Return what the messages in the queue say about objects below a prefix of a bucket."""
+        """Return what the messages in the queue say about objects below a prefix of a bucket. After
+        about `most` messages it stops, and says that there may be more.
+        """
         messages: list[Message] = []
         unusable: dict[str, str] = {}
         seen: set[str] = set()
@@ -176,7 +178,7 @@ def _paths_of(body: str, bucket: str, prefix: str) -> tuple[str, ...]:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"it is no notification of S3 ({type(error).__name__})") from error
     here = [key for created_in, key in found if created_in == bucket and key.startswith(prefix)]
-    if found and not here:
+    if found and not here:  # a message about no new object is not about another place
         other, key = found[0]
         raise ValueError(f"it is about {key!r} in bucket {other!r}")
     # Consoles create empty objects as folders.
@@ -189,12 +191,12 @@ def _events(message: Any) -> Iterator[tuple[str, str]]:
         message = json.loads(message["Message"])
     if message.get("Event") == "s3:TestEvent":
         return
-    if "detail-type" in message:  # from EventBridge
+    if "detail-type" in message:  # from EventBridge, with keys as they are
         if message["detail-type"] == "Object Created":
             detail = message["detail"]
             yield detail["bucket"]["name"], detail["object"]["key"]
         return
-    for record in message["Records"]:
+    for record in message["Records"]:  # from S3 itself, with encoded keys
         if record["eventName"].removeprefix("s3:").startswith("ObjectCreated"):
             at = record["s3"]
             yield at["bucket"]["name"], unquote_plus(at["object"]["key"])

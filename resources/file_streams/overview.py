@@ -210,7 +210,8 @@ def delete_log(log: FileLog, seen: Commit, *, reason: str, by: str) -> DeletedOb
         last = commit_log.commit_deletion(log.log, seen, reason=reason, by=by)
     sizes = list_deletable_objects(log, last)
     now = log.log.current()
-    if now is None or now.id != last.id:
+    has_changed = now is None or now.id != last.id
+    if has_changed:  # somebody else has deleted the log, or admits files to it again
         return DeletedObjects(0, 0, left=True)
     log.log.store.delete_many([*sizes])
     return DeletedObjects(len(sizes), sum(sizes.values()))

@@ -28,6 +28,7 @@ _Tables = tuple[tuple[int, "pa.Table"], ...]
 
 
 def _size(tables: _Tables) -> int:
+    """Return the bytes of a file's records in memory, and 1 for the file itself."""
     size: int = sum(table.nbytes for _, table in tables)
     return size + 1
 
@@ -75,8 +76,10 @@ class FileReader:
     def count(self, file: ListedFile) -> int:
         """Return the number of records in a file. Raises SchemaMismatchError and
         SourceChangedError.
+
+        The records of a text file that is not too large are kept for the read that follows.
         """
-        if self.files.format in ("parquet", "avro"):
+        if self.files.format in ("parquet", "avro"):  # which say the number themselves
             return self.files.count(file)
         rows = size = 0
         kept = []
@@ -92,7 +95,9 @@ class FileReader:
         return rows
 
     def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the records of a piece as `Feed.tables` does."""
+        """Yield the records of a piece as (number of the first in the file, table with these
+        columns), in order. Raises SourceChangedError for a file that is not as it was admitted.
+        """
         own = [name for name in columns if name in self.files.schema]
         added = self._added(piece.file)
         for number, table in self._own_tables(piece, own):
@@ -103,6 +108,9 @@ class FileReader:
             yield number, table.select(columns)
 
     def _own_tables(self, piece: FilePiece, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the records of a piece as (number of the first in the file, table), with columns
+        that the file contains: those that were kept when it was counted, else from the file.
+        """
         file = listed_file(piece.file)
         with _lock:
             counted = _counted.get(self._key(file))
@@ -120,6 +128,9 @@ class FileReader:
         return self.added.of(file, self.parts_of(file.path))
 
     def _key(self, file: ListedFile) -> tuple[str, ...]:
+        """Return what the records of a file depend on: where it is, its contents, and how it is
+        read.
+        """
         files = self.files
         rules = "" if files.rules is None else files.rules.model_dump_json()
         return (files.tree.url, file.path, file.etag, files.format, files.schema.ddl(), rules)

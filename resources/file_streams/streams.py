@@ -6,6 +6,7 @@ first, and admits them. Everything else is answered from the log.
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -130,7 +131,9 @@ class _Admission(NamedTuple):
 
 
 class _SettingAside(NamedTuple):
-    """The state in which a file is set aside, and the file."""
+    """The state in which a file is set aside, and the file as it was before. If several admissions
+    of the file are set aside, its `rows` are those of all.
+    """
 
     state: FileLogState
     file: AdmittedFile
@@ -257,8 +260,8 @@ class FileStreams(NumberedOffsets):
         return admission.state
 
     def _look(self, stream: str) -> FileLogState:
-        """Admit new files as `admit` does, for `_LOOK_SECONDS` at most: the next look admits the
-        rest. (A sensor has a minute.)
+        """Admit the files that have arrived, for about `_LOOK_SECONDS` (a sensor has a minute);
+        return what was admitted until now. The next look admits the rest.
         """
         deadline = time.monotonic() + _LOOK_SECONDS
         admission = self._admit_once(stream)
@@ -267,12 +270,18 @@ class FileStreams(NumberedOffsets):
         return admission.state
 
     def _admit_once(self, stream: str, all_files: bool = False) -> _Admission:
-        """Look at the source once, and admit what it finds in one commit."""
+        """Look at the source once, and admit what it finds in one commit.
+
+        The first look always commits, so that the stream has a state and a stored declaration; a
+        later one only if the files, the cursor or the declaration are new.
+        """
         log = self.file_log(stream)
         declaration = self.declaration(stream)
         feed = declaration.feed(self.lake)
         found: Found | None = None
 
+        # Called again after a conflict, which harms nothing: only what the last call has found is
+        # used, and `maintain` deletes pages of the log that an earlier call has written.
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             nonlocal found
             before = log.parse(commit)
@@ -287,7 +296,8 @@ class FileStreams(NumberedOffsets):
             declared = declaration.model_dump(mode="json")
             if after.declared != declared:
                 after = after.model_copy(update={"declared": declared})
-            return None if after is before else after.body()
+            is_unchanged = after is before  # not at the first look, when `before` is None
+            return None if is_unchanged else after.body()
 
         commit = log.transact(decide, by="admit")
         assert found is not None
@@ -295,7 +305,7 @@ class FileStreams(NumberedOffsets):
             found.settled()
         state = log.parse(commit)
         assert state is not None
-        self._waiting[stream] = _without_known(found.waiting, _Known(log, state))
+        self._waiting[stream] = _without_admitted(found.waiting, _Known(log, state))
         return _Admission(state, found.more)
 
     def waiting(self, stream: str) -> dict[str, str]:
@@ -310,13 +320,14 @@ class FileStreams(NumberedOffsets):
             known = _Known(log, log.read() or FileLogState.empty(declaration))
             with _naming_stream(f"{self.name}.{stream}"):
                 found = declaration.feed(self.lake).find(known)
-            self._waiting[stream] = _without_known(found.waiting, known)
+            self._waiting[stream] = _without_admitted(found.waiting, known)
         return self._waiting[stream]
 
     def set_aside(
         self, stream: str, path: str, *, reason: str, by: str = "set aside"
     ) -> AdmittedFile:
-        """Set a file aside, so that reads leave out its records; return it as it was.
+        """Set a file aside, so that reads leave out its records; return it as it was, with the
+        number of the records that are left out.
 
         If the file has contents that were not admitted yet (it is new, or was overwritten), these
         will not be, and what was admitted before stays. Otherwise reads leave out the records that
@@ -334,7 +345,7 @@ class FileStreams(NumberedOffsets):
             state = before or FileLogState.empty(self.declaration(stream))
             planned = self._plan_set_aside(stream, state, path, f"set aside: {reason}")
             if planned.state is before:
-                return None
+                return None  # it was set aside before
             return planned.state.body()
 
         log.transact(decide, by=by)
@@ -344,13 +355,14 @@ class FileStreams(NumberedOffsets):
     def _plan_set_aside(
         self, stream: str, state: FileLogState, path: str, problem: str
     ) -> _SettingAside:
-        """Return the state in which a file is set aside, and the file. Raises ConfigurationError
-        if there is none.
+        """Return the state in which a file is set aside, the same state if it was before. Raises
+        ConfigurationError if there is no such file.
         """
         log = self.file_log(stream)
         admitted = log.admissions(state, path)
         present = self.find_file(stream, path)
-        if present is not None and present.etag not in {file.etag for file in admitted}:
+        known = {file.etag for file in admitted}
+        if present is not None and present.etag not in known:  # it has contents that are new
             aside = present._replace(problem=problem)
             return _SettingAside(log.add(state, [aside], state.cursor), present)
         if not admitted:
@@ -360,7 +372,7 @@ class FileStreams(NumberedOffsets):
                 stream=f"{self.name}.{stream}",
             )
         readable = [file for file in admitted if file.is_read]
-        if not readable:
+        if not readable:  # there are no records to leave out
             return _SettingAside(state, admitted[-1])
         chosen = [lost.file for lost in self.find_lost(stream, readable)]
         if not chosen:
@@ -376,7 +388,9 @@ class FileStreams(NumberedOffsets):
         return None
 
     def find_lost(self, stream: str, files: Sequence[AdmittedFile]) -> list[LostFile]:
-        """Return those of these admitted files that can't be read any more."""
+        """Return those of these admitted files that can't be read any more; none for a source that
+        does not know it.
+        """
         return []
 
     def present_files(self, stream: str) -> Mapping[str, str] | None:
@@ -436,7 +450,8 @@ class FileStreams(NumberedOffsets):
     # -- reading
 
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
-        return sum(piece.end - piece.start for piece in self._pieces(ranges))
+        pieces = self._set_lost_aside_and_plan(ranges)
+        return sum(piece.end - piece.start for piece in pieces)
 
     def read_arrow(
         self,
@@ -446,12 +461,11 @@ class FileStreams(NumberedOffsets):
         stream = require_one_stream(self.name, ranges)
         declaration = self.declaration(stream)
         names = list(declaration.columns.names if columns is None else columns)
-        read = partial(_read_piece, declaration.feed(self.lake), names)
+        read = partial(_read_piece, self._reader(stream), names)
         tables = [_empty_table(declaration.columns, names)]
-        pieces = self._pieces(ranges)
-        with _naming_stream(f"{self.name}.{stream}"):
-            for found in map_in_threads(read, pieces, _THREADS):
-                tables += found
+        pieces = self._set_lost_aside_and_plan(ranges)
+        for found in map_in_threads(read, pieces, _THREADS):
+            tables += found
         return pa.concat_tables(tables)
 
     def read(
@@ -461,15 +475,14 @@ class FileStreams(NumberedOffsets):
     ) -> DataFrame:
         stream = require_one_stream(self.name, ranges)
         declaration = self.declaration(stream)
-        feed = declaration.feed(self.lake)
-        pieces = self._pieces(ranges)
+        reader = self._reader(stream)
+        pieces = self._set_lost_aside_and_plan(ranges)
         columns = [(one.name, one.type) for one in declaration.columns.fields]
         columns += RECORD_META_COLUMNS
-        read = partial(_read_task, feed, declaration.columns.names)
+        read = partial(_read_task, reader, declaration.columns.names)
         parts = []
-        with _naming_stream(f"{self.name}.{stream}"):
-            for cut in map_in_threads(partial(_cut, feed), pieces, _THREADS):
-                parts += cut
+        for cut in map_in_threads(partial(_cut, reader), pieces, _THREADS):
+            parts += cut
         tasks = share_among_tasks(parts, _size)
         return read_in_tasks(resolve_session(spark), tasks, read, columns)
 
@@ -477,27 +490,33 @@ class FileStreams(NumberedOffsets):
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
     ) -> Callable[[int], Iterator[pa.Table]]:
         stream = require_one_stream(self.name, ranges)
-        declaration = self.declaration(stream)
-        pieces = self._pieces(ranges)
-        return partial(_read_partition, declaration.feed(self.lake), list(columns), pieces)
+        pieces = self._set_lost_aside_and_plan(ranges)
+        return partial(_read_partition, self._reader(stream), list(columns), pieces)
 
-    def _pieces(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> list[FilePiece]:
+    def _reader(self, stream: str) -> _PieceReader:
+        """Return what reads the files of a stream, in this process or in tasks."""
+        return _PieceReader(f"{self.name}.{stream}", self.declaration(stream).feed(self.lake))
+
+    def _set_lost_aside_and_plan(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> list[FilePiece]:
         """Return the parts of files that have the records of these ranges, without files that are
         set aside. Raises OffsetOutOfRangeError.
 
-        If lost files are declared to be left out, those of these ranges are set aside first.
+        If lost files are declared to be left out, those of these ranges are set aside first, in a
+        commit.
         """
         stream = require_one_stream(self.name, ranges)
         pieces = self._plan_pieces(stream, ranges)
         lost = self._find_lost_to_leave_out(stream, [piece.file for piece in pieces])
         if not lost:
             return pieces
-        self._set_lost_aside(stream, lost)
+        self._commit_lost(stream, lost)
         gone = {one.file.contents for one in lost}
         return [piece for piece in pieces if piece.file.contents not in gone]
 
-    def _set_lost_aside(self, stream: str, lost: Sequence[LostFile]) -> None:
-        """Set aside files that can't be read any more."""
+    def _commit_lost(self, stream: str, lost: Sequence[LostFile]) -> None:
+        """Set aside files that can't be read any more; commits nothing if another reader did."""
         log = self.file_log(stream)
         problems = {one.file.contents: f"lost: {one.reason}" for one in lost}
 
@@ -505,9 +524,9 @@ class FileStreams(NumberedOffsets):
             before = log.parse(commit)
             assert before is not None
             state = log.void(before, problems)
-            if state.set_aside == before.set_aside:
-                return None  # another reader has set them aside
-            return state.body()
+            # The counts grow by each file that was not set aside before.
+            is_done = state.set_aside == before.set_aside
+            return None if is_done else state.body()
 
         log.transact(decide, by="set aside")
 
@@ -522,7 +541,7 @@ class FileStreams(NumberedOffsets):
             check_partition(ssp, self.declaration(stream).partitions)
             start = parse_offset(span.start, str(ssp))
             end = parse_offset(span.end, str(ssp))
-            if state is None:
+            if state is None:  # nothing was admitted: only the empty range at 0 is no error
                 check_range(ssp, start, end, 0, 0)
                 continue
             check_range(ssp, start, end, state.oldest, state.next)
@@ -535,19 +554,29 @@ class FileStreams(NumberedOffsets):
         return pieces
 
 
-def _without_known(waiting: Mapping[str, str], known: _Known) -> dict[str, str]:
-    """Return the reasons why files wait, by path, for those files that were never admitted."""
+def _without_admitted(waiting: Mapping[str, str], known: _Known) -> dict[str, str]:
+    """Return the reasons why files wait, by path, for those files that were never admitted.
+
+    A source also names files that were admitted: by somebody else since it looked, or before their
+    markers were deleted.
+    """
     before = known.among(waiting)
     return {path: reason for path, reason in waiting.items() if path not in before}
 
 
+_COMMAND = re.compile(r"(adjunct stream (?:set-aside|admit)) STREAM\b")
+
+
 @contextmanager
 def _naming_stream(stream: str) -> Iterator[None]:
-    """Put the name of the stream into the commands that errors about files suggest."""
+    """Put the name of the stream into the commands that errors about files suggest: feeds do not
+    know it, and write STREAM. Names that are there already stay.
+    """
     try:
         yield
     except (errors.AdmittedFileError, errors.SchemaMismatchError) as error:
-        step = error.next_step.replace("set-aside STREAM ", f"set-aside {stream} ")
+        step = _COMMAND.sub(rf"\1 {stream}", error.next_step)
+        step = step.replace("(lake, STREAM,", f"(lake, {stream!r},")  # of begin_changes_again
         raise error.reworded(error.problem, step, stream=stream) from error.__cause__
 
 
@@ -579,30 +608,50 @@ def _with_meta(table: pa.Table, file: AdmittedFile, number: int) -> pa.Table:
     return table
 
 
-def _read_piece(feed: Feed, names: Sequence[str], piece: FilePiece) -> list[pa.Table]:
-    """Return the records of a piece, with the columns of RECORD_META. Raises the errors of
-    `_piece_tables`.
+@dataclass(frozen=True, slots=True)
+class _PieceReader:
+    """Reads the files of a stream. Can be pickled, for Spark's tasks. `stream` is the full name,
+    which errors have.
     """
-    return list(_piece_tables(feed, names, piece))
+
+    stream: str
+    feed: Feed
+
+    def tables(self, names: Sequence[str], piece: FilePiece) -> Iterator[pa.Table]:
+        """Yield the records of a piece, with the columns of RECORD_META. Raises AdmittedFileError
+        if the file is not as it was when it was admitted.
+        """
+        wanted = piece.end - piece.start
+        count = 0
+        with self._locating_errors(piece):
+            for number, table in self.feed.tables(piece, names):
+                count += table.num_rows
+                yield _with_meta(table, piece.file, number)
+            if count != wanted:
+                problem = (
+                    f"{piece.file.path} has other records than when it was admitted: found {count}"
+                    f" of the {wanted} records from {piece.start} on."
+                )
+                step = _restore_step(piece.file.path)
+                raise errors.AdmittedFileError(problem, step, file=piece.file.path, rule="lost")
+
+    def cuts(self, piece: FilePiece) -> Sequence[int]:
+        """Return the numbers of the records before which the file of a piece can be cut. Raises
+        AdmittedFileError if the file is not as it was when it was admitted.
+        """
+        with self._locating_errors(piece):
+            return self.feed.cuts(piece.file)
+
+    @contextmanager
+    def _locating_errors(self, piece: FilePiece) -> Iterator[None]:
+        """Raise errors about the file of a piece as those of an admitted file of this stream."""
+        with _naming_stream(self.stream), _as_admitted(piece.file.path):
+            yield
 
 
-def _piece_tables(feed: Feed, names: Sequence[str], piece: FilePiece) -> Iterator[pa.Table]:
-    """Yield the records of a piece. Raises AdmittedFileError if the file is not as it was when it
-    was admitted.
-    """
-    wanted = piece.end - piece.start
-    count = 0
-    with _as_admitted(piece.file.path):
-        for number, table in feed.tables(piece, names):
-            count += table.num_rows
-            yield _with_meta(table, piece.file, number)
-    if count != wanted:
-        problem = (
-            f"{piece.file.path} has other records than when it was admitted: found {count} of the"
-            f" {wanted} records from {piece.start} on."
-        )
-        step = _restore_step(piece.file.path)
-        raise errors.AdmittedFileError(problem, step, file=piece.file.path, rule="lost")
+def _read_piece(reader: _PieceReader, names: Sequence[str], piece: FilePiece) -> list[pa.Table]:
+    """Return the records of a piece, with the columns of RECORD_META, in tables."""
+    return list(reader.tables(names, piece))
 
 
 def _restore_step(path: str) -> str:
@@ -642,34 +691,37 @@ def _lost_error(
 
 
 def _read_partition(
-    feed: Feed, names: Sequence[str], pieces: Sequence[FilePiece], partition: int
+    reader: _PieceReader, names: Sequence[str], pieces: Sequence[FilePiece], partition: int
 ) -> Iterator[pa.Table]:
-    """Yield the records of a partition; all pieces are those of the only one, 0."""
+    """Yield the records of a partition. All pieces are those of partition 0, the only one that
+    streams of files have; others have no records.
+    """
     if partition == 0:
         for piece in pieces:
-            yield from _piece_tables(feed, names, piece)
+            yield from reader.tables(names, piece)
 
 
 def _read_task(
-    feed: Feed, names: Sequence[str], pieces: Sequence[FilePiece]
+    reader: _PieceReader, names: Sequence[str], pieces: Sequence[FilePiece]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a task's pieces, as Spark takes them."""
     for piece in pieces:
-        for table in _piece_tables(feed, names, piece):
+        for table in reader.tables(names, piece):
             yield from table.combine_chunks().to_batches()
 
 
-def _cut(feed: Feed, piece: FilePiece) -> list[FilePiece]:
-    """Return the parts of a large piece that tasks read in parallel; a small piece as it is."""
+def _cut(reader: _PieceReader, piece: FilePiece) -> list[FilePiece]:
+    """Return the parts of a large piece that tasks read in parallel, each of `TASK_BYTES` or more
+    but for the last; a small piece as it is.
+    """
     if _size(piece) < 2 * TASK_BYTES:
         return [piece]
-    with _as_admitted(piece.file.path):
-        cuts = feed.cuts(piece.file)
     parts = []
     rest = piece
-    for number in cuts:
+    for number in reader.cuts(piece):
         if number >= piece.end:
             break
+        # Of a cut before the piece, this has no records, and no size.
         before = FilePiece(piece.file, rest.start, number)
         if _size(before) >= TASK_BYTES:
             parts.append(before)
@@ -678,6 +730,6 @@ def _cut(feed: Feed, piece: FilePiece) -> list[FilePiece]:
 
 
 def _size(piece: FilePiece) -> int:
-    """Return about how many bytes of its file a piece has."""
+    """Return about how many bytes of its file a piece has: its share of the records."""
     rows = piece.end - piece.start
     return piece.file.size * rows // max(1, piece.file.rows)

@@ -124,7 +124,7 @@ class TableChangesFeed:
 
     def find(self, known: KnownFiles) -> Found:
         table = self.table
-        if isinstance(table, DeltaVersions):
+        if isinstance(table, DeltaVersions):  # which records changes only if that is configured
             table.check_feed()
         if not known.cursor:
             return self._first(table.history(None))
@@ -153,8 +153,10 @@ class TableChangesFeed:
         return [self._admitted(state, file, identity) for file in files]
 
     def _admitted(self, state: TableState, file: StateFile, identity: str) -> AdmittedFile:
-        """Return the entry of a data file whose rows are all insertions."""
-        name = f"rows {state.id} {state.number} {file.path}"
+        """Return the entry of a data file whose rows are all insertions. They are counted by
+        reading them if the table does not know their number.
+        """
+        name = _name_rows(state, file)
         entry = AdmittedFile(name, file.size, identity, _micros(state), 0, origin=state.id)
         rows = file.rows
         if rows is None:
@@ -166,19 +168,23 @@ class TableChangesFeed:
         found: list[AdmittedFile] = []
         later = history.after(state.id, state.number)
         newest = history.states[-1:]
-        if not later and newest and newest[0].id != state.id:
-            later = newest  # the table was rolled back to it
+        is_rolled_back = not later and newest and newest[0].id != state.id
+        if is_rolled_back:
+            later = newest
         before = state
         for after in later[:_MOST_COMMITS]:
             if not after.same_rows:
                 found += self._between(before, after, history.identity)
             before = after
-        return Found(found, _cursor(history, before, cursor.base), {})
+        more = len(later) > _MOST_COMMITS
+        return Found(found, _cursor(history, before, cursor.base), {}, more=more)
 
     def _between(
         self, before: TableState, after: TableState, identity: str
     ) -> Iterator[AdmittedFile]:
-        """Yield the entries of what changed between two states."""
+        """Yield the entries of what changed between two states: data files whose rows were all
+        inserted, or one entry for all changes; nothing if no row has changed.
+        """
         changed = self.table.changed_files(before, after)
         if changed.added is not None:
             for file in changed.added:
@@ -191,8 +197,8 @@ class TableChangesFeed:
             yield entry._replace(rows=rows)
 
     def _begin_again_or_fail(self, known: KnownFiles, history: TableHistory, reason: str) -> Found:
-        """Return a new snapshot of the whole table, as `begin_again` does, or raise
-        AdmittedFileError if `on_expired` is "fail".
+        """Return a new snapshot of the whole table, as `begin_again` does. Raises AdmittedFileError
+        if `on_expired` is "fail", or if the table has no state.
         """
         what = self.table.describe()
         if self.declared.on_expired == "fail" or not history.states:
@@ -243,7 +249,7 @@ class TableChangesFeed:
         gone.
         """
         try:
-            if file.path.startswith("changes "):
+            if _is_of_changes(file.path):
                 return self._changed_rows(file)
             return self._inserted_rows(file)
         except (errors.DatasetError, errors.TableNotFoundError) as error:
@@ -258,9 +264,8 @@ class TableChangesFeed:
 
     def _inserted_rows(self, file: AdmittedFile) -> pa.Table:
         """Return the rows of a data file (`_admitted`) as insertions."""
-        _, state_id, number, path = file.path.split(" ", 3)
-        state = _state(state_id, number)
-        rows = self.table.file_rows(state, path, self.declared.rows.names)
+        named = _parse_rows_name(file.path)
+        rows = self.table.file_rows(named.state, named.path, self.declared.rows.names)
         return with_operation(self._fit(rows, file.path), "insert")
 
     def _changed_rows(self, file: AdmittedFile) -> pa.Table:
@@ -297,6 +302,29 @@ def _cursor(history: TableHistory, state: TableState, base: int) -> str:
     """Return the text of the cursor after this state was admitted."""
     cursor = ChangesCursor(table=history.identity, state=state.id, number=state.number, base=base)
     return cursor.model_dump_json()
+
+
+class _FileOfState(NamedTuple):
+    """A state, without its time, and the path of one of its data files."""
+
+    state: TableState
+    path: str
+
+
+def _name_rows(state: TableState, file: StateFile) -> str:
+    """Return the name of the log's entry for the rows of a data file."""
+    return f"rows {state.id} {state.number} {file.path}"
+
+
+def _parse_rows_name(name: str) -> _FileOfState:
+    """Return state and path from a name that `_name_rows` has returned."""
+    _, state_id, number, path = name.split(" ", 3)
+    return _FileOfState(_state(state_id, number), path)
+
+
+def _is_of_changes(name: str) -> bool:
+    """Return whether `_name_changes` has returned this name, not `_name_rows`."""
+    return name.startswith("changes ")
 
 
 class _StatePair(NamedTuple):
@@ -346,7 +374,8 @@ def begin_changes_again(lake: Lake, stream: str, *, reason: str) -> None:
 
     Datasets that follow it are built again at their next advance, unless they declare otherwise
     (on_lost_offset). For a stream of which earlier records can't be read any more, because the
-    table's history has expired. Raises ConfigurationError for another stream.
+    table's history has expired. Does nothing if no row was admitted yet, or the table has no state.
+    Raises ConfigurationError for another stream.
     """
     system, name = split_stream_name(stream)
     if system != SYSTEM:

@@ -54,7 +54,9 @@ class TableColumn:
 
 
 class Located(StoredDocument):
-    """What identifies a declared column in files, and the members within it, by declared name."""
+    """What identifies a declared column in files, and the members within it, by declared name. The
+    parts of an array or a map are those of its element or value.
+    """
 
     at: int | str
     parts: dict[str, Located] = Documented(default_factory=dict)
@@ -115,7 +117,9 @@ class _Place:
 def _locate(
     name: str, kind: Type, columns: Sequence[TableColumn], known: Located | None, place: _Place
 ) -> Located:
-    """Return where files have the column of this name and type, which is one of these, or was."""
+    """Return where files have the column of this name and type. `columns` are those that the table
+    has now; `known` says where it was located before, None at the first time.
+    """
     named = next((column for column in columns if column.name == name), None)
     if known is None:
         if named is None:
@@ -132,13 +136,15 @@ def _locate(
             " Then declare it again, for the values of the new one.",
         )
     column = next((column for column in columns if column.at == known.at), None)
-    if column is None:
+    if column is None:  # the table has dropped it, but older files still have it
         return known
     return _locate_parts(column, kind, known, place)
 
 
 def _locate_parts(column: TableColumn, kind: Type, known: Located | None, place: _Place) -> Located:
-    """Return where files have a column with all that the declared type has in it."""
+    """Return where files have this column of the table, and the members that the declared type has
+    within it. Raises SchemaMismatchError unless the declared type is the table's, or a wider one.
+    """
     parts: dict[str, Located] = {}
     if isinstance(kind, Struct) and column.kind == STRUCT:
         parts = _locate_members(column, kind, known, place)
@@ -159,7 +165,9 @@ def _locate_parts(column: TableColumn, kind: Type, known: Located | None, place:
 def _locate_members(
     column: TableColumn, kind: Struct, known: Located | None, place: _Place
 ) -> dict[str, Located]:
-    """Return where files have the members of a struct."""
+    """Return where files have the members of a struct, by declared name. Raises
+    SchemaMismatchError if two of them are one member in the table.
+    """
     before = {} if known is None else known.parts
     parts = {}
     for member in kind.members:
@@ -194,6 +202,7 @@ def _is_as_wide(declared: str, stored: str) -> bool:
 
 
 def _type_of(column: TableColumn) -> Type:
+    """Return the type of a column, of which a simple part may be of a type that no schema has."""
     if column.kind == STRUCT:
         return Struct(tuple(Member(part.name, _type_of(part)) for part in column.parts))
     if column.kind == ARRAY:
@@ -226,7 +235,9 @@ def _undeclarable(column: TableColumn, path: str) -> str | None:
 
 
 def arrow_parts(kind: pa.DataType) -> tuple[str, list[pa.Field]]:
-    """Return what kind of type an Arrow type is, and its parts."""
+    """Return the kind of an Arrow type, as `TableColumn` has it, and the fields of its parts; for a
+    simple type its text, and no parts.
+    """
     from pyarrow import types
 
     if types.is_struct(kind):
@@ -245,24 +256,25 @@ def select_columns(
     schema: Schema,
     constants: Mapping[str, pa.Array],
 ) -> pa.Table:
-    """Return the columns of a schema from records of a file, whose first columns are these, in
-    this order; those that it does not have are `constants`, in arrays of one, or null.
+    """Return the columns of a schema from records of a file, in the declared types.
 
-    Raises ArrowInvalid for a value that is not of the declared type.
+    The first columns of `table` are `columns`, in this order. A column of the schema is one of the
+    `constants`, which are arrays of one value; else the column of the file that `located` finds;
+    else it is null. Raises ArrowInvalid for a value that is not of the declared type.
     """
-    places = {column.at: place for place, column in enumerate(columns)}
+    numbers = {column.at: number for number, column in enumerate(columns)}
     arrays = []
     for field in schema.to_arrow():
         where = located[field.name]
-        place = places.get(where.at)
+        number = numbers.get(where.at)
         if field.name in constants:
             arrays.append(pa.repeat(constants[field.name][0], table.num_rows))
             continue
-        if place is None:
+        if number is None:
             arrays.append(pa.nulls(table.num_rows, field.type))
             continue
-        values = table.column(place)
-        wanted = _relabel(values.type, columns[place], where)
+        values = table.column(number)
+        wanted = _relabel(values.type, columns[number], where)
         arrays.append(cast_to(rename_values(values, wanted), field.type))
     if not arrays:
         return table.select([])  # which keeps the number of records
@@ -288,11 +300,12 @@ def _is_large(kind: pa.DataType) -> bool:
 
 
 def _relabel_members(kind: pa.DataType, column: TableColumn, where: Located) -> Iterator[pa.Field]:
+    """Yield the members of a struct of a file, in its order, under their declared names."""
     names = {located.at: name for name, located in where.parts.items()}
-    for place, (field, part) in enumerate(zip(kind, column.parts, strict=True)):
+    for number, (field, part) in enumerate(zip(kind, column.parts, strict=True)):
         name = names.get(part.at)
-        if name is None:
-            yield field.with_name(f"__unknown_{place}")
+        if name is None:  # not declared: it must not have the declared name of another member
+            yield field.with_name(f"__unknown_{number}")
         else:
             inner = _relabel(field.type, part, where.parts[name])
             yield pa.field(name, inner, field.nullable)

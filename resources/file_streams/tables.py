@@ -34,7 +34,7 @@ OnDelete = Literal["fail", "ignore"]
 Start = Literal["current", "oldest"]
 _THREADS = 16
 _SET_ASIDE = "Go on without its records: adjunct stream set-aside STREAM FILE --reason …."
-_PLACE = "__place"  # gives records of files that have no columns their number
+_PLACE = "__place"  # a column that keeps the number of records where no other one is read
 _NEW_STREAM = "Read the table as another stream: declare it under another name."
 
 
@@ -154,14 +154,16 @@ class TableFile:
     def records(
         self, piece: FilePiece, declared: TableDeclaration, names: Sequence[str]
     ) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the records of a piece as `Feed.tables` does."""
+        """Yield the records of a piece as (number of the first in the file, table with the declared
+        columns of these names), a table for each row group.
+        """
         schema = declared.columns.select(names)
         located = declared.located
         constants = _constants(piece.file, located, schema)
         needed = {where.at for name, where in located.items() if name in schema}
         columns = [column for column in self.columns if column.at in needed]
         chosen = [column.name for column in columns]
-        first = 0
+        first = 0  # the number of the row group's first record
         for group in range(self.opened.num_row_groups):
             count = self.opened.metadata.row_group(group).num_rows
             start = max(piece.start - first, 0)

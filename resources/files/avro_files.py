@@ -155,7 +155,7 @@ def _records_between(blocks: Any, rows: tuple[int, int], where: str) -> Iterator
     number = 0
     for block in blocks:
         after = number + block.num_records
-        if after <= start:
+        if after <= start:  # it need not be decoded
             number = after
             continue
         records = iter(block)
@@ -196,6 +196,6 @@ def _build_table(
                 column=name,
                 line=first + row + 1,
             )
-    if not names:
+    if not names:  # a table that keeps the number of records
         return pa.table({"": pa.nulls(len(records))})
     return pa.table(arrays, names=names)

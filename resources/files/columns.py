@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -104,6 +105,15 @@ def _unquote(name: str) -> str:
     return name[1:-1].replace("``", "`") if name.startswith("`") else name
 
 
+class _NoMember(Enum):
+    """Why a member that a file has is none of the declared ones: it is to be left out, or no rule
+    allows it.
+    """
+
+    LEFT_OUT = auto()
+    UNDECLARED = auto()
+
+
 class TwoNamesError(ValueError):
     """A record has a value under two names of one column, whose path is the text."""
 
@@ -126,6 +136,7 @@ class DeclaredColumns:
 
     @cached_property
     def _names(self) -> _Names:
+        """The names that rules rename and drop, under each path that they may mean."""
         renamed: dict[tuple[str, str], str] = {}
         dropped: set[tuple[str, str]] = set()
         if self.rules is not None:
@@ -150,29 +161,31 @@ class DeclaredColumns:
         """Whether files may have other names than the declared ones."""
         return self.leaves_fields_out or (self.rules is not None and bool(self.rules.renamed))
 
-    def declared_name(self, name: str, struct: Struct, place: _Place) -> str | None:
-        """Return the declared name of a member that the file has in a struct: "" if it is left out,
-        None if it is not declared.
+    def _find_member(self, name: str, struct: Struct, place: _Place) -> Member | _NoMember:
+        """Return the declared member that has this name in a file, maybe one of its older names.
+        `struct` is the declared type of what is at the `place`.
         """
         seen: set[str] = set()
-        while struct.member(name) is None:
+        while (member := struct.member(name)) is None:
             seen.add(name)
+            # Rules name the struct by its path in the file, or by its declared path.
             keys = [(place.given, name), (place.declared, name)]
             if self._names.dropped & {*keys}:  # type: ignore[operator]
-                return ""
+                return _NoMember.LEFT_OUT
             after = [self._names.renamed[key] for key in keys if key in self._names.renamed]
-            if not after or after[0] in seen:
-                return "" if self.ignores_undeclared else None
+            ends_here = not after or after[0] in seen  # the latter if renames go in a circle
+            if ends_here:
+                return _NoMember.LEFT_OUT if self.ignores_undeclared else _NoMember.UNDECLARED
             name = after[0]
-        return name
+        return member
 
     def leads_nowhere(self, path: str) -> bool:
         """Return whether a column with this older name is not one of the declared ones now. Paths
         of members may lead through older names of their columns, and are not looked up.
         """
         is_member = any(parent for parent, _ in _split(path))
-        known = self.declared_name(_unquote(path), self._struct, _Place())
-        return not is_member and known is None
+        found = self._find_member(_unquote(path), self._struct, _Place())
+        return not is_member and found is _NoMember.UNDECLARED
 
     # -- what a file has
 
@@ -182,19 +195,23 @@ class DeclaredColumns:
         """
         sources: dict[str, str] = {}
         now: list[str] = []
+        repeated = repeated_names(names)  # which `check_column_names` reports, also if left out
         for name in names:
-            declared = self.declared_name(name, self._struct, _Place())
-            if declared in sources and name not in repeated_names(names):
-                raise SchemaMismatchError(
-                    f"{where}: columns {sources[declared]!r} and {name!r} are both there, but"
-                    f" {declared!r} is the name of both now.",
-                    "Deliver the files with one of them, or correct renamed= of the column rules.",
-                    column=declared,
-                )
-            if declared:
+            found = self._find_member(name, self._struct, _Place())
+            if isinstance(found, Member):
+                declared = found.name
+                if declared in sources and name not in repeated:
+                    raise SchemaMismatchError(
+                        f"{where}: columns {sources[declared]!r} and {name!r} are both there, but"
+                        f" {declared!r} is the name of both now.",
+                        "Deliver the files with one of them, or correct renamed= of the column"
+                        " rules.",
+                        column=declared,
+                    )
                 sources[declared] = name
-            if declared != "" or name in repeated_names(names):
-                now.append(declared or name)
+                now.append(declared)
+            elif found is _NoMember.UNDECLARED or name in repeated:
+                now.append(name)
         may_lack = self.rules is not None and self.rules.missing == "null"
         if may_lack:
             now += [name for name in self.schema.names if name not in {*now, *self.required}]
@@ -252,11 +269,10 @@ class DeclaredColumns:
         """Return how a column of an earlier declaration is not continued by this one, None if it
         is.
         """
-        declared = self.declared_name(name, self._struct, _Place())
-        if declared is None:
+        member = self._find_member(name, self._struct, _Place())
+        if member is _NoMember.UNDECLARED:
             return f"column {name!r} is neither declared, nor renamed or dropped"
-        member = self._struct.member(declared)
-        if member is None:
+        if member is _NoMember.LEFT_OUT:
             return None
         adapted = self._adapt_type(stored, member.type, _Place().within(name, member.name))
         found = find_difference(adapted, member.type, member.name, is_widening)
@@ -265,7 +281,9 @@ class DeclaredColumns:
         return f"column {found.path!r} was {found.given}, and is declared {found.declared}"
 
     def _adapt_type(self, given: Type, declared: Type, place: _Place) -> Type:
-        """Return a type of a file with the declared names, without what is left out of it."""
+        """Return a type of a file with the declared names, without what is left out of it. Members
+        that are not declared stay, to be reported.
+        """
         if isinstance(given, Array) and isinstance(declared, Array):
             inside = place.inside("[]")
             return Array(self._adapt_type(given.element, declared.element, inside))
@@ -275,13 +293,12 @@ class DeclaredColumns:
             return given
         members = []
         for member in given.members:
-            name = self.declared_name(member.name, declared, place)
-            wanted = declared.member(name or "")
-            if wanted is not None:
+            wanted = self._find_member(member.name, declared, place)
+            if isinstance(wanted, Member):
                 inner = place.within(member.name, wanted.name)
                 adapted = self._adapt_type(member.type, wanted.type, inner)
                 members.append(Member(wanted.name, adapted))
-            elif name is None:
+            elif wanted is _NoMember.UNDECLARED:
                 members.append(member)
         return Struct(tuple(members))
 
@@ -297,9 +314,8 @@ class DeclaredColumns:
         struct = self._struct
         found: dict[str, pa.Array] = {}
         for name, column in zip(table.column_names, table.columns, strict=True):
-            declared = self.declared_name(name, struct, _Place())
-            member = struct.member(declared or "")
-            if member is not None:
+            member = self._find_member(name, struct, _Place())
+            if isinstance(member, Member):
                 values = column
                 if self.reads_others and not isinstance(member.type, Simple):
                     place = _Place().within(name, member.name)
@@ -313,7 +329,9 @@ class DeclaredColumns:
         return pa.table(columns)
 
     def _adapt_values(self, values: pa.Array, declared: Type, place: _Place) -> pa.Array:
-        """Return values of a file with the declared names of members, without those left out."""
+        """Return values of a file with the declared names of members, without those left out.
+        Simple values, and a column that has only nulls, stay as they are.
+        """
         if isinstance(declared, Simple) or pt.is_null(values.type):
             return values
         if isinstance(declared, Struct):
@@ -329,15 +347,15 @@ class DeclaredColumns:
         return build_maps(lengths.cast(pa.int32()), keys.cast(pa.string()), inner)
 
     def _adapt_structs(self, values: pa.Array, declared: Struct, place: _Place) -> pa.Array:
+        """Return structs of a file with the declared members that it has. Raises TwoNamesError."""
         parts: dict[str, pa.Array] = {}
         for field, part in zip(values.type, values.flatten(), strict=True):
-            name = self.declared_name(field.name, declared, place)
-            member = declared.member(name or "")
-            if member is not None:
+            member = self._find_member(field.name, declared, place)
+            if isinstance(member, Member):
                 inner = place.within(field.name, member.name)
                 adapted = self._adapt_values(part, member.type, inner)
                 _add_part(parts, member.name, adapted, inner.declared)
-        if not parts:
+        if not parts:  # an array of structs has its length by its members
             parts[declared.members[0].name] = pa.nulls(len(values))
         return pa.StructArray.from_arrays(
             list(parts.values()), names=list(parts), mask=values.is_null()
@@ -347,41 +365,49 @@ class DeclaredColumns:
 
     @cached_property
     def with_older_names(self) -> DeclaredColumns:
-        """These columns, and beside each those with its older names, of the same type."""
+        """These columns, and for each of them further ones with its older names, of the same type;
+        itself without renamed columns.
+        """
         if self.rules is None or not self.rules.renamed:
             return self
         struct = self._add_older_names(self._struct, _Place())
         fields = []
         for member in struct.members:
-            declared = self.declared_name(member.name, self._struct, _Place()) or member.name
-            sensitive = self.schema.field(declared).sensitive
+            declared = self._find_member(member.name, self._struct, _Place())
+            assert isinstance(declared, Member)
+            sensitive = self.schema.field(declared.name).sensitive
             fields.append(Column(member.name, str(member.type), sensitive))
         return replace(self, schema=Schema(tuple(fields)))
 
     def _add_older_names(self, declared: Any, place: _Place) -> Any:
+        """Return a declared type whose structs also have the older names of their members."""
         if isinstance(declared, Array):
             return Array(self._add_older_names(declared.element, place.inside("[]")))
         if isinstance(declared, Map):
             return Map(self._add_older_names(declared.value, place.inside("[*]")))
         if isinstance(declared, Simple):
             return declared
+        # Of this struct, by its path in the file or its declared path.
         older = [name for parent, name in self._names.renamed if parent in place]
         members: dict[str, Member] = {}
         for name in [*[member.name for member in declared.members], *older]:
-            member = declared.member(self.declared_name(name, declared, place) or "")
-            if member is not None and name not in members:
+            member = self._find_member(name, declared, place)
+            if isinstance(member, Member) and name not in members:
                 inner = place.within(name, member.name)
                 members[name] = Member(name, self._add_older_names(member.type, inner))
         return Struct(tuple(members.values()))
 
     def without_others(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return a decoded JSON object without the fields that are left out."""
+        """Return a decoded JSON object without the fields that are left out. Those that are not
+        declared stay, to be reported, and older names stay as they are.
+        """
         if not self.reads_others:
             return record
         kept: dict[str, Any] = self._keep(record, self._struct, _Place())
         return kept
 
     def _keep(self, value: Any, declared: Type, place: _Place) -> Any:
+        """Return a decoded JSON value as `without_others` does, at every depth."""
         if isinstance(declared, Array) and isinstance(value, list):
             inside = place.inside("[]")
             return [self._keep(item, declared.element, inside) for item in value]
@@ -392,33 +418,32 @@ class DeclaredColumns:
             return value
         kept = {}
         for name, item in value.items():
-            known = self.declared_name(name, declared, place)
-            member = declared.member(known or "")
-            if member is not None:
+            member = self._find_member(name, declared, place)
+            if isinstance(member, Member):
                 kept[name] = self._keep(item, member.type, place.within(name, member.name))
-            elif known is None:
+            elif member is _NoMember.UNDECLARED:
                 kept[name] = item
         return kept
 
-    def leaves_out(self, found: pa.DataType, declared: Type | None = None) -> bool:
+    def allows(self, found: pa.DataType) -> bool:
         """Return whether all fields that JSON objects have, as Arrow has inferred them, are
-        declared, or are left out.
+        declared, or are left out. Maps have any fields.
         """
-        return self._leaves_out(found, declared or self._struct, _Place())
+        return self._allows(found, self._struct, _Place())
 
-    def _leaves_out(self, found: pa.DataType, declared: Type, place: _Place) -> bool:
+    def _allows(self, found: pa.DataType, declared: Type, place: _Place) -> bool:
+        """Return what `allows` does for a part of the objects."""
         if isinstance(declared, Array) and pt.is_list(found):
-            return self._leaves_out(found.value_type, declared.element, place.inside("[]"))
+            return self._allows(found.value_type, declared.element, place.inside("[]"))
         if not isinstance(declared, Struct) or not pt.is_struct(found):
             return True
         for field in found:
-            name = self.declared_name(field.name, declared, place)
-            if name is None:
+            member = self._find_member(field.name, declared, place)
+            if member is _NoMember.UNDECLARED:
                 return False
-            member = declared.member(name)
-            if member is not None:
+            if isinstance(member, Member):
                 inner = place.within(field.name, member.name)
-                if not self._leaves_out(field.type, member.type, inner):
+                if not self._allows(field.type, member.type, inner):
                     return False
         return True
 
@@ -457,7 +482,9 @@ def evolution_problems(stored: Schema, declared: Schema, rules: ColumnRules) -> 
 
 
 def _add_part(parts: dict[str, pa.Array], name: str, values: Any, path: str) -> None:
-    """Add values of a column or member, of which a record may have some under another name."""
+    """Add values of a column or member to `parts`, which may have values of it that other records
+    have under another name. Raises TwoNamesError if one record has both.
+    """
     if name in parts:
         if pc.any(pc.and_(parts[name].is_valid(), values.is_valid())).as_py():
             raise TwoNamesError(path)

@@ -106,7 +106,7 @@ class QuoteReader(ArrowReadableFile):
         self._source = source
         self._ended = False
         self._quoted = False  # whether a quoted value goes on behind what was read
-        # the end of the last block: a run of quotes that may go on, and the byte before it
+        # The end of the last block: a run of quotes that may go on, and the byte before it.
         self._carried = b""
         self._lines = 1
         self._opened: _Excerpt | None = None  # the last quoted value that goes on
@@ -145,8 +145,9 @@ class QuoteReader(ArrowReadableFile):
 
     def _check(self, data: bytes) -> None:
         """Look for misplaced quotes in what was read next."""
+        # Each block begins with a byte that was looked at before, the first one with a line break.
         block = self._carried + data if self._carried else b"\n" + data.removeprefix(_BOM)
-        whole = len(block.rstrip(b'"'))
+        whole = len(block.rstrip(b'"'))  # a run of quotes at the end may go on
         letters = np.frombuffer(block, np.uint8)
         quotes = np.flatnonzero(letters[1:whole] == ord('"')) + 1
         # Each second one, from the first on unless that closes a value of an earlier block.
@@ -225,12 +226,14 @@ def read_csv(
         except pa.ArrowInvalid as error:
             if "Empty CSV file or block" in str(error):
                 return  # there is only a header line, without a line break
+            # A misplaced quote comes first: because of it, what follows is misread.
             raise source.quote_error(where) or _csv_error(error, header, columns, where) from error
         except SchemaMismatchError as error:
             raise source.quote_error(where) or error from None
         except OSError as error:
             raise unreadable_file_error(where, error) from error
-        if (misquoted := source.quote_error(where)) is not None:
+        misquoted = source.quote_error(where)  # which Arrow has accepted
+        if misquoted is not None:
             raise misquoted
 
 
@@ -238,16 +241,16 @@ def _with_missing(found: dict[str, Any], rows: int, wanted: Schema) -> pa.Table:
     """Return the columns that were found as a table with the wanted ones, null where missing."""
     schema = wanted.to_arrow()
     columns = [found.get(field.name, pa.nulls(rows, field.type)) for field in schema]
-    if not columns:
+    if not columns:  # a table that keeps the number of rows
         return pa.table({"": pa.nulls(rows)}).select([])
     return pa.table(columns, schema=schema)
 
 
 def _convert_field(fields: pa.Array, field: Field, first: int, where: str) -> pa.Array:
     """Return the values of the fields of a CSV column. `first` is the number of the first
-    record.
+    record. Blanks around a value count only in texts and bytes.
     """
-    if field.type in ("string", "binary"):
+    if field.type in ("string", "binary"):  # they have their type already
         return fields
     try:
         return convert_texts(pc.ascii_trim(fields, characters=" \t"), field.type)
@@ -276,6 +279,7 @@ def _csv_reader(source: Any, header: _Header, fields: Sequence[Field]) -> Any:
     for field in fields:
         kind = pa.binary() if field.type == "binary" else pa.string()
         kinds[header.sources[field.name]] = kind
+    # Without columns, the first one is read as bytes, to count the records.
     convert = pc.ConvertOptions(
         include_columns=list(kinds) or header.names[:1],
         column_types=kinds or {header.names[0]: pa.binary()},
@@ -296,6 +300,7 @@ def _read_header(path: Path, name: str, columns: DeclaredColumns, where: str) ->
         with open_decompressed(path, name) as source:
             text = bytes(source.read(_HEADER)).decode("utf-8-sig", errors="replace")
         rows = csv.reader(io.StringIO(text, newline=""))
+        # Empty lines are skipped, unless there is one column, of which they are empty fields.
         names = next((row for row in rows if row or len(schema.fields) == 1), None)
     except (OSError, csv.Error) as error:
         raise unreadable_file_error(where, error) from error
@@ -384,7 +389,7 @@ class DeclaredFiles:
     required: tuple[str, ...] = ()
     rules: ColumnRules | None = None
 
-    def place(self, file: ListedFile) -> str:
+    def describe_file(self, file: ListedFile) -> str:
         """Return how errors name a file."""
         return f"{self.what}: file {self.tree.url}/{file.path}"
 
@@ -420,10 +425,10 @@ class DeclaredFiles:
                 table = whole.slice(first - number, max(0, last - first))
                 if (found := first_unreadable(table)) is not None:
                     at = record_place(self.format, first, found.row)
-                    raise found.error(self.place(file), at.text, **at.fields)
+                    raise found.error(self.describe_file(file), at.text, **at.fields)
                 if first < last:
                     yield first, table
-                if last == end:
+                if last == end:  # read no more of the file
                     return
 
     @contextmanager
@@ -442,9 +447,9 @@ class DeclaredFiles:
             if error.column in self.schema.names:
                 column = error.column
             if error.line is None:
-                place = self.place(file)
+                place = self.describe_file(file)
             else:
-                place = f"{self.place(file)}, line {error.line}"
+                place = f"{self.describe_file(file)}, line {error.line}"
             if column is not None:
                 place = f"{place}: {describe_column(self.schema.field(column))}"
             problem = f"{place}: the value is not shown, because columns are sensitive."
@@ -458,7 +463,7 @@ class DeclaredFiles:
         those of `rows`.
         """
         columns = self.columns
-        where = self.place(file)
+        where = self.describe_file(file)
         if self.format == "csv":
             yield from read_csv(self.tree, file, columns, where, wanted)
         elif self.format == "jsonl":
@@ -480,7 +485,7 @@ class DeclaredFiles:
         """
         with self.locating_errors(file):
             return row_group_starts(
-                open_parquet(self.tree, file, self.columns, self.place(file)).file
+                open_parquet(self.tree, file, self.columns, self.describe_file(file)).file
             )
 
     def count(self, file: ListedFile) -> int:
@@ -490,7 +495,7 @@ class DeclaredFiles:
         if self.format not in ("parquet", "avro"):
             return sum(table.num_rows for _, table in self.tables(file))
         with self.locating_errors(file):
-            where = self.place(file)
+            where = self.describe_file(file)
             if self.format == "avro":
                 return count_avro(self.tree, file, self.columns, where)
             return int(open_parquet(self.tree, file, self.columns, where).file.metadata.num_rows)
@@ -499,8 +504,10 @@ class DeclaredFiles:
 def _fit(
     table: pa.Table, columns: DeclaredColumns, wanted: Schema, where: str, place: Any
 ) -> pa.Table:
-    """Return records with a file's names and types as records with the declared ones."""
-    if not wanted.fields:
+    """Return records with a file's names and types as records with the `wanted` columns. `place`
+    returns how errors name a row.
+    """
+    if not wanted.fields:  # a table that keeps the number of rows
         return table.select([])
     found = columns.conform(table, wanted)
     arrays = []
@@ -534,7 +541,7 @@ def read_jsonl(
     keys = MapKeys(parse_type(field.type) for field in schema.fields)
     with tree.on_disk(file) as path:
         for block in _blocks(open_decompressed(path, file.path), where):
-            if block.strip(_BLANKS + b"\n"):
+            if block.strip(_BLANKS + b"\n"):  # it has a record
                 table = _parse_block(block, line, columns, where, required, keys)
                 yield number, table
                 number += table.num_rows
@@ -585,6 +592,7 @@ def _count_objects(block: bytes) -> int | None:
     """
     text = block.strip(_BLANKS + b"\n")
     breaks = text.count(b"\n")
+    # Usually, each line begins and ends with a brace, which is checked for all at once.
     if text[:1] == b"{" and text[-1:] == b"}" and text.count(b"}\n{") == breaks:
         return breaks + 1
     count = 0
@@ -604,13 +612,14 @@ _Parse = Callable[[bytes, str], "pa.Table"]
 def _parse_without_others(
     block: bytes, columns: DeclaredColumns, keys: MapKeys, parse: _Parse
 ) -> pa.Table | None:
-    """Return the columns without fields that are left out; None if others may be there."""
-    # Fields that are not declared may be keys of a map.
-    if keys.has_maps:
+    """Return the columns without fields that are left out; None if fields may be there that are
+    not left out either.
+    """
+    if keys.has_maps:  # Arrow would leave out keys that it does not know yet
         return None
     if not columns.ignores_undeclared:
         found = parse(block, "infer").schema
-        if not columns.leaves_out(pa.struct(found)):
+        if not columns.allows(pa.struct(found)):
             return None
     return parse(block, "ignore")
 
@@ -631,7 +640,7 @@ def _parse_with_maps(
             found = parse(sample, "infer").schema
             for name, type_ in zip(schema.names, types, strict=True):
                 keys.learn(type_, found.field(name).type, name)
-    if table is None and not keys.too_many:
+    if table is None and not keys.too_many:  # all keys are known now
         table = parse(block, "error")
     if keys.may_be_null(block):
         return None
@@ -690,7 +699,7 @@ def _with_new_names(table: pa.Table, columns: DeclaredColumns) -> pa.Table:
     """Return records that may have values under older names with the declared columns. Raises
     TwoNamesError.
     """
-    if columns.with_older_names is columns:
+    if columns.with_older_names is columns:  # there are no older names
         return table
     return cast_table(columns.conform(table), columns.schema.to_arrow())
 
@@ -995,7 +1004,9 @@ def read_files_with_spark(
 
 
 def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table:
-    """Return what `read_files_with_spark` returns, as an Arrow table in memory, without Spark."""
+    """Return the records of these files as an Arrow table in memory, without Spark, with the
+    columns that `read_files_with_spark` returns.
+    """
     columns = [
         *declared.schema.to_arrow(),
         pa.field(PARTITION, pa.int32()),

@@ -89,7 +89,9 @@ class MapKeys:
         return sorted(self._of_path.get(path, ()), key=str.encode)
 
     def learn(self, type_: Type, parsed: pa.DataType, path: str) -> None:
-        """Add the keys in a type that Arrow has inferred from values of a type."""
+        """Add the keys in a type that Arrow has inferred from values of `type_`. Parts that it has
+        inferred as another kind of type, such as nulls, have no keys.
+        """
         if isinstance(type_, Array):
             if pt.is_list(parsed):
                 self.learn(type_.element, parsed.value_type, f"{path}[]")
@@ -172,7 +174,7 @@ def _maps_from_structs(values: pa.Array, type_: Map) -> pa.Array:
     """Return structs whose members are the keys, sorted, as maps of those that are not null."""
     names = [field.name for field in values.type]
     parts = [convert_parsed(part, type_.value) for part in values.flatten()]
-    if not parts:
+    if not parts:  # no keys are known: all maps are empty
         lengths = pc.if_else(values.is_valid(), 0, pa.scalar(None, pa.int32()))
         return build_maps(
             lengths, pa.nulls(0, pa.string()), pa.nulls(0, arrow_type(str(type_.value)))

@@ -11,7 +11,7 @@ from dagster_adjunct.resources.lazy_modules import pa
 
 def unreadable_file_error(where: str, error: Exception) -> AdjunctError:
     """Return the error for a file that is damaged, or that the file system can't read."""
-    if isinstance(error, OSError) and error.errno:
+    if isinstance(error, OSError) and error.errno:  # of the file system, not of a decoder
         return file_error(error, error.filename or where, where)
     reason = str(error) or type(error).__name__
     return SchemaMismatchError(

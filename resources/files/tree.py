@@ -71,7 +71,7 @@ class FileTree(Protocol):
         """
 
     def find(self, path: str) -> ListedFile | None:
-        """Return one file as `list` does, None if there is no such file. One request."""
+        """Return one file as it is now, None if there is no such file. One request."""
 
     def has_files(self) -> bool:
         """Return whether there is a file below the folder; lists no more than is needed for
@@ -198,7 +198,7 @@ class LocalTree:
             raise errors.file_error(error, entry.path, f"files in {self.url}") from error
 
     def listed(self, path: str) -> ListedFile:
-        """Return one file as `list` does, without listing the others."""
+        """Return one file as it is now, without listing the others. Raises FileNotFoundError."""
         return _require_utf8_name(
             self.url, _listed_local_file(path, (Path(self.root) / path).stat())
         )
@@ -423,7 +423,9 @@ class S3Tree:
             raise source_changed_error(self, file, "is gone") from None
 
     def _ask(self, action: str, path: str, send: Callable[[], T]) -> T:
-        """Return what `send` returns, which is repeated after transient errors."""
+        """Return the result of `send`, which is called again after transient errors. Raises the
+        others as Adjunct's.
+        """
         from dagster_adjunct.resources.objects.s3_store import S3Request, retry_request
 
         return retry_request(S3Request(action, self.url, path), send, self.options.attempts)

@@ -418,6 +418,7 @@ class CommitLog:
         current = found.pointer.number
         if current <= MANIFESTS_KEPT:
             return []
+        # "0": the key is before those of all commits of this number.
         first_kept = self.manifest_key(current - MANIFESTS_KEPT, "0")
 
         def is_old(item: ObjectInfo) -> bool:
@@ -453,7 +454,7 @@ class CommitLog:
         if this log has commits already.
         """
         newest = other.current()
-        for commit in other.history() if newest is not None else ():
+        for commit in other.history():
             data = other._read_manifest(commit.manifest_key)
             with suppress(errors.ObjectExistsError):
                 self.store.put_if_absent(self.manifest_key(commit.number, commit.id), data)
@@ -521,10 +522,11 @@ class CommitLog:
         """Commit the body that `decide(current)` returns and return the commit; after a conflict,
         decide again.
 
-        `decide` may be called several times, so it must have no side effects. If it returns None
-        nothing is committed, and the current commit is returned. It first decides over `seen`, a
-        commit that was read as the current one; by default that is read now. Raises
-        `CommitConflictError` after `attempts`, and what `commit` raises.
+        `decide` may be called several times, and only what its last call returns is committed: side
+        effects of the others must do no harm. If it returns None nothing is committed, and the
+        current commit is returned. It first decides over `seen`, a commit that was read as the
+        current one; by default that is read now. Raises `CommitConflictError` after `attempts`, and
+        what `commit` raises.
         """
 
         def decide_over(current: Commit | None) -> Callable[[], Commit | None]:
@@ -549,13 +551,11 @@ class CommitLog:
         for attempt in range(_SWAP_ATTEMPTS):
             try:
                 return put_after(self.store, self.pointer_key, data, expected)
-            except errors.RunLeaseLostError:  # nothing was sent
-                if (
-                    problem is None
-                    or not self._resolve_outcome(expected, pointer, problem).happened
-                ):
+            except errors.RunLeaseLostError:  # nothing was sent; an earlier try may have committed
+                outcome = self._resolve_earlier_try(expected, pointer, problem)
+                if not outcome.happened:
                     raise
-                return None
+                return outcome.etag
             except (
                 errors.ObjectExistsError,
                 errors.PreconditionFailedError,
@@ -571,6 +571,16 @@ class CommitLog:
             _back_off(attempt)  # the pointer is still our parent's: repeat the same request
         raise self._unknown_error(pointer, problem)
 
+    def _resolve_earlier_try(
+        self, expected: str | None, pointer: Pointer, problem: Exception | None
+    ) -> _Outcome:
+        """Return whether an earlier try, which failed with `problem`, has committed; it has not if
+        that is None, as there was none.
+        """
+        if problem is None:
+            return _Outcome(happened=False)
+        return self._resolve_outcome(expected, pointer, problem)
+
     def _resolve_outcome(
         self, expected: str | None, pointer: Pointer, problem: Exception
     ) -> _Outcome:
@@ -583,7 +593,7 @@ class CommitLog:
         try:
             found = self._read_pointer()
             if found is None:
-                if expected is None:
+                if expected is None:  # ours was to be the first commit, and still can be
                     return _Outcome(happened=False)
                 raise self._conflict_error(pointer, "nothing")
             now = found.pointer

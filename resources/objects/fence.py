@@ -178,6 +178,7 @@ class Heartbeat:
                 return _REMOVED
             if stored.etag == etag:
                 return _REMOVED
+            # "" if it is our own write: go on from that one.
             return self._not_ours(stored.data) or self._rewrite(stored.etag)
         return ""
 
@@ -369,7 +370,8 @@ class Fence:
             if left > 0:
                 _KNOWN[lease] = deadline = Deadline(began, left)
                 return deadline
-            if patience.has_passed() or isinstance(cause, errors.PermanentError):
+            is_hopeless = isinstance(cause, errors.PermanentError)
+            if is_hopeless or patience.has_passed():
                 raise lease_lost_error(self.application, self.run, problem) from cause
             time.sleep(_PAUSE)
 
@@ -441,6 +443,7 @@ def read_dated(store: ObjectStore, key: str) -> DatedObject | None:
             return None
         if info is not None and info.etag == stored.etag:
             return DatedObject(stored.data, info.modified)
+        # It was replaced between the two requests: read it again.
 
 
 def fenced_store(store: ObjectStore, fence: Fence) -> ObjectStore:

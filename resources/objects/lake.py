@@ -260,7 +260,11 @@ class _UrlProblem(NamedTuple):
 
 
 def _find_url_problem(url: str, schemes: Sequence[str]) -> _UrlProblem | None:
-    """Return what is wrong with a store's URL; None if it may be right."""
+    """Return what is wrong with a store's URL; None if it may be right.
+
+    In this order: it is quoted; it is a Windows path; its scheme has no colon; it has no scheme, so
+    that it is a folder; its scheme is not the right one, or not written right.
+    """
     if url != url.strip() or url[:1] in ("'", '"'):
         problem = "begins or ends with a space or a quotation mark"
         return _UrlProblem(problem, url.strip(" \t\n\r'\""))
@@ -270,6 +274,7 @@ def _find_url_problem(url: str, schemes: Sequence[str]) -> _UrlProblem | None:
     forms = " or ".join(form for kind, form in _FORMS.items() if kind in schemes)
     if _NO_COLON.match(url):
         scheme, _, rest = url.partition("//")
+        # "file://REST" would name a host.
         if scheme.lower() in schemes and scheme.lower() != "file":
             forms = f"{scheme.lower()}://{rest}"
         return _UrlProblem("has no colon after its scheme", forms)
@@ -290,7 +295,7 @@ def _find_scheme_problem(
     if scheme not in schemes:
         if slashes or scheme.lower() in schemes:
             return _UrlProblem(f"has the unknown scheme {scheme!r}", forms)
-        return None
+        return None  # a folder whose name has a colon
     if scheme == "file":
         if not slashes or urlsplit(url).netloc not in ("", "localhost"):
             return _UrlProblem("names a host, or not an absolute folder", _FORMS["file"])

@@ -219,7 +219,11 @@ class LocalStore(ObjectStore):
             raise self._translate_os_error(error, "what is below it") from error
 
     def _translate_os_error(self, error: OSError, what: str) -> errors.AdjunctError:
-        """Return Adjunct's error for an error of the file system; `what` names the object."""
+        """Return Adjunct's error for an error of the file system; `what` names the object.
+
+        In this order: the root is a file; too many files are open; the root is missing, or may not
+        be used; anything else, which may pass.
+        """
         # Path.exists() raises where this user may not look.
         exists = os.path.exists(self._root)  # noqa: PTH110
         if exists and not self._root.is_dir():

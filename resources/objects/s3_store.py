@@ -403,7 +403,7 @@ class S3Store(ObjectStore):
                 return b""  # the range begins at or after the object's end
             return answer["Body"].read()[:length]
 
-        if length <= 0:
+        if length <= 0:  # no range of HTTP is empty; also raises for a missing object
             return self.get(key).data[:0]
         return self._send("GET of a range", key, send)
 
@@ -459,12 +459,13 @@ class S3Store(ObjectStore):
 
     def upload(self, path: Path, key: str) -> str:
         token = uuid.uuid4().hex
-        if path.stat().st_size >= self._options.multipart_threshold and self.head(key) is not None:
+        is_large = path.stat().st_size >= self._options.multipart_threshold
+        if is_large and self.head(key) is not None:
             # Saves an upload; the race is decided at its end.
             raise store.object_exists_error(self.url, key)
 
         def send() -> str:
-            if path.stat().st_size >= self._options.multipart_threshold:
+            if is_large:
                 extra = {**self._encryption(), "Metadata": {_TOKEN: token}}
                 request = S3Request("upload", self.url, key)
                 return upload_multipart(

@@ -172,7 +172,7 @@ class MemoryDescriptor(StoreDescriptor):
     """The address of a store in the memory of this process."""
 
     def open(self) -> ObjectStore:
-        return self.connect()
+        return self.connect()  # not remembered, so that it can be freed
 
     def connect(self) -> ObjectStore:
         return InMemoryStore.named(self.url)
@@ -199,6 +199,7 @@ class GuardedStore:
         self._guarded = guarded
 
     def __getattr__(self, name: str) -> Any:
+        # By the dictionary: `self._inner` would call this again while there is none.
         attribute = getattr(self.__dict__["_inner"], name)
         if name not in self._guarded:
             return attribute

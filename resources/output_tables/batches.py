@@ -130,9 +130,10 @@ class OutputBatch:
 @dataclass(frozen=True, slots=True)
 class CommittedBatch:
     """What a table remembers of the newest batch of a producer. `commit` is the id of the attempt
-    that has committed it, `lake` the number of the lake that it came from, 0 if the table does not
-    know. `positions` is whether its rows have source positions. `rows`, and `positions`, are None
-    if the table does not know any more.
+    that has committed it, "" if the table does not know any more. `clock` is in microseconds since
+    the epoch, and `lake` the number of the lake that it came from; both are 0 if the table does not
+    know. `positions` is whether its rows have source positions. `rows` and `positions` are None if
+    the table does not know any more. `duplicate`: it was committed before, by an earlier attempt.
     """
 
     number: int
@@ -243,7 +244,8 @@ def check_replaceable(table: str, found: CommittedBatch | None, columns: OutputC
     """Raise ConfigurationError if replays are to replace rows of this producer in a table that has
     rows of it without source positions.
     """
-    if found is None or found.positions is not False or not columns.have_positions:
+    lacks_positions = found is not None and found.positions is False  # None: it is not known
+    if not lacks_positions or not columns.have_positions:
         return
     raise errors.ConfigurationError(
         f'output table {table} has on_replay="replace", and rows that this application wrote with'
@@ -357,17 +359,17 @@ def fitted_parts(batch: OutputBatch, columns: pa.Schema, what: str) -> Iterator[
 def replaced_sql(ranges: Sequence[ReplacedRange], *, exact: bool = True) -> str | None:
     """Return the SQL condition for the rows of these ranges; None if they are empty.
 
-    Unless it is `exact`, the condition also holds for rows between the ranges of a partition. Of
-    many ranges, as those of a restatement, the offsets are listed: engines take minutes for many
-    comparisons.
+    Unless it is `exact`, the condition also holds for rows between the ranges of a partition. If it
+    is, and there are many ranges, as those of a restatement, their offsets are listed: engines take
+    minutes for many comparisons.
     """
     conditions = []
-    for place, spans in group_by_source(ranges).items():
+    for source, spans in group_by_source(ranges).items():
         covered = spans
         if not exact:
             covered = [OffsetSpan(spans[0].start, max(span.end for span in spans))]
         of_source = (
-            f"{READER} = {quote_text(place.reader)} and {SOURCE} = {quote_text(place.source)}"
+            f"{READER} = {quote_text(source.reader)} and {SOURCE} = {quote_text(source.source)}"
         )
         conditions.append(f"({of_source} and ({_offsets_sql(covered)}))")
     if not conditions:
@@ -406,14 +408,15 @@ def group_by_source(ranges: Sequence[ReplacedRange]) -> dict[SourceOfReader, lis
     found: dict[SourceOfReader, list[OffsetSpan]] = {}
     for span in sorted(ranges, key=attrgetter("start")):
         if span.start < span.end:
-            place = SourceOfReader(span.reader, span.source)
-            found.setdefault(place, []).append(OffsetSpan(span.start, span.end))
+            source = SourceOfReader(span.reader, span.source)
+            found.setdefault(source, []).append(OffsetSpan(span.start, span.end))
     return found
 
 
 def _complete(mine: Type, stored: Type) -> Any:
-    """Return the type `mine` with the members that only the stored type has; where the stored type
-    of a part holds all values of its own, that is used.
+    """Return the type `mine` of records as a column of the stored type takes it: with the members
+    that only the stored type has; and if a simple stored type holds all values of the simple type
+    at its place in `mine`, with the stored one.
     """
     if isinstance(mine, Struct) and isinstance(stored, Struct):
         return _complete_struct(mine, stored)
@@ -428,7 +431,9 @@ def _complete(mine: Type, stored: Type) -> Any:
 
 
 def _complete_struct(mine: Struct, stored: Struct) -> Struct:
-    """Return a struct as `_complete` does; members that only the stored one has come last."""
+    """Return the struct `mine`, whose members have types that `_complete` returns, and then the
+    members that only the stored struct has.
+    """
     members = []
     for member in mine.members:
         there = stored.member(member.name)

@@ -175,7 +175,7 @@ class DeltaOutput(TableOutput):
         wanted = {each.name: each for each in evolved.schema.to_arrow()}
         fields = [wanted.pop(each.name, each).with_nullable(each.nullable) for each in there]
         hidden = {name for name, _ in columns.hidden} - set(there.names)
-        fields += wanted.values()
+        fields += wanted.values()  # the new ones
         fields += [each for each in columns.arrow_schema() if each.name in hidden]
         return _EvolvedColumns(pa.schema(fields), evolved.changes)
 
@@ -194,7 +194,7 @@ class DeltaOutput(TableOutput):
                 return self._commit_once(table, batch, commit)
             except errors.AdjunctError:
                 raise
-            except Exception as error:
+            except Exception as error:  # of delta-rs
                 landed = self._look_again(batch, commit)
                 if landed is not None:
                     return landed
@@ -209,12 +209,14 @@ class DeltaOutput(TableOutput):
         may have been lost, or another run was faster.
         """
         found = self._find_same(self._open(), batch)
-        if found is None or found.commit != commit:
+        if found is None or found.commit != commit:  # another run's
             return found
         return replace(found, duplicate=False)
 
     def _find_same(self, table: DeltaTable | None, batch: OutputBatch) -> CommittedBatch | None:
-        """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`."""
+        """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`, and
+        ConfigurationError as `check_replaceable`.
+        """
         if table is None:
             return None
         found = _find_in(table, batch.producer, batch.number)
@@ -258,8 +260,8 @@ class DeltaOutput(TableOutput):
         return replace(result, rows=sent.rows)
 
     def _find_removed(self, stored: pa.Schema, ranges: Sequence[ReplacedRange]) -> str | None:
-        """Return the SQL condition for the rows that a batch removes, None if it removes none.
-        Raises TableError for too many.
+        """Return the SQL condition for the rows that a batch removes; None if it removes none, as
+        from a table whose rows have no positions. Raises TableError for too many.
         """
         if not ranges or SOURCE_OFFSET not in stored.names:
             return None
@@ -362,7 +364,7 @@ class _SentRows:
 
 def _check_few(table: str, ranges: Sequence[ReplacedRange]) -> None:
     """Raise TableError for more separate ranges than delta-rs can look for: its parser overflows
-    the stack of the process.
+    the stack of the process. Few ranges are compared, whatever their lengths (`replaced_sql`).
     """
     for spans in group_by_source(ranges).values():
         offsets = sum(span.end - span.start for span in spans)
@@ -393,10 +395,11 @@ def _positions_id(producer: str) -> str:
 
 
 def _find_in(table: DeltaTable, producer: str, sought: int | None = None) -> CommittedBatch | None:
-    """Return the newest batch of a producer by the table's transactions.
+    """Return the newest batch of a producer by the table's transactions, None if there is none.
 
     The table's history says which attempt committed it and with how many rows, as long as it has
-    the commit. It is read only if the batch has the number `sought`, or a later one.
+    the commit. It is read only if the batch has the number `sought` or a later one, never if
+    `sought` is None: then the attempt stays "", and the number of rows None.
     """
     number = table.transaction_version(_app_id(producer))
     if number is None:
@@ -404,16 +407,17 @@ def _find_in(table: DeltaTable, producer: str, sought: int | None = None) -> Com
     clock = table.transaction_version(_clock_id(producer)) or 0
     lake = table.transaction_version(_lake_id(producer)) or 0
     positions = table.transaction_version(_positions_id(producer))
-    unknown = CommittedBatch(
+    without_history = CommittedBatch(
         number, clock, "", lake=lake, positions=None if positions is None else bool(positions)
     )
     if sought is None or number < sought:
-        return unknown
+        return without_history
     for entry in table.history(_HISTORY):
         if entry.get("adjunct.producer") == producer and entry.get("adjunct.batch") == str(number):
             rows = entry.get("operationMetrics", {}).get("num_added_rows")
-            return replace(unknown, commit=str(entry.get("adjunct.commit", "")), rows=rows)
-    return unknown
+            commit = str(entry.get("adjunct.commit", ""))
+            return replace(without_history, commit=commit, rows=rows)
+    return without_history
 
 
 def _arrow_schema(table: DeltaTable) -> pa.Schema:
@@ -444,14 +448,21 @@ def _keeps_simple_types(after: Any, before: Any) -> bool:
 
 
 def _is_conflict(error: Exception) -> bool:
-    """Return whether another commit came first, so that the next attempt may succeed."""
+    """Return whether another commit came first, so that the next attempt may succeed.
+
+    delta-rs has an error of its own for that, but raises a plain DeltaError in two cases, which
+    only its text tells (in release 1.6).
+    """
     from deltalake.exceptions import CommitFailedError
 
     if isinstance(error, CommitFailedError):
         return True
     text = str(error).lower()
-    # The second: commits after the one that was read have been cleaned up meanwhile.
-    return "already exists" in text or "invalid table version" in text
+    # By `write_deltalake` with mode="error": "A table already exists at: …".
+    was_created = "already exists" in text
+    # By `write_deltalake` to a table whose log was cleaned up since it was opened.
+    was_cleaned_up = "invalid table version" in text
+    return was_created or was_cleaned_up
 
 
 def _translate(table: str, error: Exception) -> errors.AdjunctError:

@@ -109,13 +109,14 @@ class PartitionField:
 def parse_partition_field(text: str) -> PartitionField:
     """Return the partition field that a text of `partition_by` means. Raises ConfigurationError."""
     match = _TRANSFORM.fullmatch(text.strip())
-    if match is None:
+    if match is None:  # the name of a column
         return PartitionField("identity", text.strip())
     name = match["name"]
     name = _UNIT.get(name, name)
-    numbered = name in ("bucket", "truncate")
-    known = numbered or name in ("identity", *_UNIT.values())
-    if not known or numbered != (match["number"] is not None):
+    needs_number = name in ("bucket", "truncate")
+    is_known = needs_number or name in ("identity", *_UNIT.values())
+    has_number = match["number"] is not None
+    if not is_known or needs_number != has_number:
         raise errors.ConfigurationError(
             f"partition_by has {text!r}: expected a column, or a transform of one.",
             "Write one of: days(at), months(at), years(at), hours(at), bucket(16, id),"
@@ -176,6 +177,7 @@ class IcebergOutput(TableOutput):
             return None if table is None else _find_in(table, producer)
 
     def _load(self, catalog: Catalog) -> Table | None:
+        """Return the table as it is now; None if there is none."""
         from pyiceberg.exceptions import NoSuchTableError
 
         try:
@@ -184,6 +186,7 @@ class IcebergOutput(TableOutput):
             return None
 
     def _load_or_create(self, catalog: Catalog, columns: OutputColumns) -> Table:
+        """Return the table as it is now; create it, and its namespace, if there is none."""
         from pyiceberg.exceptions import NoSuchNamespaceError
 
         table = self._load(catalog)
@@ -290,7 +293,7 @@ class _Commit:
         if condition is not None:
             tasks = list(table.scan(row_filter=condition).plan_files())
             removed = rewrite_without(tasks, batch.replaces, written, self.name)
-        if not written.files and not removed:
+        if not written.files and not removed:  # nothing to commit
             return result
         facts = (batch.producer, str(batch.number), self.commit, str(batch.lake))
         summary = dict(zip(_SUMMARY, facts, strict=True))
@@ -329,7 +332,7 @@ class _Commit:
         if found is not None:
             raise _FoundBatch(found)
         self.batch.before_commit()
-        if self.batch.replaces:
+        if self.batch.replaces:  # `IcebergOutput.commit` begins again
             raise CommitFailedException("rows to replace may have moved")
 
 
@@ -357,7 +360,7 @@ def _watch(table: Table, look: Callable[[Table], None]) -> Table:
 
 def _find_in(table: Table, producer: str) -> CommittedBatch | None:
     """Return the newest batch of a producer by the table's property; without it, by the snapshots
-    that are left.
+    that are left. None if the table has none.
     """
     stored = table.properties.get(PRODUCER + producer)
     if stored is not None:
@@ -373,6 +376,9 @@ def _find_in(table: Table, producer: str) -> CommittedBatch | None:
 
 
 def _find_same(table: Table, batch: OutputBatch, name: str) -> CommittedBatch | None:
+    """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`, and
+    ConfigurationError as `check_replaceable`.
+    """
     found = _find_in(table, batch.producer)
     same = same_batch(name, found, batch.producer, batch.number, batch.clock, batch.lake)
     if same is None:
@@ -387,6 +393,7 @@ def _find_commit(table: Table, batch: OutputBatch, commit: str) -> CommittedBatc
 
 
 def _to_json(done: CommittedBatch) -> str:
+    """Return what the table's property has of a batch; `_from_json` reads it."""
     facts = {
         "batch": done.number,
         "clock": done.clock,
@@ -399,6 +406,7 @@ def _to_json(done: CommittedBatch) -> str:
 
 
 def _from_json(text: str, table: str) -> CommittedBatch:
+    """Return the batch in a table's property. Raises MalformedDocumentError."""
     try:
         facts = json.loads(text)
         return CommittedBatch(
@@ -452,6 +460,7 @@ def _build_spec(table: IcebergTable, schema: IcebergSchema) -> PartitionSpec:
                 argument="partition_by",
             )
         field_id = partitioning.PARTITION_FIELD_ID_START + number
+        # Of an identity, the name of the field is that of the column.
         name = parsed.name.replace(".", "_") if parsed.transform != "identity" else path
         fields.append(partitioning.PartitionField(column.field_id, field_id, transform, name))
     return partitioning.PartitionSpec(*fields)
@@ -488,6 +497,7 @@ def _change_columns(transaction: Transaction, columns: OutputColumns, evolved: E
     if not evolved.changes and not missing:
         return
     changes = columns.changes
+    # Renames and removals first: additions are compared with the names after them.
     with transaction.update_schema() as update:
         for path, name in changes.renamed.items():
             if _has_path(stored, path):
@@ -506,7 +516,9 @@ def _hidden_fields(columns: OutputColumns) -> list[pa.Field]:
 
 
 def _has_path(stored: Schema, path: str) -> bool:
-    """Whether a table has a column or member."""
+    """Return whether a table still has a column or member: an earlier commit may have renamed or
+    dropped it.
+    """
     from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 
     return not ColumnChanges(drop=(path,)).unknown(stored, AS_NAMED)

@@ -80,9 +80,9 @@ class DataFiles:
         from pyiceberg.typedef import Record
 
         metadata = self.metadata
-        places = load_location_provider(metadata.location, metadata.properties)
+        locations = load_location_provider(metadata.location, metadata.properties)
         name = f"00000-{next(self._numbers)}-{self._folder}.parquet"
-        output = self.io.new_output(places.new_data_location(name, key))
+        output = self.io.new_output(locations.new_data_location(name, key))
         writer = ParquetFormatWriter(output, metadata.schema(), metadata.properties)
         with writer:
             writer.write(rows)
@@ -136,9 +136,9 @@ def is_replaced(rows: pa.Table, ranges: Sequence[ReplacedRange]) -> pa.Array:
     """Return which rows are in these ranges."""
     found = np.zeros(rows.num_rows, bool)
     offsets = pc.fill_null(rows.column(SOURCE_OFFSET), -1).to_numpy()
-    for place, spans in group_by_source(ranges).items():
-        by_reader = pc.equal(rows.column(READER), place.reader)
-        of_source = pc.equal(rows.column(SOURCE), place.source)
+    for source, spans in group_by_source(ranges).items():
+        by_reader = pc.equal(rows.column(READER), source.reader)
+        of_source = pc.equal(rows.column(SOURCE), source.source)
         is_here = pc.fill_null(pc.and_(by_reader, of_source), False).to_numpy()
         starts = np.array([span.start for span in spans])
         ends = np.array([span.end for span in spans])
@@ -234,7 +234,7 @@ def split_by_partition(rows: pa.Table, metadata: TableMetadata) -> list[Partitio
         fields = []
         for each, value in zip(spec.fields, values, strict=True):
             fields.append(PartitionFieldValue(each, value[first].as_py()))
-        places = None
+        places = None  # the only partition has all rows
         if len(groups.first_rows) > 1:
             places = pa.array(order[start:end])
         parts.append(PartitionRows(PartitionKey(fields, spec, schema), places))
@@ -245,7 +245,10 @@ def split_by_partition(rows: pa.Table, metadata: TableMetadata) -> list[Partitio
 def transform_values(
     values: pa.ChunkedArray, transform: Transform[Any, Any], kind: IcebergType
 ) -> pa.Array:
-    """Return the values that a transform of a partition spec gives for a column of this type."""
+    """Return the values that a transform of a partition spec gives for a column of this type.
+    Transforms to units of time are computed by Arrow; others by PyIceberg, once for each distinct
+    value.
+    """
     from pyiceberg import transforms
 
     if isinstance(transform, transforms.IdentityTransform):
@@ -275,6 +278,7 @@ def _months(moments: pa.Array) -> pa.Array:
 
 
 def _days(moments: pa.Array) -> pa.Array:
+    """Return the days since the epoch of timestamps or dates."""
     if pa.types.is_timestamp(moments.type):
         moments = pc.floor_temporal(moments, unit="day").cast(pa.date32())
     return moments.cast(pa.int32())
@@ -292,7 +296,7 @@ def _one_array(values: pa.ChunkedArray) -> pa.Array:
 def _read_field(rows: pa.Table, schema: Schema, field_id: int) -> pa.ChunkedArray:
     """Return the values of a column, or of a member of a struct, by its id."""
     name = schema.find_column_name(field_id)
-    if name in rows.column_names:
+    if name in rows.column_names:  # which may have dots itself
         return rows.column(name)
     column, *steps = str(name).split(".")
     values = rows.column(column)

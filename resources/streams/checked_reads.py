@@ -73,6 +73,7 @@ class _Read:
     ranges: Ranges
 
     def check_columns(self, found: Sequence[str], needed: Sequence[str]) -> None:
+        """Raise StreamReadError if a column is missing."""
         missing = [name for name in needed if name not in found]
         if missing:
             raise self._error(
@@ -82,6 +83,7 @@ class _Read:
             )
 
     def check_nulls(self, table: pa.Table) -> None:
+        """Raise StreamReadError for a record without partition, offset or epoch."""
         for name in (PARTITION, OFFSET, EPOCH):
             if table.column(name).null_count:
                 raise self._error(f"a null {name}", "a value in each record", column=name)
@@ -99,8 +101,8 @@ class _Read:
             pc.greater(offsets[1:], offsets[:-1]),
             pc.greater(partitions[1:], partitions[:-1]),
         )
-        last = pc.index(grows, value=False).as_py()
-        if last < 0:
+        last = pc.index(grows, value=False).as_py()  # the last record in order
+        if last < 0:  # all are
             return
         partition = partitions[last + 1].as_py()
         found = (
@@ -124,8 +126,11 @@ class _Read:
             raise self._error(f"{rows[other]} records of partition {other}", expected, other)
 
     def _check_count(self, ssp: SystemStreamPartition, span: OffsetRange, found: int) -> None:
+        """Raise StreamReadError if `found` records of a range are more than its offsets, or not as
+        many as the system counts without reading.
+        """
         offsets = self.system.distance(ssp, span.start, span.end)
-        if found == offsets:
+        if found == offsets:  # as many as there can be
             return
         expected = f"at most {offsets} records"
         is_wrong = found > offsets

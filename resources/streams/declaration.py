@@ -16,7 +16,7 @@ from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
 def _schema_from_stored(value: Any) -> Schema:
     """Return the columns of a stored document. Raises ValueError, as validators of pydantic do."""
     try:
-        if isinstance(value, Schema):
+        if isinstance(value, Schema):  # of a declaration that is not stored yet
             return value
         return Schema.from_json(value)
     except errors.AdjunctError as error:

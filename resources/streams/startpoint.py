@@ -227,6 +227,7 @@ def resolve_startpoint_to_offset(
 def _resolve_time(
     system: StreamSystem, ssp: SystemStreamPartition, startpoint: StartpointTimestamp
 ) -> str:
+    """Return the offset of the first record at or after a time."""
     if not system.capabilities.finds_times:
         able = ", ".join(kind for kind in KINDS if kind != startpoint.kind)
         problem = (
@@ -241,6 +242,7 @@ def _resolve_time(
 
 
 def _find_bound(system: StreamSystem, ssp: SystemStreamPartition, which: str) -> str:
+    """Return the "oldest" or "upcoming" offset of a partition, whichever is asked for."""
     find = system.upcoming
     if which == "oldest":
         find = system.oldest
@@ -248,6 +250,9 @@ def _find_bound(system: StreamSystem, ssp: SystemStreamPartition, which: str) ->
 
 
 def _resolve_specific(system: StreamSystem, ssp: SystemStreamPartition, offset: str) -> str:
+    """Return an offset that a user has given, if it is in [oldest, upcoming]. Raises
+    OffsetOutOfRangeError.
+    """
     oldest = _find_bound(system, ssp, "oldest")
     upcoming = _find_bound(system, ssp, "upcoming")
     try:
@@ -326,6 +331,7 @@ def _join_names(names: set[str]) -> str:
 
 
 def _malformed(where: str, problem: str, expected: str) -> MalformedDocumentError:
+    """Return the error for a stored startpoint that can't be read."""
     step = (
         "Delete it and write it again with this release of Adjunct, or upgrade if a newer one"
         " wrote it."

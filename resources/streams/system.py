@@ -531,6 +531,7 @@ class StreamSystem(ABC):
             return pa.table({name: values[name] for name in (PARTITION, OFFSET, *columns)})
 
         parts = self._parts_of(ranges) if wanted.keys.num_rows else ()
+        # Without records, the result still has its columns.
         empty = {ssp: OffsetRange(span.start, span.start) for ssp, span in ranges.items()}
         found = []
         for part in (empty, *parts):
@@ -562,6 +563,7 @@ class StreamSystem(ABC):
         return None
 
     def _column_types(self, stream: str) -> dict[str, str]:
+        """Return the types of the stream's columns, none for raw records."""
         schema = self.info(stream).schema
         return {} if schema is None else schema.types
 
@@ -759,6 +761,7 @@ class NumberedOffsets(StreamSystem):
         """
         ssps = self.partitions(stream)
         oldest = self.oldest(ssps)
+        # Without places, the result still has its columns.
         nothing = {ssp: OffsetRange(oldest[ssp], oldest[ssp]) for ssp in ssps}
         records = [self.read_arrow(nothing, columns)]
         for ssp in ssps:
@@ -819,7 +822,7 @@ def check_places(stream: str, places: pa.Table, records: pa.Table) -> pa.Table:
     """Return the records that were read at these places. Raises OffsetOutOfRangeError for a place
     without a record.
     """
-    if records.num_rows == places.num_rows:
+    if records.num_rows == places.num_rows:  # each place once, so all were found
         return records
     partitions = records.column(PARTITION).to_pylist()
     found = set(zip(partitions, records.column(OFFSET).to_pylist(), strict=True))

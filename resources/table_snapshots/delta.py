@@ -81,10 +81,9 @@ class DeltaVersions:
         first = listed.oldest_readable
         if since is not None:
             first = max(first, since.number + 1)
-        newest = self.open()
+        identity = self.identity()
         wanted = [file for number, file in sorted(listed.files.items()) if number >= first]
         states = map_in_threads(self._read_state, wanted, _THREADS)
-        identity = str(newest.metadata().id)
         return TableHistory(identity, tuple(states), listed.oldest_readable)
 
     def _list_commits(self) -> _Commits:
@@ -106,7 +105,7 @@ class DeltaVersions:
                 table=self.url,
             )
         newest = max(commits)
-        first = newest
+        first = newest  # of the unbroken series
         while first - 1 in commits:
             first -= 1
         # A version is made from a checkpoint and each commit after it: so from one at, or just
@@ -232,8 +231,8 @@ class DeltaVersions:
             return _parse_actions(bytes(source.read()))
 
     def _check_recorded(self, number: int, actions: Sequence[Mapping[str, Any]]) -> int:
-        """Return the size of the files of a commit. Raises AdmittedFileError if it has not recorded
-        what it changed.
+        """Return the size in bytes of the files that a commit has added and removed. Raises
+        AdmittedFileError if it has not recorded what it changed.
         """
         what = f"version {number} of the {self.describe()}"
         for action in actions:

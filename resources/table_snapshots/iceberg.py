@@ -119,7 +119,8 @@ class IcebergSnapshots:
         chain.reverse()
         complete_since = 0
         if chain:
-            # Each commit has the next number, also those to other branches.
+            # Each commit has the next number, also those to other branches. As long as the commit
+            # with the number before is known, it was to another branch, and none is missing.
             numbers = {snapshot.sequence_number or 0 for snapshot in known.values()}
             complete_since = chain[0].number
             while complete_since - 1 in numbers:
@@ -234,7 +235,9 @@ class IcebergSnapshots:
             return StaticTable.from_metadata(metadata, properties)
 
     def _project(self, table: Table, names: Sequence[str]) -> Schema:
-        """Return the columns of these names, as the table calls them now; they have their ids."""
+        """Return the columns of these names, as the table calls them now; they have their ids.
+        Raises DatasetError for a name that the table does not have.
+        """
         known = table.schema().column_names
         top = [column.name for column in table.schema().fields]
         for name in names:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.schemas.equality import differing_values
 
 OPERATION = "op"
 _BEFORE = "__before"
@@ -16,8 +17,9 @@ def net_changes(before: pa.Table, after: pa.Table, key: Sequence[str], what: str
     """Return what turns the rows `before` into those `after`, with the operation in the column
     `op`: "delete", "insert", "update".
 
-    Rows that are equal in both are left out. The order depends on the rows alone: deletions first,
-    each kind by key. Raises AdmittedFileError if two rows of one side have the same key.
+    Rows that are equal in both are left out; NaN equals NaN. The order depends on the rows alone:
+    deletions by key, then insertions and updates by key. Raises AdmittedFileError if two rows of
+    one side have the same key.
     """
     for side in (before, after):
         _check_unique(side, key, what)
@@ -78,18 +80,13 @@ def _check_unique(rows: pa.Table, key: Sequence[str], what: str) -> None:
 
 
 def _differ(was: pa.Table, now: pa.Table, names: Sequence[str], key: Sequence[str]) -> np.ndarray:
-    """Return whether the rows differ, one by one."""
+    """Return whether the rows of two tables differ, one by one, in a column of these `names` that
+    is not in the key.
+    """
     differs = np.zeros(now.num_rows, np.bool_)
     for name in names:
-        if name in key:
-            continue
-        left = was.column(name)
-        right = now.column(name)
-        if pa.types.is_nested(left.type):
-            pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
-            differs |= np.fromiter((a != b for a, b in pairs), np.bool_, now.num_rows)
-            continue
-        unequal = pc.fill_null(pc.not_equal(left, right), False)
-        one_null = pc.xor(pc.is_null(left), pc.is_null(right))
-        differs |= pc.or_(unequal, one_null).to_numpy(zero_copy_only=False)
+        if name not in key:
+            left = was.column(name).combine_chunks()
+            right = now.column(name).combine_chunks()
+            differs |= differing_values(left, right)
     return differs

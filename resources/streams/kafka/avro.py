@@ -177,7 +177,9 @@ class AvroValues:
             raise self._error(f"has a text that is not {form}{reason}", step) from error
 
     def _check_named(self, values: list[Any], name: str, kind: Any) -> None:
-        """Raise SchemaMismatchError for a value that an enum or a fixed type does not have."""
+        """Raise SchemaMismatchError for a value that an enum or a fixed type does not have; `kind`
+        is the declared type, and `name` what kind of type it is.
+        """
         expected = ""
         if name == "enum" and not {*values} <= {None, *kind["symbols"]}:
             expected = f"one of {', '.join(kind['symbols'])}"
@@ -196,7 +198,8 @@ def _value_from_json(value: Any, declared: Any) -> Any:
     """
     kind = without_null(declared)
     name, logical = type_name(kind)
-    if isinstance(kind, list) or (value is None and is_nullable(declared)):
+    is_union = isinstance(kind, list)  # of several types, of which fastavro chooses one
+    if is_union or (value is None and is_nullable(declared)):
         return value
     if logical in _PARSERS:
         return _PARSERS[logical](value)
@@ -406,7 +409,7 @@ def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes
                 ) from error
             expanded = parse_avro_schema(registered.text, registered.references, expand=True)
             _check_record_cases(expanded, parse_avro_schema(declared, expand=True))
-            same = json.loads(registered.text) == json.loads(declared)
+            same = json.loads(registered.text) == json.loads(declared)  # nothing to resolve
             known[registered.id] = _record_reader(writer, None if same else reader)
         return known[registered.id](data[HEADER_BYTES:])
 

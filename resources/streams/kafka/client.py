@@ -225,7 +225,7 @@ def resolve_client_settings(settings: KafkaSettings) -> dict[str, Any]:
 
 def resolve_secret(value: Any, what: str) -> Any:
     """Return a setting's value; for "env:NAME", that of the variable. `what` names the setting
-    in errors.
+    in errors. Raises ConfigurationError if the variable is not set.
     """
     if not is_env_reference(value):
         return value
@@ -372,18 +372,21 @@ def _with_token(client: dict[str, Any], settings: KafkaSettings) -> dict[str, An
             "Check whether the callback's server can be reached from here, then retry.",
             system=settings.name,
         ) from error
+    # The client's own first request gets that token, later ones ask again.
     return {**client, "oauth_cb": lambda config: first.pop() if first else callback(config)}
 
 
-def _call_factory(place: str) -> Mapping[str, Any]:
-    """Return the settings of a client factory. Raises ConfigurationError if it fails or returns
-    reserved settings.
+def _call_factory(factory: str) -> Mapping[str, Any]:
+    """Return the settings that a client factory, named as "module:function", returns.
+
+    Raises ConfigurationError if it can't be imported, fails, or returns no mapping or settings that
+    users may not give. An AdjunctError that it raises is raised as it is.
     """
-    module, _, name = place.partition(":")
+    module, _, name = factory.partition(":")
 
     def error(problem: str, next_step: str) -> errors.ConfigurationError:
         return errors.ConfigurationError(
-            f"client_factory {place!r} {problem}.", next_step, argument="client_factory"
+            f"client_factory {factory!r} {problem}.", next_step, argument="client_factory"
         )
 
     try:
@@ -398,12 +401,15 @@ def _call_factory(place: str) -> Mapping[str, Any]:
         made = function()
     except errors.AdjunctError:
         raise
-    except Exception as cause:
+    except Exception as cause:  # noqa: BLE001
         step = "Call it in this process's environment, without arguments, to see its error."
-        raise error(f"failed with {type(cause).__name__}", step) from cause
+        # The cause may contain a secret.
+        raise error(f"failed with {type(cause).__name__}", step) from None
     if not isinstance(made, Mapping):
         raise error(f"returned a {type(made).__name__}", "Return a dict of librdkafka settings.")
-    if taken := sorted(set(made) & (_RESERVED_SETTINGS.keys() | {"error_cb"})):
+    reserved = {*_RESERVED_SETTINGS, "error_cb"}  # by which `new_client` notices rejections
+    taken = sorted(reserved.intersection(made))
+    if taken:
         raise error(f"returned {', '.join(taken)}, which Adjunct sets itself", "Leave them out.")
     return made
 
@@ -455,7 +461,8 @@ class KafkaAdmin:
                 return sorted(self._connected().list_topics(timeout=min(left, part)).topics)
             except KafkaException as error:
                 translated = self._translate_error(error.args[0], "its topics")
-                if left <= part or not isinstance(translated, errors.StreamUnavailableError):
+                is_last = left <= part
+                if is_last or not isinstance(translated, errors.StreamUnavailableError):
                     raise translated from error
             part *= 2
 
@@ -501,7 +508,7 @@ class KafkaAdmin:
                     problem, "Retry in a moment.", system=self.settings.name
                 )
             time.sleep(_POLL_SECONDS)
-        self.upcoming(topic, range(partitions))
+        self.upcoming(topic, range(partitions))  # waits until each partition has a leader
 
     def oldest(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """Return the first offset of each partition. One request per broker, as for `upcoming`

@@ -177,7 +177,7 @@ def find_offsets_at_time(
     which is where a broker found an entry by time: readers may not see that entry.
     """
     offsets = {wanted.partition: wanted.end for wanted in ranges}
-    if not ranges:
+    if not ranges:  # no consumer is needed
         return offsets
     reader = _RangeConsumer(topic, ranges, _SMALL_FETCH)
     for wanted, got in reader.messages():
@@ -220,7 +220,7 @@ class _RangeConsumer:
         settings = topic.settings
         self._refusals = BrokerRefusals(settings)
         given = {**_DEFAULTS, **(own or {})}
-        for key in given.keys() & settings.client.keys():
+        for key in given.keys() & settings.client.keys():  # the user's override them
             del given[key]
         self._consumer: Consumer = client.new_client(
             "consumer", settings, {**given, **_FIXED}, self._refusals
@@ -233,7 +233,9 @@ class _RangeConsumer:
                 self._positions[wanted.partition] = wanted.start
 
     def messages(self) -> Iterator[PartitionMessages]:
-        """Yield the messages of the ranges, as `read_ranges` does."""
+        """Yield exactly the messages of the ranges as (range, some of its messages), in order in
+        each range.
+        """
         from confluent_kafka import TopicPartition
 
         with closing(self._consumer):
@@ -275,7 +277,8 @@ class _RangeConsumer:
         """Stop reading a partition, even before the end of its range."""
         from confluent_kafka import TopicPartition
 
-        if self._left.pop(partition, None) is not None and self._left:
+        was_read = self._left.pop(partition, None) is not None
+        if was_read and self._left:  # else the consumer is closed
             self._consumer.pause([TopicPartition(self._topic.topic, partition)])
 
     def _group_by_partition(self, got: list[Message]) -> Iterator[PartitionMessages]:
@@ -283,7 +286,7 @@ class _RangeConsumer:
         positions past `got`.
         """
         by_partition: dict[Any, list[Message]] = {}
-        if len(self._positions) == 1:
+        if len(self._positions) == 1:  # all are of the only partition
             by_partition = dict.fromkeys(self._left, got)
         else:
             for message in got:
@@ -324,8 +327,8 @@ class _RangeConsumer:
         return [message for message in got if message.error() is None], ended
 
     def _read_error(self, error: KafkaError, wanted: TopicRange | None) -> AdjunctError:
-        """Return the Adjunct error for an error of Kafka in this range; None if it is that of the
-        topic.
+        """Return the Adjunct error for an error of Kafka in the range `wanted`, or, if that is
+        None, for one of the topic.
         """
         from confluent_kafka import TopicPartition
 
@@ -336,7 +339,7 @@ class _RangeConsumer:
         ssp = topic.ssp(wanted.partition)
         if error.code() not in (error._AUTO_OFFSET_RESET, error.OFFSET_OUT_OF_RANGE):
             return client.translate_kafka_error(error, settings, str(ssp))
-        check_topic_identity(topic, wanted.partition)
+        check_topic_identity(topic, wanted.partition)  # else retention has dropped the offset
         at = TopicPartition(topic.topic, wanted.partition)
         oldest, _ = self._consumer.get_watermark_offsets(
             at, client.response_timeout(self._topic.settings)

@@ -118,11 +118,14 @@ def _json_converter(kind: str, timestamps: str | None) -> Converter:
         return _decimal
     if kind == "boolean":
         return _converter(lambda value: type(value) is bool)
-    return _TEXT_FORMS.get(kind, _converter(_is_int))
+    of_integers = _converter(_is_int)
+    return _TEXT_FORMS.get(kind, of_integers)
 
 
 def text_converter(kind: str) -> Converter:
-    """Return the converter from texts, such as those in message keys, to a simple type."""
+    """Return the converter from texts, such as those in message keys, to a simple type. There is
+    none to float or double (`KeyText`).
+    """
     if kind in _INTEGERS:
         return _converter(_INTEGER.fullmatch, int)
     if kind.startswith("decimal"):
@@ -317,7 +320,8 @@ class FastJsonReader:
     failures: int = 0
 
     def __call__(self, data: Sequence[bytes | None]) -> list[pa.Array] | None:
-        if not data or self.failures >= _MAX_FAILURES:
+        """Return the columns of a batch, None if the exact reader has to read it."""
+        if not data or self.failures >= _MAX_FAILURES:  # it would probably fail again
             return None
         arrays = _read_fast(data, self.schema, self.names)
         if arrays is None:
@@ -335,6 +339,7 @@ def _read_fast(
     text = b"\n".join(messages)
     if not _is_one_object_a_line(text, messages):
         return None
+    # A search for bytes is far faster than one for a pattern.
     if (b"NaN" in text or b"Inf" in text) and _INVALID_NUMBER.search(text):
         return None
     fields = [
@@ -346,7 +351,7 @@ def _read_fast(
         table = read_json_lines(text, pa.schema(fields), others="ignore")
     except (UnicodeDecodeError, pa.ArrowInvalid):
         return None
-    if table.num_rows != len(messages):
+    if table.num_rows != len(messages):  # one of them has several objects
         return None
     columns = [column.combine_chunks() for column in table.columns]
     for name, column in zip(table.column_names, columns, strict=True):
@@ -646,7 +651,8 @@ class KeyText:
 
     def columns(self) -> Schema:
         text = self.key
-        if " " not in self.key.strip():
+        is_name = " " not in self.key.strip()
+        if is_name:
             text = f"{self.key.strip()} STRING"
         return Schema.from_ddl(text, "a Kafka key")
 
@@ -660,7 +666,7 @@ class KeyText:
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             texts = list(map(format_texts, columns, kinds))
-            if len(texts) == 1:
+            if len(texts) == 1:  # null: a message without a key
                 only: list[Any] = [None if text is None else text.encode() for text in texts[0]]
                 return only
             keys = []
@@ -682,7 +688,7 @@ def _split_key(schema: Schema, data: bytes) -> dict[str, Any]:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise Unfit("not UTF-8") from error
-    if len(schema.fields) == 1:
+    if len(schema.fields) == 1:  # the whole key, and no JSON
         return {schema.fields[0].name: text}
     try:
         parts = json.loads(text)

@@ -40,7 +40,9 @@ def choose_partitions(keys: Sequence[bytes], count: int) -> Any:
 
 
 def _hash_together(keys: Any) -> Any:
-    """Return the hashes of keys of one length: a row of bytes for each."""
+    """Return the hashes of keys of one length: a row of bytes for each. The same as `_hash_one`,
+    but quicker for many.
+    """
     count, length = keys.shape
     whole = length // 4
     words = np.ascontiguousarray(keys[:, : whole * 4]).view("<u4").astype(np.uint64)
@@ -58,7 +60,7 @@ def _hash_together(keys: Any) -> Any:
 
 
 def _hash_one(key: bytes) -> int:
-    """Return the hash of one key."""
+    """Return the MurmurHash2 of one key, as an unsigned number of 32 bits."""
     whole = len(key) // 4 * 4
     hashed = (_SEED ^ len(key)) & _MASK
     for word in np.frombuffer(key[:whole], "<u4").tolist():
@@ -79,14 +81,16 @@ def check_key_partitions(topic: TopicFacts, partition: int, got: Sequence[Messag
     """
     declared = topic.declared
     reader = topic.keys_checked_for
-    if not reader or declared.partitioner != "kafka-murmur2" or topic.partitions == 1:
+    is_hashed = declared.partitioner == "kafka-murmur2"  # else nobody knows the right partition
+    if not reader or not is_hashed or topic.partitions == 1:
         return
     keys: list[Any] = [message.key() for message in got]
     chosen = choose_partitions([key or b"" for key in keys], topic.partitions)
     unkeyed = [place for place, key in enumerate(keys) if key is None]
     columns = declared.value.columns().names
     has_key_in_value = all(column_of(name, columns) in columns for name in declared.key_names)
-    chosen[unkeyed] = -1 if has_key_in_value else partition  # -1: in no partition rightly
+    # -1: it belongs to a key, but is in no partition rightly. Without a key it may be anywhere.
+    chosen[unkeyed] = -1 if has_key_in_value else partition
     wrong = np.nonzero(chosen != partition)[0]
     if not len(wrong):
         return

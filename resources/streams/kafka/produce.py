@@ -411,7 +411,7 @@ def records_from_batch(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[Ou
         batch.column(VALUE).to_pylist(),
         _record_times(batch, append.target),
         _record_headers(batch, append.headers()),
-        strict=False,
+        strict=True,
     )
 
 
@@ -571,8 +571,10 @@ def read_marks(target: TopicFacts, producer: str) -> ProducerMarks:
         return _read_marks(target, producer, "read_committed", _OPEN_SECONDS)
     except errors.StreamUnavailableError as error:
         cause: Any = error.__cause__
-        if cause is None or cause.args[0].name() != "_TIMED_OUT":
+        is_open = cause is not None and cause.args[0].name() == "_TIMED_OUT"
+        if not is_open:
             raise
+    # These have no offsets of the open transaction.
     return _read_marks(target, producer, "read_uncommitted")
 
 
@@ -785,12 +787,14 @@ def _run_tasks(
     """
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Send a task's records; yield where they are, in the columns of _SPANS."""
+
         def results() -> Iterator[pa.RecordBatch]:
             sent = send(append, batches)
             rows: list[dict[str, Any]] = []
             for span in sent.spans:
                 rows.append({**asdict(span), "duplicate": sent.duplicate})
-            if not rows:
+            if not rows:  # which says that the task ran
                 rows.append({"rows": 0, "duplicate": sent.duplicate})
             yield pa.RecordBatch.from_pylist(rows, schema=_SPANS.to_arrow())
 

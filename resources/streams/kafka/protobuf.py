@@ -184,7 +184,7 @@ def _field_getter(field: Any, within: frozenset[str]) -> Getter:
     convert = _value_getter(field, within)
     if _is_repeated(field):
         return lambda message: [convert(value) for value in getattr(message, name)]
-    if not field.has_presence or field.has_default_value:
+    if not field.has_presence or field.has_default_value:  # unset, it has its default value
         return lambda message: convert(getattr(message, name))
     return lambda message: convert(getattr(message, name)) if message.HasField(name) else None
 
@@ -210,6 +210,7 @@ def _value_getter(field: Any, within: frozenset[str]) -> Getter:
     if field.enum_type is None:
         return lambda value: value
     names = field.enum_type.values_by_number
+    # A number that the enum does not declare becomes its text.
     return lambda number: names[number].name if number in names else str(number)
 
 
@@ -342,7 +343,9 @@ class FieldWriter:
 
 
 def _scalar(field: Any, value: Any) -> Any:
-    """Return a simple value of a column for a field of this type."""
+    """Return a simple value of a column for a field of this type; for an enum, its name may be the
+    text of a number. The inverse of the conversion by `_value_getter`.
+    """
     if field.enum_type is not None:
         known = field.enum_type.values_by_name
         return known[value].number if value in known else int(value)

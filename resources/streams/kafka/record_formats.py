@@ -209,8 +209,9 @@ class KafkaTopic:
 
     def written_schema(self) -> Schema:
         """Return the columns that are written: all except those for malformed bytes."""
-        kept = {side.malformed for side in filter(None, [self.key, self.value])}
-        return Schema(tuple(field for field in self.schema().fields if field.name not in kept))
+        for_malformed = {side.malformed for side in filter(None, [self.key, self.value])} - {FAIL}
+        columns = [field for field in self.schema().fields if field.name not in for_malformed]
+        return Schema(tuple(columns))
 
 
 def _check_simple_key(key: Format) -> None:
@@ -255,7 +256,7 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         if key is not None:
             bad_keys = _read_keys(batch, key, columns, topic.key_steps)
         unreadable = bad_keys.keys() | bad_values.keys()
-        if unreadable:
+        if unreadable:  # such a message is null in all columns, whichever side can't be read
             is_read = np.ones(batch.num_rows, bool)
             is_read[[*unreadable]] = False
             columns = {name: pc.if_else(is_read, column, None) for name, column in columns.items()}
@@ -285,7 +286,7 @@ def _read_keys(
     keys: list[bytes | None] = batch.column(KEY).to_pylist()
     if all(steps[0] in columns for steps in steps_of.values()):
         if not batch.column(VALUE).null_count:
-            return {}
+            return {}  # the batch has no tombstones
         is_read = tombstones.to_pylist()
         keys = [data if read else None for data, read in zip(keys, is_read, strict=True)]
     of_keys, bad = key.read(keys)
@@ -319,8 +320,9 @@ class _SideReader:
     def keep_malformed(
         self, batch: pa.RecordBatch, bad: RowProblems, columns: dict[str, pa.Array], stream: str
     ) -> None:
-        """Put the bytes of the rows that can't be read into their column; without one, raise
-        SchemaMismatchError.
+        """Put the bytes of the rows that can't be read into their column of `columns`; without one,
+        raise SchemaMismatchError. Of a message of which neither side can be read, a column of both
+        keeps the key.
         """
         data = batch.column(f"__{self.which}")
         column = self.form.malformed

@@ -52,8 +52,8 @@ def parse_message_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number in Protobuf's encoding that begins at byte `at`, and the position after it.
-    Raises Unfit.
+    """Return the number in Protobuf's encoding (zigzag, at most 32 bits) that begins at byte `at`,
+    and the position after it. Raises Unfit.
     """
     value = shift = 0
     while at < len(data) and shift < 35:
@@ -163,9 +163,9 @@ class SchemaRegistry:
         """
         path = f"/subjects/{quote(subject, safe='')}"
         request = {"schema": text}
-        body = self._request("POST", path, request) or self._request(
-            "POST", f"{path}/versions", request
-        )
+        body = self._request("POST", path, request)  # looks it up
+        if body is None:
+            body = self._request("POST", f"{path}/versions", request)  # registers it
         if body is None:
             problem = f"schema registry {self.url} does not accept schemas at {path}/versions."
             raise ConfigurationError(problem, "Check the registry's URL.", url=self.url)

@@ -93,6 +93,8 @@ class KafkaSource(DataSource):
 
 
 class _TopicReader(DataSourceReader):
+    """Spark's reader of these ranges of a topic."""
+
     def __init__(self, topic: TopicFacts, ranges: Sequence[TopicRange]) -> None:
         self.topic = topic
         self.ranges = ranges
@@ -215,8 +217,9 @@ def _timestamps(ms: list[int]) -> pa.Array:
 
 
 def _epoch_of(headers: list[tuple[str, bytes | None]] | None) -> int:
-    """Return the epoch in a message's headers, 0 without one."""
+    """Return the epoch in a message's headers, 0 without one or for another value."""
     value = next((value for name, value in headers or () if name == EPOCH_HEADER), None)
+    # Adjunct writes no other values; nine digits fit into the column's int.
     if value is not None and value.isdigit() and len(value) < 10:
         return int(value)
     return 0

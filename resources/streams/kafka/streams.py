@@ -143,7 +143,8 @@ class DeclaredTopics:
         """Return the topic declaration of a stream that is to have these columns, key and
         partitions.
 
-        Raises StreamExistsError if another one is declared or was created.
+        Raises StreamExistsError if another one is declared or was created, and ConfigurationError
+        as `_build_created`.
         """
         wanted = self._declared(stream, schema, key, partitions)
         topic = self._settings.topics.get(stream)
@@ -153,7 +154,7 @@ class DeclaredTopics:
             )
         else:
             created = self._find_created(self._namespace.read(), stream)
-            there = wanted
+            there = wanted  # without an earlier one, nothing differs
             if created is not None:
                 there = created.declaration
         check_same_declaration(self._qualified(stream), there, wanted)
@@ -229,6 +230,13 @@ class DeclaredTopics:
         )
 
 
+class _CheckedTopic(NamedTuple):
+    """The name of a topic that may be a stream's, and whether it exists."""
+
+    name: str
+    exists: bool
+
+
 class KafkaStreams(NumberedOffsets, StreamWriter):
     """The streams of one Kafka cluster, as the system of the name in its settings. Threads may
     share it.
@@ -258,6 +266,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         topics = self._declarations.topics()
         there = set(self.admin.topics())
         names = {stream for stream, topic in topics.items() if topic in there}
+        # A topic is no stream of its own name if it is another stream, or if a declared stream has
+        # that name.
         for topic in there.difference(topics.values(), topics):
             if _is_stream_name(topic):
                 names.add(topic)
@@ -280,10 +290,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         ConfigurationError or SchemaMismatchError.
         """
         self._refuse_changes(changes)
-        topic, there = self._validate_creation(name, schema, key, partitions)
+        topic = self._validate_creation(name, schema, key, partitions)
         self._declarations.remember(name, schema, key, partitions)
-        if not there:
-            self.admin.create(topic, partitions)
+        if not topic.exists:
+            self.admin.create(topic.name, partitions)
         return self.info(name)
 
     def check_create(
@@ -507,7 +517,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         if not facts.declared.transactional:
             return None
         marks = produce.read_marks(facts, producer)
-        if 0 not in marks:
+        if 0 not in marks:  # where each append leaves one
             return None
         last = marks[0].mark
         if last.sequence < sequence:
@@ -531,7 +541,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             starts = dict.fromkeys(range(facts.partitions), 0)
         else:
             for ssp, offset in since.items():
-                if ssp.qualified_stream == str(facts):
+                if ssp.qualified_stream == str(facts):  # others say nothing of this stream
                     starts[ssp.partition] = system.parse_offset(offset, str(ssp))
         oldest = self.admin.oldest(facts.topic, starts)
         upcoming = self.admin.upcoming(facts.topic, starts)
@@ -559,7 +569,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             )
             step = "Deliver versions through a topic that is not compacted."
             raise errors.ConfigurationError(problem, step, stream=str(facts), topic=facts.topic)
-        ours = {}
+        ours = {}  # of this cluster, whose transactions can commit them
         for ssp, offset in consumed.items():
             if ssp.system == self.name:
                 ours[ssp] = offset
@@ -620,6 +630,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return a view whose reads raise KeyOrderError for a record that is not in the
         partition of its key.
         """
+        # A snapshot stays one, but asks again: its topics do not say that keys are checked.
         return self._view(answers=None if self._answers is None else {}, keys_checked_for=dataset)
 
     def _view(
@@ -644,8 +655,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
 
     def _validate_creation(
         self, name: str, schema: Schema, key: Sequence[str], partitions: int
-    ) -> tuple[str, bool]:
-        """Return the topic name for a stream to be created, and whether the topic exists.
+    ) -> _CheckedTopic:
+        """Return the topic for a stream that is to be created.
 
         Raises StreamExistsError if the stream exists with another declaration.
         """
@@ -660,7 +671,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             )
             step = "Declare the partitions that it has, or use another name."
             raise errors.StreamExistsError(problem, step, stream=f"{self.name}.{name}")
-        return topic, described is not None
+        return _CheckedTopic(topic, exists=described is not None)
 
     def _describe_topic(self, stream: str) -> TopicFacts:
         """Return the stream's topic, without its `config`. Raises StreamNotFoundError."""
@@ -755,6 +766,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
                 if 0 <= offset < ends[p]:
                     starts[p] = offset
             ranges = [TopicRange(p, start, ends[p]) for p, start in starts.items()]
+            # Without a record at or after the time, that is the end.
             return ends | consume.find_offsets_at_time(facts, ranges, timestamp_ms)
 
         return self._ask_once((facts.stream, timestamp_ms), ask)
@@ -790,7 +802,7 @@ def _find_markers(facts: TopicFacts, ranges: Sequence[TopicRange]) -> list[Marke
                     malformed.pop(partition, None)
                 except errors.MalformedDocumentError as error:
                     malformed.setdefault(partition, error)
-            elif partition in malformed:
+            elif partition in malformed:  # a record follows, so no other marker can replace it
                 raise malformed[partition]
     errors.raise_first(list(malformed.values()))
     return found

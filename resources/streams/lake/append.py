@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -114,7 +113,9 @@ class DigestedFile(NamedTuple):
 
 
 def content_digest(files: Iterable[DigestedFile], markers: Iterable[object]) -> str:
-    """Return the digest of an append's files and of its marker (`NewMarker.content`)."""
+    """Return the digest of an append's files and of its marker (`NewMarker.content`, nothing
+    without one).
+    """
     content = json.dumps([sorted(files), list(markers)], separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -244,8 +245,8 @@ class AppendDecision(NamedTuple):
 def decide_append(
     state: StreamState, append: Append, now_ms: int, fold: Fold | None = None
 ) -> AppendDecision:
-    """Return what an append changes, and its result. `fold` is the index page that the commit may
-    add.
+    """Return what an append changes, and its result: a repeated append changes nothing, and has the
+    result of the first one. `fold` is the index page that the commit may add.
 
     Raises ProducerConflictError for other contents under the sequence, and CommitConflictError if
     the stream was recreated or the files may have been deleted meanwhile.
@@ -414,7 +415,8 @@ def _optional_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     column = table.column(name)
     lacks_zone = pa.types.is_timestamp(column.type) and column.type.tz is None
     has_type = column.type.id == kind.id and not lacks_zone
-    if not has_type and not pa.types.is_null(column.type):
+    has_values = not pa.types.is_null(column.type)  # a column without them has every type
+    if has_values and not has_type:
         problem = f"{what}: column {name!r} holds {column.type}, expected {kind}."
         raise SchemaMismatchError(problem, "Cast it, or leave the column out.", column=name)
     return cast_column(column, name, OPTIONAL_META[name], what)
@@ -529,7 +531,9 @@ def _stored_checksum(
     records have too; a text that equals no checksum if the records are no longer known.
     """
     kept = repeat.without_lost(retired).before
-    if not kept.columns.fields or not sent.first:
+    if not kept.columns.fields:  # no column of the first append is left to compare
+        return _UNKNOWN_CHECKSUM
+    if not sent.first:  # its offsets were forgotten when the stream was repartitioned
         return _UNKNOWN_CHECKSUM
     spans = {}
     for partition, (start, end) in enumerate(zip(sent.first, sent.next, strict=True)):
@@ -540,6 +544,38 @@ def _stored_checksum(
     parts = read_tables(files, kept.columns, kept.names, segments, spans, positions=False)
     empty = with_meta_columns(kept.columns.to_arrow()).empty_table()
     return arrow_checksum(pa.concat_tables([empty, *parts]), kept.columns)
+
+
+class _ChosenRecords(NamedTuple):
+    """The records of an append with columns of the stream, whose index is `columns`, and how they
+    are written.
+    """
+
+    data: Any
+    columns: int
+    declaration: LakeStreamDeclaration
+    options: AppendOptions
+
+
+def _choose_columns(
+    state: StreamState, data: Any, append: Append, options: AppendOptions, what: str
+) -> _ChosenRecords:
+    """Return the records, to be written with the newest of the stream's columns that match
+    (`match_columns`). If the sequence was appended before, they get the columns and partitions of
+    that append, so that the digests can be compared.
+    """
+    sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
+    matching = match_columns(state, data, options.order_by)
+    if sent is None:
+        return _ChosenRecords(data, matching, state.with_columns_at(matching), options)
+    declaration = state.with_columns_at(sent.columns)
+    repeat = RepeatedAppend(declaration, state.with_columns_at(matching))
+    data = repeat.translate(data, options.order_by, what)
+    if sent.partitions:
+        declaration = declaration.model_copy(update={"partitions": sent.partitions})
+        # The frame may be partitioned as the stream is now.
+        options = replace(options, partitioned=False)
+    return _ChosenRecords(data, sent.columns, declaration, options)
 
 
 _COMMIT_ATTEMPTS = 100
@@ -585,7 +621,8 @@ class LakeAppends(StreamStates):
         """
         valid_micros = append_checks.check_append(producer, sequence, end_of_dataset, valid_from)
         _, state = self.state(stream)
-        if not hasattr(data, "mapInArrow"):
+        is_frame = hasattr(data, "mapInArrow")  # without importing PySpark
+        if not is_frame:
             declared = state.declaration
             data = to_arrow_table(data, f"stream {stream!r}", declared.columns, declared.key)
         marker = None
@@ -614,35 +651,20 @@ class LakeAppends(StreamStates):
                 # Another process has appended the sequence with other columns: compare the records
                 # with these.
                 continue
-            if result.duplicate:
+            if result.duplicate:  # nothing refers to the files that were written just now
                 self.lake.store.delete_many(written.keys)
             return result
 
     def _write(
         self, state: StreamState, data: Any, append: Append, given: AppendOptions
     ) -> _WrittenAppend:
-        """Write the records of an append to files.
-
-        They are written with the newest of the stream's columns that match (`match_columns`). If
-        the sequence was appended before, they are written with the columns and partitions of that
-        append, to compare the digests.
+        """Write the records of an append to files; return the append with what the commit needs to
+        know of them. Raises SchemaMismatchError, with the stream.
         """
         what = f"stream {append.stream!r}"
-        data = _select_positions(data, append.sources, what)
-        sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
-        if sent is None:
-            columns = match_columns(state, data, given.order_by)
-            declaration = state.with_columns_at(columns)
-        else:
-            columns = min(sent.columns, len(state.earlier))
-            declaration = state.with_columns_at(columns)
-            given_columns = state.with_columns_at(match_columns(state, data, given.order_by))
-            repeat = RepeatedAppend(declaration, given_columns)
-            data = repeat.translate(data, given.order_by, what)
-            if sent.partitions:
-                declaration = declaration.model_copy(update={"partitions": sent.partitions})
-                given = replace(given, partitioned=False)
-        attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
+        positioned = _select_positions(data, append.sources, what)
+        data, columns, declaration, given = _choose_columns(state, positioned, append, given, what)
+        attempt = manifest.new_attempt(append.started)
         folder = manifest.data_folder(self.lake.stream_prefix(append.stream), attempt)
         options = WriteOptions(
             what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH)
@@ -706,7 +728,7 @@ class LakeAppends(StreamStates):
         retired = state.declaration.names.retired
         if sent is None or not retired:
             return None
-        before = state.with_columns_at(min(sent.columns, len(state.earlier)))
+        before = state.with_columns_at(sent.columns)
         given = state.with_columns_at(match_columns(state, data, order_by))
         repeat = RepeatedAppend(before, given)
         if not repeat.has_lost(retired):
@@ -736,7 +758,8 @@ class LakeAppends(StreamStates):
 
         `version` is the version's name. `rows` is its number of records in each partition, for
         validation; by default the stream counts them since the partition's previous marker.
-        `valid_from` (with a time zone) is when the version becomes valid.
+        `checksum` is for readers, who validate the records of each of these partitions by it (see
+        `Marker`). `valid_from` (with a time zone) is when the version becomes valid.
         """
         valid_micros = append_checks.check_append(producer, sequence, version, valid_from)
         _, state = self.state(stream)
@@ -811,6 +834,7 @@ class LakeAppends(StreamStates):
             return None
         if seen is not None and commit.number > seen.number + 1:
             self._contended.add(stream)
+        # If `decide` had nothing to commit, what was read is still the current commit.
         if self._snapshot is not None and read is not None and commit is read.commit:
             self._snapshot[stream] = read
         return commit

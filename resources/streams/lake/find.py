@@ -80,6 +80,7 @@ class _Values:
         return tuple(self.paths) == _PLACE
 
     def select(self, records: pa.Table) -> pa.Table:
+        """Return these values of records, which have the columns of `form`."""
         values = {}
         for name, path in self.paths.items():
             values[name] = read_path(records, (name,) if path is None else path.steps)
@@ -117,7 +118,7 @@ class LakeFinds(LakeReads):
 
         def read(part: FilePart) -> list[pa.Table]:
             rows = rows_by_segment[part.segment.id]
-            if rows is None:
+            if rows is None:  # the segment has no index
                 return list(_scan_file(at.files, part, scan, values))
             here = rows.get(part.file.partition, np.empty(0, np.int64))
             first, last = np.searchsorted(here, [part.low, part.high])
@@ -159,7 +160,9 @@ class LakeFinds(LakeReads):
         return system.StoredSize(len(parts), sum(part.file.size for part in parts))
 
     def _find_rows(self, stream: str, state: StreamState, places: pa.Table) -> list[_ChosenRows]:
-        """Return the rows at these places, by file."""
+        """Return the rows at these places, by file. The places of a partition are in order. Raises
+        OffsetOutOfRangeError.
+        """
         partitions = places.column(PARTITION).to_numpy()
         offsets = places.column(OFFSET).to_numpy()
         spans: dict[int, Span] = {}
@@ -199,6 +202,7 @@ class _Scan:
 
     @classmethod
     def of(cls, key: StoredKey, wanted: WantedKeys) -> _Scan:
+        """Return the search for these keys."""
         ordered: list[list[Any] | None] = []
         for values in wanted.distinct:
             if pt.is_integer(values.type) or pt.is_string(values.type):
@@ -219,7 +223,7 @@ class _Scan:
             if stats is None or not stats.has_min_max:
                 continue
             place = bisect_left(ordered, stats.min)
-            if place == len(ordered) or ordered[place] > stats.max:
+            if place == len(ordered) or ordered[place] > stats.max:  # no value is in its range
                 return False
         return True
 

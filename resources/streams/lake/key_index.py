@@ -175,7 +175,7 @@ def _write_file(path: str, key: StoredKey, parts: Iterator[pa.Table], size: int)
 def _index_schema(key: StoredKey) -> pa.Schema:
     """Return the columns of an index: the hash of each key, its place, and its values."""
     own = [(_HASH, pa.int32()), (_PLACE, pa.int64())]
-    values = [(f"k{place}", arrow_type(kind)) for place, kind in enumerate(key.types)]
+    values = [(f"k{number}", arrow_type(kind)) for number, kind in enumerate(key.types)]
     return pa.schema([*own, *values])
 
 

@@ -42,6 +42,7 @@ from dagster_adjunct.resources.streams.system import (
 )
 
 EVERY_EPOCH = 2**31 - 1
+"""The epoch of ranges whose results are replaced in all epochs: higher than each of these."""
 
 
 class ReadStreams(Protocol):
@@ -89,7 +90,8 @@ class Lineage:
         """Return the repartitioning of this identity if its records were replayed later, else
         None.
 
-        `reads` are the reader's coverages of the identities in `ids`.
+        `reads` are the reader's coverages of the identities in `ids`. The latest identity of which
+        the reader has replayed repartitioned records decides.
         """
         index = self.index_of(identity)
         if index is None:
@@ -108,8 +110,7 @@ class Lineage:
         If it did, the dropped records can't be mapped to older partitions.
         """
         for before, after in pairwise(self.rewritings[earlier:later]):
-            first = int(any(before.oldest))  # the first offset after the repartitioning `before`
-            if max(after.oldest) > first:
+            if max(after.oldest) > _first_offset(before):
                 return True
         return False
 
@@ -178,11 +179,12 @@ def translate_coverage(
             lineage = lineage_of(ssp.qualified_stream)
             if lineage is None:
                 continue
-            index = lineage.index_of(identity) or 0
+            index = lineage.index_of(identity) or 0  # there is none before an unknown identity
             had_read = any(f"{application}@{one}" in before for one in lineage.ids[:index])
             if not had_read:
                 continue
             coverage = known.setdefault(reader, {}).get(source, Coverage())
+            # Up to the end of the records that were repartitioned into this partition.
             until = max(coverage.until, lineage.rewritings[index - 1].next[ssp.partition])
             known[reader][source] = coverage.model_copy(update={"until": until})
     return known
@@ -194,7 +196,7 @@ def _reread_extent(
     """Return how many of the records that were repartitioned have been replayed from the new
     partitions.
     """
-    first = int(any(rewriting.oldest))
+    first = _first_offset(rewriting)
     epochs: list[int] = []
     for p, end in enumerate(rewriting.next):
         replayed = read.get(f"{stream}.{p}", Coverage()).replayed
@@ -204,6 +206,13 @@ def _reread_extent(
     if all(epochs):
         return "all"
     return "part"
+
+
+def _first_offset(rewriting: RepartitionRecord) -> int:
+    """Return the first offset of the partitions after a repartitioning: 0, or 1 if the stream had
+    lost records before.
+    """
+    return int(any(rewriting.oldest))
 
 
 def _stream(source: str) -> str:
@@ -269,14 +278,14 @@ def _find_upstream_replacements(
     """
     state_of = _state_lookup(streams)
     replaced = _find_replaced_by_repartition(stream, state.read, lineage_lookup(streams))
-    # All results that these readers made of these streams are replaced.
+    # Of these, all results are replaced already, whatever happened upstream.
     rewritten = {_Read(span.reader, _stream(span.source)) for span in replaced}
     unknown: set[str] = set()
     for reader, name in sorted(_list_reads(state.read) - rewritten):
         _, _, identity = reader.partition("@")
         above = state_of(name)
         if above is None or Lineage.of(above).index_of(identity) is None:
-            unknown.add(name)
+            unknown.add(name)  # in another lake, deleted, or recreated since
         elif _is_replayed(state_of, name, {f"lake.{stream}"}):
             if above.id != identity:
                 raise _repartitioned_error(stream, reader, name)
@@ -294,7 +303,9 @@ def _find_upstream_replacements(
 
 
 def _is_replayed(state_of: StateOf, name: str, seen: Collection[str]) -> bool:
-    """Return whether a stream, or one upstream of it in the lake, has replaced records."""
+    """Return whether a stream, or one upstream of it in the lake, has replaced records. Streams in
+    `seen` are not looked at again, as a stream may be upstream of itself.
+    """
     state = state_of(name)
     if state is None or name in seen:
         return False
@@ -312,8 +323,11 @@ def _find_replaced_upstream(
     above: StreamState,
     partitions: Mapping[str, Coverage],
 ) -> list[SupersededRange]:
-    """Return the ranges of the stream `name` whose records were replaced; their results in all
-    epochs are, too.
+    """Return the ranges of the stream `name` whose records were replaced; their results in `stream`
+    are, too, in all epochs.
+
+    `above` is the state of `name`, and `partitions` what the reader has read of it. Raises
+    ConfigurationError if the reader has not read all of `name`, or `name` has lost records.
     """
     application = reader.partition("@")[0]
     ends = {f"{name}.{p}": end for p, end in enumerate(above.next)}
@@ -365,8 +379,8 @@ def _find_gaps(kept: Sequence[Any], until: int) -> Iterator[Span]:
 
 
 def _state_lookup(streams: ReadStreams) -> StateOf:
-    """Return a function from a stream such as "lake.orders" to its state, which it reads only
-    once.
+    """Return a function from a stream such as "lake.orders" to its state, which it reads only once;
+    None for a stream that is not in this lake.
     """
 
     @cache
@@ -383,7 +397,9 @@ def _state_lookup(streams: ReadStreams) -> StateOf:
 
 
 def lineage_lookup(streams: ReadStreams) -> LineageOf:
-    """Return a function from a stream such as "lake.orders" to its lineage."""
+    """Return a function from a stream such as "lake.orders" to its lineage, None for a stream that
+    is not in this lake.
+    """
     state_of = _state_lookup(streams)
 
     def lineage_of(name: str) -> Lineage | None:

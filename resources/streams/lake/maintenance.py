@@ -14,7 +14,6 @@ in another catalogue:
 from __future__ import annotations
 
 import json
-import uuid
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -164,7 +163,7 @@ def merge_files(
     positioned = True
     for segment in run:
         markers += segment.markers
-        if segment.files:
+        if segment.files:  # markers alone need no positions
             positioned &= segment.positioned
         for file in segment.files:
             parts[file.partition].append(_StoredFile(segment, file))
@@ -301,8 +300,8 @@ def count_expired(
 
 
 def _stored_ms(stored: StreamFiles, segment: Segment) -> int | None:
-    """Return when a segment's files were stored, in ms since the epoch by the store's clock;
-    None if it has none.
+    """Return when a segment's files were stored, in ms since the epoch by the store's clock; None
+    if it has none, or they are missing.
     """
     if not segment.files:
         return None
@@ -327,7 +326,8 @@ def plan_merges(
     size = 0
     for segment in segments:
         is_small = 2 * segment.size < policy.target_bytes
-        if not is_small or size + segment.size > policy.target_bytes:
+        has_room = size + segment.size <= policy.target_bytes
+        if not is_small or not has_room:
             groups.append([])
             size = 0
         if is_small:
@@ -442,10 +442,13 @@ def _apply_policies(streams: StreamStates, stream: str, now: datetime) -> Mainte
     merges = _write_merges(streams, stream, state, pages, now_ms)
 
     def commit_plan() -> _Committed | None:
+        """Plan and commit; return None if there is nothing to do, not even to delete."""
         commit, state = streams.state(stream)
         plan = _plan_maintenance(state, pages, merges, now_ms, horizon)
         plan = _drop_indexes(plan, state, pages, now_ms)
         after = plan.state or state
+        # The horizon is committed before anything is deleted, so that no attempt from before it
+        # commits files that were deleted.
         if plan.state is None and not _find_unreachable(streams, stream, after, pages, horizon):
             return None
         after = after.model_copy(update={"horizon": max(state.horizon, horizon)})
@@ -481,7 +484,7 @@ def _write_merges(
     expired = count_expired(segments, declaration.retention, now_ms, stored_ms)
     merges = []
     for run in plan_merges(segments[expired:], declaration.compaction):
-        attempt = f"{now_ms:013d}-{uuid.uuid4().hex[:12]}"
+        attempt = manifest.new_attempt(now_ms)
         merges.append(_Merge(run, merge_files(pages, declaration, run, attempt)))
     return tuple(merges)
 
@@ -499,6 +502,7 @@ def _plan_maintenance(
     retention = state.declaration.retention
     expired = count_expired(segments, retention, now_ms, partial(_stored_ms, pages))
     used = _find_usable_merges(merges, segments[expired:], state.horizon)
+    # What was dropped less than the grace period ago, and waits for its deletion.
     waiting = tuple(entry for entry in state.index.dropped if entry.at >= horizon)
     if not expired and not used:
         if waiting == state.index.dropped:
@@ -560,7 +564,8 @@ def _find_usable_merges(
     places = {segment.id: place for place, segment in enumerate(segments)}
     usable = []
     for merge in merges:
-        if int(merge.into.attempt[:13]) < horizon:
+        started = manifest.find_attempt_start(merge.into.attempt) or 0
+        if started < horizon:
             continue  # so slow that other maintenance may have deleted its files
         first = places.get(merge.run[0].id)
         if first is None:
@@ -624,8 +629,8 @@ def _find_unreached_data(
     unreached = []
     for item in pages.store.list(f"{pages.prefix}/data/"):
         attempt = item.key.removeprefix(f"{pages.prefix}/data/").split("/")[0]
-        started = attempt[:13]
-        is_old = started.isdecimal() and int(started) < horizon
+        started = manifest.find_attempt_start(attempt)
+        is_old = started is not None and started < horizon
         is_left = is_old and manifest.data_folder(pages.prefix, attempt) not in reached
         is_unneeded = _is_unneeded_index(item.key, declaration) and item.key not in reached
         if is_left or is_unneeded:

@@ -94,7 +94,9 @@ class SupersededRange(NamedTuple):
 
 
 def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[str, Coverage]]:
-    """Return the coverage with the ranges that one more append was made of."""
+    """Return the coverage with the ranges that one more append was made of; without `sources`, the
+    same. Ranges of epoch 0 were read for the first time, those of higher epochs were replayed.
+    """
     after = {reader: dict(partitions) for reader, partitions in read.items()}
     if sources is None:
         return after
@@ -127,7 +129,7 @@ def list_superseded(read: ReadCoverage) -> list[SupersededRange]:
 
 def find_replaced_since(before: ReadCoverage, now: ReadCoverage) -> list[SupersededRange]:
     """Return the ranges that `before` contains and that were replayed since, up to the coverage
-    `now`.
+    `now`: those that have a higher epoch in `now`.
     """
     ranges = []
     for span in list_superseded(now):
@@ -183,7 +185,7 @@ def split_by_epoch(
     nothing was replayed.
     """
     at = start
-    first = bisect_right(replayed, start, key=attrgetter("end"))
+    first = bisect_right(replayed, start, key=attrgetter("end"))  # the first that ends later
     for known in islice(replayed, first, None):
         if known.start >= end:
             break
@@ -358,7 +360,7 @@ class Segment(StoredDocument):
 
     def latest(self, partition: int) -> int | None:
         """Return the latest timestamp of the partition's records in us since the epoch, None
-        without records.
+        without records. A record without a timestamp has the time of its append.
         """
         for file in self.files:
             if file.partition == partition:
@@ -460,8 +462,8 @@ class RepartitionRecord(StoredDocument):
 class SegmentIndex(StoredDocument):
     """The list of a stream's segments (see the module).
 
-    `tail` has the newest ones, `levels` have pages of older ones. `next_segment` is the id of the
-    next one. `dropped` are the keys of what left the index.
+    `tail` has the newest segments, `levels` have pages of older ones, the lowest level first.
+    `next_segment` is the id of the next segment. `dropped` are the keys of what left the index.
     """
 
     tail: tuple[Segment, ...] = ()
@@ -578,6 +580,17 @@ def data_folder(prefix: str, attempt: str) -> str:
     return f"{prefix}/data/{attempt}"
 
 
+def new_attempt(started: int) -> str:
+    """Return a name for an attempt begun at this time, in ms since the epoch."""
+    return f"{started:013d}-{uuid.uuid4().hex[:12]}"
+
+
+def find_attempt_start(attempt: str) -> int | None:
+    """Return when an attempt began, in ms since the epoch; None if this is not the name of one."""
+    started = attempt[:13]
+    return int(started) if started.isdecimal() else None
+
+
 _RESTORE = (
     "Restore this object from a backup or an older object version; the records themselves are"
     " untouched."
@@ -613,7 +626,7 @@ class StreamFiles:
         entries = tuple(
             commit_log.decode_body(kind, item, where, "is malformed", _RESTORE) for item in items
         )
-        while len(self._cache) >= _MAX_CACHED_PAGES:
+        while len(self._cache) >= _MAX_CACHED_PAGES:  # forget the oldest
             self._cache.pop(next(iter(self._cache)), None)
         self._cache[page.key] = entries
         return entries
@@ -700,13 +713,13 @@ def overlaps_spans(entry: IndexEntry, spans: Mapping[int, Span]) -> bool:
     return False
 
 
-def has_records_in(segment: Segment, spans: Mapping[int, Span]) -> bool:
-    """Return whether one of the segment's files may contain a record of these spans."""
-    for file in segment.files:
-        p = file.partition
-        if p in spans and overlaps_spans(segment, {p: spans[p]}):
-            return True
-    return False
+def may_have_records_in(segment: Segment, spans: Mapping[int, Span]) -> bool:
+    """Return whether one of the segment's files may contain a record of these spans.
+
+    A segment that overlaps them (`overlaps_spans`) may have only markers there, and no file.
+    """
+    filled = {file.partition for file in segment.files}
+    return overlaps_spans(segment, {p: span for p, span in spans.items() if p in filled})
 
 
 def find_markers(
@@ -746,16 +759,16 @@ class FullLevel(NamedTuple):
 
 def find_full_level(state: StreamState) -> FullLevel | None:
     """Return the next index page to write, or None if no level is full."""
-    rows: list[Sequence[IndexEntry]] = [state.index.tail, *state.index.levels]
-    for level, entries in enumerate(rows, start=1):
+    by_level: list[Sequence[IndexEntry]] = [state.index.tail, *state.index.levels]
+    for level, entries in enumerate(by_level, start=1):
         if len(entries) >= 2 * FAN_OUT:
             return FullLevel(level, tuple(entries[:FAN_OUT]))
     return None
 
 
 def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
-    """Return the state with the fold's entries replaced by its page; unchanged if another writer
-    has replaced them.
+    """Return the state with the fold's entries replaced by its page; unchanged without a fold, or
+    if another writer has replaced its entries.
 
     A page older than the horizon is not used, since it may have been deleted before a manifest
     referred to it.
@@ -765,17 +778,17 @@ def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
     level = fold.page.level
     count = len(fold.entries)
     # The tail is level 0; the last, empty one is for the first page of a new level.
-    rows: list[tuple[IndexEntry, ...]] = [state.index.tail, *state.index.levels, ()]
-    if level >= len(rows):
+    by_level: list[tuple[IndexEntry, ...]] = [state.index.tail, *state.index.levels, ()]
+    if level >= len(by_level):  # maintenance has left fewer levels
         return state
-    below = rows[level - 1]
+    below = by_level[level - 1]
     if below[:count] != fold.entries:
         return state
-    rows[level - 1] = below[count:]
-    rows[level] = (*rows[level], fold.page)
-    while not rows[-1] and len(rows) > 1:
-        rows.pop()
-    return state.with_index(tail=rows[0], levels=tuple(rows[1:]))
+    by_level[level - 1] = below[count:]
+    by_level[level] = (*by_level[level], fold.page)
+    while not by_level[-1] and len(by_level) > 1:  # the level that was not needed
+        by_level.pop()
+    return state.with_index(tail=by_level[0], levels=tuple(by_level[1:]))
 
 
 class Leaf(NamedTuple):
@@ -816,7 +829,7 @@ def rebuild_index(
         if isinstance(entry, Segment):
             tail.append(entry)
             continue
-        while tail:
+        while tail:  # segments before a kept page get pages, so that all stay in order
             level.append(files.write(1, tail[:FAN_OUT]))
             del tail[:FAN_OUT]
         level.append(entry)
@@ -824,6 +837,7 @@ def rebuild_index(
         level.append(files.write(1, tail[:FAN_OUT]))
         del tail[:FAN_OUT]
     levels: list[tuple[IndexEntry, ...]] = []
+    # A level that is full moves its oldest entries into pages of the one above.
     while level:
         above: list[IndexEntry] = []
         while len(level) >= 2 * FAN_OUT:
@@ -882,6 +896,7 @@ class StreamStates:
         return current
 
     def _exists(self, stream: str) -> bool:
+        """Return whether a stream whose name is stored was created, and not deleted since."""
         try:
             commit = self.log(stream).current()
         except MalformedDocumentError:

@@ -376,9 +376,11 @@ class RowRanges:
 def find_row_ranges(
     segments: Sequence[Segment], spans: Mapping[int, Span], partitions: int
 ) -> RowRanges:
-    """Return which rows of the segments are in the spans, which are [start, end) by partition."""
+    """Return which rows of the segments are in the spans, which are [start, end) by partition;
+    `partitions` is the number of all partitions.
+    """
     wanted = {partition for partition, (start, end) in spans.items() if start < end}
-    has_others = False
+    has_others = False  # whether there are files of other partitions
     # By segment and partition.
     lows, highs, widths = np.zeros((3, len(segments), partitions), np.int64)
     for i, segment in enumerate(segments):
@@ -392,7 +394,7 @@ def find_row_ranges(
     has_rows = lows < highs
     intervals = _merge_intervals(map(Span, lows[has_rows].tolist(), highs[has_rows].tolist()))
     all_rows = Span(0, widths.max(initial=0))
-    if intervals == (all_rows,):
+    if intervals == (all_rows,):  # Spark would skip nothing
         intervals = ()
     return RowRanges(
         partitions=tuple(sorted(wanted)) if has_others else None,
@@ -439,7 +441,7 @@ def read_frame(
     """
     schema = declaration.columns
     partitions = declaration.partitions
-    segments = [segment for segment in touched if manifest.has_records_in(segment, spans)]
+    segments = [segment for segment in touched if manifest.may_have_records_in(segment, spans)]
     generations = [segment.generation(i, files.prefix) for i, segment in enumerate(segments)]
     layout = declaration.layout
     frame = bucketed_frame(spark, files.store, files.prefix, layout, generations)
@@ -450,7 +452,7 @@ def read_frame(
     if not segments:
         return _empty_frame(frame, schema.names, copied, positions=positions)
 
-    partition: Column = F.lit(0)
+    partition: Column = F.lit(0)  # the only one of a stream without key
     if layout.bucket_by:
         partition = F.pmod(F.hash(*map(named_column, layout.bucket_by)), F.lit(partitions))
     place = F.col(GENERATION_COLUMN) * partitions + partition
@@ -507,7 +509,7 @@ def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Co
         # suffixes, which is fast.
         name = F.col("_metadata.file_name")
         in_one = [name.endswith(bucket_file_suffix(partition)) for partition in cut.partitions]
-        yield reduce(or_, in_one or [F.lit(False)])
+        yield reduce(or_, in_one or [F.lit(False)])  # no row, if no partition is wanted
     if cut.rows:
         yield reduce(or_, [(F.col(ROW) >= low) & (F.col(ROW) < high) for low, high in cut.rows])
     if cut.clipped_low:
@@ -521,8 +523,8 @@ def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Co
 
 
 def _is_outside(some: Sequence[int], segments: int) -> Column:
-    """Return the condition that a row is in none of these segments; as SQL text, which saves a
-    JVM call for each.
+    """Return the condition that a row is in none of these segments, of `segments` in all; as SQL
+    text, which saves a JVM call for each.
     """
     if len(some) == segments:
         return F.lit(False)
@@ -638,8 +640,8 @@ class LakeReads(StreamStates, NumberedOffsets):
         columns: Sequence[str] | None = None,
         **options: Unpack[ReadOptions],
     ) -> pa.Table:
-        """Return the same records (or only these `columns`) without Spark, ordered by partition and
-        offset.
+        """Return the records that `read` returns, with all columns or these `columns`, without
+        Spark, ordered by partition and offset. The option `copies` makes no difference.
 
         All of them are in memory; `read_parts` yields them in parts.
         """
@@ -651,8 +653,8 @@ class LakeReads(StreamStates, NumberedOffsets):
         columns: Sequence[str] | None = None,
         **options: Unpack[ReadOptions],
     ) -> Iterator[pa.Table]:
-        """Yield the same records in tables of at most 65,536, of which one is in memory. The
-        first one is empty.
+        """Yield the records that `read_arrow` returns in tables of at most 65,536, of which one is
+        in memory. The first one is empty.
         """
         return self._iter_parts(ranges, columns, whole=False, **options)
 
@@ -712,8 +714,9 @@ class LakeReads(StreamStates, NumberedOffsets):
         copies: bool = False,
         without_position: WithoutPosition = "refuse",
     ) -> _Located:
-        """Return where the records of these ranges are; `positions` and `copies` make no
-        difference. Raises OffsetOutOfRangeError, and ConfigurationError as `read` does.
+        """Return where the records of these ranges are. It takes the options of `read`, of which
+        `positions` and `copies` make no difference. Raises OffsetOutOfRangeError, and
+        ConfigurationError as `read` does.
         """
         stream = system.require_one_stream(self.name, ranges)
         _, state = self.state(stream)

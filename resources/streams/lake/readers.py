@@ -208,6 +208,7 @@ def read_new(
         ranges[ssp] = OffsetRange(str(begin), str(end))
     # Until the reader is at the stream's end, keep the earlier coverage: the results that replace
     # those it has read may still be unread, so every batch up to the end reports what is replaced.
+    # Before its first batch it has read nothing.
     at_end = parent is None or ends == state.next
     read = position.read
     if at_end:
@@ -231,9 +232,9 @@ def read_new(
 
 
 def _first_position(state: StreamState, start: Literal["oldest", "upcoming"]) -> ReaderPosition:
-    if start == "oldest":
-        return ReaderPosition(stream=state.id, offsets=state.oldest)
-    return ReaderPosition(stream=state.id, offsets=state.next, read=state.read)
+    """Return the position of a new reader, which has read nothing."""
+    offsets = state.oldest if start == "oldest" else state.next
+    return ReaderPosition(stream=state.id, offsets=offsets)
 
 
 def _resume_position(
@@ -257,6 +258,7 @@ def _resume_position(
 def _lost_error(
     stream: str, reader: str, lost: Mapping[SystemStreamPartition, OffsetRange]
 ) -> OffsetOutOfRangeError:
+    """Return the error for unread records that retention has dropped: the ranges `lost`."""
     positions = ", ".join(
         f"{ssp} (at {span.start}, the oldest left is {span.end})" for ssp, span in lost.items()
     )
@@ -292,6 +294,9 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
 def _describe_reader(
     name: str, position: ReaderPosition, commit: Commit, state: StreamState
 ) -> ReaderInfo:
+    """Return what `list_readers` says of a reader; `behind` and `lost` are 0 if it can't
+    continue.
+    """
     behind = 0
     lost = 0
     problem = _find_problem(position, state)
@@ -301,8 +306,16 @@ def _describe_reader(
         ):
             behind += upcoming - max(offset, oldest)
             lost += max(oldest - offset, 0)
-    made = (commit.number, commit.created_at, commit.by)
-    return ReaderInfo(name, position.offsets, behind, lost, *made, problem)
+    return ReaderInfo(
+        name,
+        position.offsets,
+        behind,
+        lost,
+        commits=commit.number,
+        committed_at=commit.created_at,
+        by=commit.by,
+        problem=problem,
+    )
 
 
 @validated
@@ -325,10 +338,8 @@ def remove_reader(lake: Lake, stream: str, reader: str) -> bool:
 
 
 def _follow_repartitions(position: ReaderPosition, state: StreamState) -> ReaderPosition:
-    """Return the position in the new partitions if the stream was repartitioned while the reader
-    was at its end.
-
-    Otherwise returns the position as it is.
+    """Return the position in the new partitions if the stream was repartitioned, maybe repeatedly,
+    while the reader was at its end; otherwise the position as it is.
     """
     lineage = Lineage.of(state)
     for rewriting, identity in zip(lineage.rewritings, lineage.ids[1:], strict=True):
@@ -338,6 +349,7 @@ def _follow_repartitions(position: ReaderPosition, state: StreamState) -> Reader
 
 
 def _find_problem(position: ReaderPosition, state: StreamState) -> str:
+    """Return why a reader can't continue from this position, "" if it can."""
     if position.stream != state.id:
         if Lineage.of(state).index_of(position.stream) is not None:
             return "the stream was repartitioned before it had read all of it"
@@ -351,18 +363,19 @@ def _find_problem(position: ReaderPosition, state: StreamState) -> str:
 
 
 def _divide_limit(begins: Sequence[int], ends: Sequence[int], limit: int | None) -> tuple[int, ...]:
-    """Return the end of a batch by partition. Its `limit` of offsets is divided in proportion to
-    the unread ones.
+    """Return the end of a batch by partition: the stream's end, or, if more offsets than `limit`
+    are unread, shares of that limit in proportion to the unread ones.
     """
     lags = [end - begin for begin, end in zip(begins, ends, strict=True)]
     total = sum(lags)
     if limit is None or total <= limit:
         return tuple(ends)
     shares = [lag * limit // total for lag in lags]
+    left = limit - sum(shares)  # since shares are rounded down
     for index, lag in enumerate(lags):
-        shares[index] += (more := min(lag - shares[index], limit - sum(shares)))
-        if not more and sum(shares) == limit:
-            break
+        more = min(lag - shares[index], left)
+        shares[index] += more
+        left -= more
     return tuple(begin + share for begin, share in zip(begins, shares, strict=True))
 
 
@@ -373,6 +386,7 @@ def _reader_log(lake: Lake, stream: str, reader: str) -> CommitLog:
 
 
 def _parse(commit: Commit, lake: Lake) -> ReaderPosition:
+    """Return the position in a reader's commit. Raises MalformedDocumentError."""
     return decode_body(
         ReaderPosition,
         commit.body,

@@ -142,16 +142,15 @@ def _plan_steps(
     steps = []
     counts = [0] * len(starts)
     for segment in segments:
-        filled = {file.partition for file in segment.files}
         ranges = []
         has_rows = False
         for p, start in enumerate(starts):
             low = max(start - segment.base[p], 0)
             high = min(ends[p], segment.next[p]) - segment.base[p]
             ranges.append(Span(low, high))
-            if low < high:
+            if low < high:  # between the markers of two versions, each offset is a record
                 counts[p] += high - low
-                has_rows |= p in filled
+                has_rows = True
         if has_rows:
             steps.append(RewriteStep(segment, tuple(ranges)))
     return _PlannedSteps(steps, counts)
@@ -247,13 +246,15 @@ def repartition(
     written: dict[StepKey, WrittenFiles] = {}
 
     def is_written(step: RewriteStep, horizon: int) -> bool:
+        """Return whether an earlier attempt has written a step, whose files still exist."""
         files = written.get(step.key)
         if files is None:
             return False
         # Maintenance may have deleted files from before the horizon, as no index lists them yet.
-        return int(files.attempt[:13]) >= horizon
+        return (manifest.find_attempt_start(files.attempt) or 0) >= horizon
 
     def rewrite_and_commit() -> StreamState:
+        """Rewrite what no earlier attempt has, and commit. Raises CommitConflictError."""
         commit, state = streams.state(stream)
         plan = plan_repartitioning(streams, stream, state, partitions)
         declaration = state.declaration.model_copy(update={"partitions": partitions})
@@ -316,7 +317,7 @@ def _write_step(
     """Write the rows of a step to the new partitions, ordered by old partition and row."""
     stored = streams.files_of(stream)
     prefix = stored.prefix
-    attempt = f"{streams.now_ms():013d}-{uuid.uuid4().hex[:12]}"
+    attempt = manifest.new_attempt(streams.now_ms())
     folder = manifest.data_folder(prefix, attempt)
     options = WriteOptions(prefix, number_rows=True, range_of=TIMESTAMP)
     hidden = (EPOCH, *find_position_columns(stored, [step.segment]))
@@ -377,7 +378,8 @@ def _build_state(
     # Offsets from 0 would mean that no record was ever dropped (`StreamInfo.has_all_keys`).
     oldest = (int(any(state.oldest)),) * partitions
     # Retention may have dropped records of the version that has no marker yet. Its marker then
-    # counts from 0, one more than there are, so that the version stays incomplete.
+    # counts from 0, one more than there are, so that the version stays incomplete. It is whole if
+    # no partition begins after its last marker.
     marked = (0,) * partitions
     is_whole = all(map(le, state.oldest, state.marked_until))
     if is_whole:

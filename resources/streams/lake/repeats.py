@@ -91,6 +91,9 @@ class RepeatedAppend:
         return self._translate_renamed(data, order_by, what)
 
     def _translate_renamed(self, data: Any, order_by: Sequence[str], what: str) -> Any:
+        """Return the records as `translate` does; columns are matched by their stored names, as
+        some were renamed or dropped.
+        """
         stored = self.given.names.store(self.given.columns)
         first = self.before.names.store(self.before.columns)
         if is_table(data):
@@ -98,6 +101,9 @@ class RepeatedAppend:
         return self._translate_frame(data, stored, first, order_by)
 
     def _translate_table(self, data: pa.Table, stored: Schema, first: Schema, what: str) -> Any:
+        """Return a table with the columns of the first append. `stored` has the columns that the
+        table has, `first` those of the first append, both under their stored names.
+        """
         own = [name for name in data.column_names if name not in OPTIONAL_META]
         table = fit_to_schema(data.select(own), self.given.columns, what)
         table = rename_columns(table, stored.to_arrow())
@@ -106,7 +112,7 @@ class RepeatedAppend:
         for place, name in enumerate(table.column_names):
             column = table.column(place)
             kind = self.before.columns.field(names[name]).type
-            if column.type == arrow_type(first.field(name).type):
+            if column.type == arrow_type(first.field(name).type):  # else a value does not fit
                 column = rename_values(column, arrow_type(kind))
             table = table.set_column(place, names[name], column)
         for name in data.column_names:
@@ -117,6 +123,9 @@ class RepeatedAppend:
     def _translate_frame(
         self, data: DataFrame, stored: Schema, first: Schema, order_by: Sequence[str]
     ) -> DataFrame:
+        """Return a Spark frame with the columns of the first append; `stored` and `first` as in
+        `_translate_table`.
+        """
         types = {field.name: tree_from_spark(field.dataType) for field in data.schema.fields}
         columns = []
         for now, here in zip(self.given.columns.fields, stored.fields, strict=True):
@@ -153,6 +162,9 @@ def select_earlier_columns(data: Any, before: Schema, now: Schema, order_by: Seq
 
 
 def _narrow_table(table: pa.Table, before: Schema, now: Schema) -> pa.Table:
+    """Return the table with the types `before` of its columns; a column stays as it is if a value
+    does not fit, or if its type can't be sent as that of `now`.
+    """
     for place, name in enumerate(table.column_names):
         column = table.column(place)
         if name in before and is_same_family(column.type, arrow_type(now.field(name).type)):

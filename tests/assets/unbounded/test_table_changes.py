@@ -110,6 +110,20 @@ def test_a_table_is_followed_from_a_snapshot_on(table: Any, lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("table", KINDS, indirect=True)
+def test_an_advance_applies_all_commits_though_one_look_admits_only_some(
+    table: Any, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = follow(table)
+    table.write({"a": (1, "x")})
+    advance(lake, spec)
+    monkeypatch.setattr(table_changes, "_MOST_COMMITS", 1)
+    for key in "bcd":
+        table.write({key: (2, "y")})
+    assert advance(lake, spec).counters["read"] == 3
+    assert served(lake, spec) == table.rows
+
+
+@pytest.mark.parametrize("table", KINDS, indirect=True)
 def test_history_that_expired(table: Any, lake: Lake) -> None:
     spec = follow(table)
     table.write({"a": (1, "x"), "b": (2, "x")})

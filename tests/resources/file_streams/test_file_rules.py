@@ -52,6 +52,9 @@ def test_a_file_that_was_overwritten_is_an_error_by_name(
     assert caught.value.rule == "changed"
     assert caught.value.file == f"{either.url}/a b"
     assert "adjunct stream set-aside files.clicks 'a b'" in caught.value.next_step
+    with pytest.raises(errors.AdmittedFileError, match=how) as caught:
+        FolderStreams(lake).waiting("clicks")
+    assert "adjunct stream set-aside files.clicks 'a b'" in caught.value.next_step
     with pytest.raises(errors.AdmittedFileError) as caught:
         numbers(system)
     assert caught.value.rule == "lost"
@@ -259,7 +262,13 @@ def test_a_file_that_vanished_after_it_was_admitted_is_an_error_that_helps(
     either.delete("a")
     with pytest.raises(errors.AdmittedFileError, match="is gone") as caught:
         numbers(system)
-    assert "adjunct stream set-aside files.clicks a --reason" in caught.value.next_step
+    suggested = "adjunct stream set-aside files.clicks a --reason"
+    assert suggested in caught.value.next_step
+    span = OffsetRange("0", "4")
+    with pytest.raises(errors.AdmittedFileError, match="is gone") as caught:
+        list(system.task_reads({CLICKS: span}, ["n"])(0))
+    assert suggested in caught.value.next_step
+    assert caught.value.stream == "files.clicks"
     before = system.set_aside("clicks", "a", reason="deleted by its owner")
     assert (before.path, before.rows) == ("a", 2)
     assert system.set_aside("clicks", "a", reason="again").path == "a"

@@ -264,6 +264,9 @@ def test_a_file_that_is_replaced_is_never_read_by_spark(
     ):
         frame.select("k").toArrow()
     assert caught.value.rule == "lost"
+    name = f"files.{streams.tested}"  # type: ignore[attr-defined]
+    assert caught.value.stream == name
+    assert f"adjunct stream set-aside {name} 0001.parquet" in caught.value.next_step
 
 
 def test_values_that_python_can_not_hold_fail_with_the_file_by_every_engine(

@@ -195,6 +195,12 @@ def test_a_number_is_not_taken_for_an_infinity(columns: str, number: str) -> Non
     assert read(topic, b'{"lat":1.7976931348623157e308}')[0]["lat"] == 1.7976931348623157e308
 
 
+def test_a_column_may_have_the_name_of_the_rule_for_malformed_messages() -> None:
+    topic = KafkaTopic(value=Json("fail INT"))
+    sent = encode_table(pa.table({"fail": pa.array([7], pa.int32())}), topic, STREAM)
+    assert sent.column("__value").to_pylist() == [b'{"fail":7}']
+
+
 def test_an_error_shows_at_most_60_characters_of_a_message() -> None:
     with pytest.raises(SchemaMismatchError, match="column 'seats' is a number of 500 digits"):
         read(KafkaTopic(value=Json("seats INT")), b'{"seats":' + b"7" * 500 + b"}")

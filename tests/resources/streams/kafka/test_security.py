@@ -273,6 +273,15 @@ def test_settings_that_no_client_can_be_made_of_are_refused(
         streams.list_streams()
 
 
+def test_the_error_of_a_client_factory_is_not_handed_on_as_it_may_hold_a_secret() -> None:
+    settings = KafkaSettings("kafka", "127.0.0.1:9", client_factory=f"{FACTORIES}:login_settings")
+    with pytest.raises(ConfigurationError) as caught:
+        KafkaStreams(lake_in(InMemoryStore()), settings).list_streams()
+    assert caught.value.argument == "client_factory"
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
 @pytest.mark.parametrize(
     ("client", "factory", "message"),
     [
