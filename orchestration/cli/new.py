@@ -228,7 +228,9 @@ def _example(schema: Schema, key: str | None) -> str:
 
 
 def _example_value(type_: Type, steps: Sequence[str]) -> str:
-    """Return a value of this type, as source: of a struct only that at the steps is not None."""
+    """Return an example of a key's value, as source: "a" or 1, since keys are texts or whole
+    numbers. A struct has it in the member at `steps`, and None in all others.
+    """
     if not isinstance(type_, Struct):
         return '"a"' if str(type_) == "string" else "1"
     members = []

@@ -364,12 +364,13 @@ class _ByShape:
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         forms = handler(core)["oneOf"]
-        declared, imported = (form for form in forms if "$ref" in form)  # as `_by_shape` has them
-        alone = [form for form in forms if "$ref" not in form]
+        # Models are references, in the order of `_by_shape`; a plain type (`_alone_type`) never is.
+        declared, imported = (form for form in forms if "$ref" in form)
+        plain = [form for form in forms if "$ref" not in form]
         mapping = {"if": {"required": [PYTHON]}, "then": imported, "else": declared}
-        if not alone:
+        if not plain:
             return mapping
-        return {"if": {"type": "object"}, "then": mapping, "else": alone[0]}
+        return {"if": {"type": "object"}, "then": mapping, "else": plain[0]}
 
 
 def _shape(value: Any) -> str:

@@ -181,6 +181,7 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
     if task is not None:
         partition = task.partitionId()
         attempt = task.attemptNumber()
+    # Empty batches have no number: a repeated batch has to number its calls in the same way.
     filled = (records for records in batches if records.num_rows)
     for number, records in enumerate(filled):
         check_readable_records(records, operator, name, call.stream, call.sensitive)

@@ -220,15 +220,18 @@ class SparkFrames:
         return _add_barrier(frame.coalesce(1))
 
     def call_frame(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
-        """Return the result of a user's DataFrame function, which must keep the hidden columns and
-        the values that it promises to keep.
+        """Return the result of a user's DataFrame function, which must keep the hidden columns.
+
+        With keeps_partitioning=True, computing the result fails if the function changed a nested
+        value by which records are partitioned, which its copy (`copy_name`) tells. Plain columns
+        are not checked.
         """
         # Without the barrier Spark pushes later filters below the function, and calls its UDFs
         # twice for a record.
         made = _add_barrier(call_frame_function(operator, function, frame))
-        kept = self.planned.required_partitioning(operator)
-        copied = [path for path in kept if copy_name(path) in made.columns]
-        return _check_copies(operator, made, copied)
+        partitioned_by = self.planned.required_partitioning(operator)
+        nested = [path for path in partitioned_by if copy_name(path) in made.columns]
+        return _check_copies(operator, made, nested)
 
     def call(self, frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
         """Return what a user's function returns for each record, called in tasks."""

@@ -11,7 +11,6 @@ out, which shows readers that they have lost changes and must be rebuilt from th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -235,7 +234,7 @@ class TableChangesFeed:
 
     def _cached(self, file: AdmittedFile) -> pa.Table:
         """Return the records of a file, of which several pieces may be read one after the other."""
-        key = os.getpid(), self.declared.model_dump_json(), f"{file.etag} {file.path}"
+        key = self.declared.model_dump_json(), f"{file.etag} {file.path}"
         with _lock:
             found = _read.get(key)
         if found is None:
@@ -294,7 +293,9 @@ class TableChangesFeed:
         return pa.concat_tables([schema.to_arrow().empty_table(), *tables])
 
 
-_read: LRUCache[tuple[int, str, str], pa.Table] = LRUCache(4)
+# The records of the files that this process has read last, by declaration and file. Two threads may
+# read one file twice.
+_read: LRUCache[tuple[str, str], pa.Table] = LRUCache(4)
 _lock = Lock()
 
 

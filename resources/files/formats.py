@@ -246,14 +246,16 @@ def _with_missing(found: dict[str, Any], rows: int, wanted: Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _convert_field(fields: pa.Array, field: Field, first: int, where: str) -> pa.Array:
-    """Return the values of the fields of a CSV column. `first` is the number of the first
-    record. Blanks around a value count only in texts and bytes.
+def _convert_field(texts: pa.Array, field: Field, first: int, where: str) -> pa.Array:
+    """Return the values of a CSV column. Blanks around a value count only in texts and bytes.
+
+    `where` is the file, and `first` the number in it, from 0, of the first of these records: errors
+    name the line by them.
     """
     if field.type in ("string", "binary"):  # they have their type already
-        return fields
+        return texts
     try:
-        return convert_texts(pc.ascii_trim(fields, characters=" \t"), field.type)
+        return convert_texts(pc.ascii_trim(texts, characters=" \t"), field.type)
     except TextMisfit as misfit:
         line = record_place("csv", first, misfit.row).fields["line"]
         problem = f"{where}, line {line}: {describe_column(field)}: {misfit.reason}."

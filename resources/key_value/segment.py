@@ -420,7 +420,9 @@ class PreflightChecks(Protocol):
 
 
 class PageReader(Protocol):
-    """Reads pages of a segment: its `page` is that of `TableSegment`."""
+    """Reads pages of a segment. Its `page` is that of `TableSegment`, except for what
+    `prefetching_reader` says.
+    """
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage: ...
 
@@ -430,11 +432,12 @@ class PrefetchingSegment(Protocol):
     """A segment whose store can prepare a page while the previous one is used."""
 
     def prefetching_reader(self) -> PageReader:
-        """Return a reader for the consecutive pages of one iteration, which may be abandoned at any
-        time.
+        """Return a reader for the consecutive pages of one iteration. The iteration may stop at any
+        page: nothing has to be closed.
 
-        From the third call on, a page may have been read right after the previous call, and then
-        does not contain what was written since.
+        The first two calls read when they are called, because most iterations end there. A later
+        page may have been read right after the previous call, and then does not contain what was
+        written since.
         """
         ...
 

@@ -135,8 +135,9 @@ _SIMPLE = {
     "time": "timestamp",
     "date": "date",
 }
-_NUMBERS = frozenset({"whole number", "fraction"})
-_EXACT = frozenset({"whole number", "decimal"})
+# Kinds of values that one type of numbers has room for: a double, and a decimal.
+_IN_DOUBLE = frozenset({"whole number", "fraction"})
+_IN_DECIMAL = frozenset({"whole number", "decimal"})
 
 
 class Inference:
@@ -333,17 +334,17 @@ class Inference:
             raise SchemaMismatchError(problem, step, column=twice[0])
 
     def _type_of(self, seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
-        """Return the type of the values seen at a path; add to `doubts` where they
-        leave it unsure.
+        """Return the type of the values seen at a path; add to `doubts` if the values do not settle
+        it.
         """
         kinds = set(seen.kinds)
         if not kinds:
             found = f"null in all of {seen.values:,} values"
-            if not seen.values:
+            if not seen.values:  # a column of a file without records
                 found = "never a value"
             doubts.append(Doubt(path, found, "string"))
             return Simple("string")
-        if kinds <= _NUMBERS or kinds <= _EXACT:
+        if kinds <= _IN_DOUBLE or kinds <= _IN_DECIMAL:
             return _number_type(seen, path, doubts)
         if len(kinds) > 1:
             return self._mixed_type(seen, path, doubts)
@@ -359,7 +360,7 @@ class Inference:
             return Simple("string")
         families = Counter[str]()
         for kind, count in seen.kinds.items():  # whole numbers and fractions count as one kind
-            families["whole number" if kind in _NUMBERS else kind] += count
+            families["whole number" if kind in _IN_DOUBLE else kind] += count
         kind, _ = families.most_common(1)[0]
         if kind == "whole number" and seen.kinds["fraction"]:
             type_: Type = Simple("double")
@@ -594,7 +595,7 @@ class _Names:
             return not _is_sparse(self.values)  # else each name has a struct of its own
         if len(kinds) <= 1:
             return bool(kinds)
-        return kinds <= _NUMBERS or kinds <= _EXACT
+        return kinds <= _IN_DOUBLE or kinds <= _IN_DECIMAL
 
 
 def _is_sparse(seen: _Seen) -> bool:

@@ -910,8 +910,9 @@ _OF_TIMES = """AddMonths DateAdd DateDiff DateSub Day DayOfMonth DayOfWeek DayOf
 
 
 def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return the string literals ("now", "today", …) that Spark casts to the current date or time,
-    in lower case.
+    """Return the words ("now", "today", …) of string literals that Spark casts implicitly to the
+    current date or time, in lower case, in the order of the text. Explicit casts are not among
+    them.
 
     They include literals that are compared with an operand of unknown type, which may be a date or
     time.

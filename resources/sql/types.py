@@ -550,12 +550,14 @@ def _reduced(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _bracket(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of `value[index]` or `value['field']`."""
+    """Return the type of `value[index]`, of an array or map, or `value['field']`, of a struct or
+    map.
+    """
     kind = known.type(node.this)
-    if len(node.expressions) != 1:
+    if len(node.expressions) != 1:  # `value[1, 2]` is no SQL of Spark's
         return None
     index = node.expressions[0]
-    if getattr(index, "is_string", False):
+    if isinstance(index, exp.Literal) and index.is_string:
         return field_type(kind, index.name)
     return element_type(kind)
 

@@ -326,7 +326,9 @@ def pack_command(*words: str) -> bytes:
 class RedisCodec(RowCodec):
     """Encodes entries as arguments of commands, and decodes records.
 
-    A checked value, as `RowCodec` calls it, is the text (bytes) that Redis stores.
+    A checked value, as `RowCodec` calls it, is the text (bytes) that Redis stores. `label` names
+    the table in errors, and `prefix` begins the names of its records. A text has at most
+    `largest_value` bytes. A deleted record is remembered for `horizon` seconds, 0 for ever.
     """
 
     def __init__(
@@ -341,6 +343,7 @@ class RedisCodec(RowCodec):
         self._largest = largest_value
         self._horizon = horizon
         self._stored = {column.name: redis_records.to_redis_column(column) for column in declared}
+        # After the attributes above: it makes the encoders, which use them.
         super().__init__(label, key, declared, check=self._encoder_of)
         self._packed_names = {name: pack_argument(name.encode()) for name in self.names}
         check_not_reserved(label, declared)
@@ -352,10 +355,11 @@ class RedisCodec(RowCodec):
             (name, column.decode) for name, column in self._stored.items() if name not in self.key
         ]
         self._key_decoders = [(name, self._stored[name].decode) for name in self.key]
-        asked = [name.encode() for name in (*self.key, *(name for name, _ in self._decoders))]
-        # A get's command before and after the record's name.
-        self._get_head = b"*%d\r\n$5\r\nHMGET\r\n" % (len(asked) + 3)
-        self._get_tail = b"".join(map(pack_argument, [b"adjunct_deleted", *asked]))
+        others = [name for name, _ in self._decoders]
+        asked = [b"adjunct_deleted", *(name.encode() for name in (*self.key, *others))]
+        # A get's command before and after the record's name: HMGET, the name, and what it asks for.
+        self._get_head = b"*%d\r\n$5\r\nHMGET\r\n" % (2 + len(asked))
+        self._get_tail = b"".join(map(pack_argument, asked))
 
     def name(self, key: Row) -> bytes:
         r"""The name of the record's hash. In keys of several columns, "\" and ":" are escaped
@@ -409,7 +413,11 @@ class RedisCodec(RowCodec):
     # -- gets
 
     def get(self, key: Row) -> bytes:
-        """The packed command that reads a record; `record` decodes its answer."""
+        """The packed command that reads a record; `record` decodes its answer.
+
+        It asks for the mark of a deleted record, for the key's fields, and for the others. The
+        key's fields tell a record without other fields from none.
+        """
         return self._get_head + pack_argument(self.name(key)) + self._get_tail
 
     def record(self, key: Row, answer: Sequence[bytes | None]) -> dict[str, Any] | None:
@@ -417,12 +425,14 @@ class RedisCodec(RowCodec):
         there is no record.
         """
         is_deleted = answer[0] is not None
-        if is_deleted or answer.count(None) == len(answer):
+        is_missing = answer.count(None) == len(answer)
+        if is_deleted or is_missing:
             return None
+        texts = answer[1 + len(key) :]
         keyed = zip(self._key_decoders, key, strict=True)
         record: dict[str, Any] = {name: decode(text) for (name, decode), text in keyed}
         try:
-            for (name, decode), text in zip(self._decoders, answer[len(key) + 1 :], strict=True):
+            for (name, decode), text in zip(self._decoders, texts, strict=True):
                 if text is not None:
                     record[name] = None if text == NULL else decode(text)
         except (TypeError, AttributeError, ValueError, ArithmeticError) as error:

@@ -602,7 +602,8 @@ def applied_to_texts(
     """Return the texts to store in `COLUMNS`: the column `newest_by`, the newest message's time and
     tie, and the positions.
 
-    Without `newest_by`, the time and tie stay as they were read.
+    The column, time and tie stay as they were read without `newest_by`, and if all messages that
+    were applied are older than the record.
     """
     if applied.newest is None or newest_by is None:
         return (*applied.stored_texts, json.dumps(applied.positions))

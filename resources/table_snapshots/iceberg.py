@@ -215,7 +215,7 @@ class IcebergSnapshots:
 
     def _tasks(self, state: TableState) -> dict[str, FileScanTask]:
         """Return the files of a snapshot, which never change, by path."""
-        key = os.getpid(), self.table, state.id
+        key = self.table, state.id
         with _lock:
             found = _planned.get(key)
         if found is None:
@@ -302,7 +302,7 @@ def _catalog_access(process: int, metadata: str, table: IcebergTable) -> dict[st
             return dict(catalog.properties)
 
 
-_planned: LRUCache[tuple[int, IcebergTable, str], dict[str, FileScanTask]] = LRUCache(8)
+_planned: LRUCache[tuple[IcebergTable, str], dict[str, FileScanTask]] = LRUCache(8)
 _lock = Lock()
 
 

@@ -274,8 +274,9 @@ class CompactLayer:
         """The problems of entries that are certain to be rejected, among keys with several
         entries.
         """
-        values = operation.entries.values or ()
-        asked: list[int] = []
+        values = operation.entries.values
+        assert values is not None
+        asked: list[int] = []  # the places of all but deletes
         for places in groups:
             if len(places) > 1:
                 asked += [place for place in places if values[place] is not None]

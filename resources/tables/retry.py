@@ -375,9 +375,12 @@ def _is_repeatable(operation: Operation[Any], place: int) -> bool:
     """Whether a write that was applied can be sent again without another effect."""
     if operation.kind is not OperationKind.UPDATE or operation.conditions.idempotent:
         return True
-    update = (operation.entries.values or ())[place]
+    updates = operation.entries.values
+    assert updates is not None
+    update = updates[place]
     if isinstance(update, Changes):
         return update.repeatable
+    # A mapping sets values. What only the user's function understands may add to them.
     return isinstance(update, Mapping)
 
 

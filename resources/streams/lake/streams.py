@@ -588,8 +588,8 @@ def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
 
 
 def list_deletable_objects(streams: LakeStreams, stream: str, last: Commit) -> dict[str, int]:
-    """Return the sizes of the objects that deleting the stream as of its `last` commit deletes, by
-    key.
+    """Return the sizes of the objects that deleting the stream deletes, by key. `last` is the
+    commit of the deletion, or before that, as in a dry run, the stream's last commit.
 
     The positions of named readers stay, so that these notice that the stream was deleted.
     """
