@@ -237,7 +237,7 @@ def test_new_columns_are_added_and_others_refused_with_the_difference(planes: Pu
         [("N3", 3, "blue")], Schema.of(tailnum="string", seats="bigint", colour="string")
     )
     with pytest.raises(
-        DatasetError, match=r"'reference.planes': seats is long, expected int\. Columns can"
+        DatasetError, match=r"'reference.planes': seats is long, expected int\. Register"
     ):
         planes.register(retyped)
     narrower = planes.publish([("N3", 3)], old)
