@@ -23,11 +23,7 @@ from dagster_adjunct.resources.bucketing.files import (
     columns_problem,
     conform_to_layout,
 )
-from dagster_adjunct.resources.errors import (
-    ManifestMismatchError,
-    ObjectNotFoundError,
-    file_error,
-)
+from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError, file_error
 from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_object
 from dagster_adjunct.resources.objects.store import ObjectStore

@@ -433,4 +433,3 @@ def test_a_record_that_a_later_get_did_not_find_is_not_kept(args):
     assert kept.find(["a", "b"], args, 2.0) == ([None, {"n": 2}], [0])
     kept.keep(["c"], [{"n": 3}], args, 2.0)
     assert kept.find(["b", "c"], args, 3.0) == ([{"n": 2}, {"n": 3}], [])
-
