@@ -551,8 +551,9 @@ class DynamoDbSegment:
             self._lost.pop(token, None)
 
     def _raise_unless_passing(self, cancelled: Cancelled) -> None:
-        """Raise the error of a cancelled transaction, unless the next try may succeed at once: after
-        a conflict, or at a newer term, which is learned.
+        """Raise the error of a cancelled transaction, unless the next try may succeed at once.
+
+        It may after a conflict, or at a newer term, which is learned.
         """
         if cancelled.sealed:
             raise sealed_table_error(self._calls.table, self._calls.label)

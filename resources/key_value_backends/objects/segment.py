@@ -395,10 +395,10 @@ _AT_ONCE = 16  # segments of a table that are created, sealed or deleted concurr
 class ObjectSegments:
     """Key-value tables as objects of a lake: pass it or its URL, by default that of ADJUNCT_LAKE.
 
-    The ADJUNCT_S3_… variables, or with a URL `s3`, the fields of `S3Options`, say how S3 is reached;
-    credentials come from boto3's own chain. `cache_bytes` limits the memory for segments that this
-    process reads. Clocks of writers may differ by almost half an hour, which is more than S3 itself
-    allows.
+    The ADJUNCT_S3_… variables say how S3 is reached; with a URL, so may `s3`, with the fields of
+    `S3Options`. Credentials come from boto3's own chain. `cache_bytes` limits the memory for
+    segments that this process reads. Clocks of writers may differ by almost half an hour, which is
+    more than S3 itself allows.
     """
 
     limits = SegmentLimits(value=4 * _MEGABYTE, request=16 * _MEGABYTE)
