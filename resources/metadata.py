@@ -307,12 +307,14 @@ class Namespace:
         if commit is None:
             return []
         pages = {page.key for page in self._snapshot(commit).document.pages}
+        # with the prefix, as the scope itself may be named "pages"
+        folder_of_pages = f"{self._prefix}/pages/"
         oldest_kept = self._log.manifest_key(max(commit.number - _MANIFESTS_KEPT, 0), "")
         # keys of manifests sort by number; without the suffix, this one precedes all of its number
         oldest_kept = oldest_kept.removesuffix(".json")
 
         def is_needed(key: str) -> bool:
-            if "/pages/" in key:
+            if key.startswith(folder_of_pages):
                 return key in pages
             return key >= oldest_kept
 

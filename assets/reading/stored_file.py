@@ -23,7 +23,7 @@ from dagster_adjunct.resources.bucketing.files import (
     columns_problem,
     conform_to_layout,
 )
-from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
+from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError, file_error
 from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
@@ -80,14 +80,29 @@ class StoredFile:
 
     def reading(self, read: Callable[[], T]) -> T:
         """Return `read()`, with errors about a missing or damaged file raised as
-        ManifestMismatchError.
+        ManifestMismatchError. Errors of this process or machine say nothing about the file.
         """
         try:
             return read()
         except ObjectNotFoundError as error:
             raise self.damaged("it is missing") from error
-        except (pa.ArrowException, OSError) as error:
-            raise self.damaged(f"it can't be read: {str(error).partition(chr(10))[0]}") from error
+        except pa.ArrowCancelled:
+            raise
+        except pa.ArrowMemoryError as error:
+            # Damaged sizes ask for too much memory as well, so the bytes decide.
+            if self.sha256() == self.file.sha256:
+                raise
+            raise self._unreadable(error) from error
+        except OSError as error:
+            if error.errno is not None:  # of the system: Arrow's own about contents have none
+                raise file_error(error, self.store.url, self.what) from error
+            raise self._unreadable(error) from error
+        except pa.ArrowException as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> ManifestMismatchError:
+        """Return the error for this file, which Arrow can't read."""
+        return self.damaged(f"it can't be read: {str(error).partition(chr(10))[0]}")
 
     def damaged(self, problem: str) -> ManifestMismatchError:
         """Return the error for this file, which has this problem."""

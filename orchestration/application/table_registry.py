@@ -102,8 +102,9 @@ class RegisteredTables:
             if table is not None:
                 self._tables.append(table)
         self._thread = LoopThread("registered-tables")
-        # The names of the tables that `begin_batch` has found or created.
-        self.begun: set[str] = set()
+        # The names of the tables that `check` or `begin_batch` has found or created: if one is
+        # missing later in the run, it was dropped.
+        self.existing: set[str] = set()
 
     def check(self) -> None:
         """Compare each table with what the lake remembers of it, and register its declaration.
@@ -176,6 +177,8 @@ class RegisteredTables:
             self._compare(table, before, now)
             self._warn_if_emptied(table, before, now)
             table.seen = now
+            if now.exists:
+                self.existing.add(table.name)
         await self._store(table, now)
 
     async def _begin_batch(self, table: _Table, fence: Fence | None) -> None:
@@ -192,7 +195,7 @@ class RegisteredTables:
         table.has_begun = True
         if now is None:
             return
-        self.begun.add(table.name)
+        self.existing.add(table.name)
         is_other = replace(now, runs=None) != replace(table.seen, runs=None)
         is_due = time.monotonic() >= table.stored_at + _STORED_EVERY
         table.seen = now

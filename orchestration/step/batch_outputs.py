@@ -416,11 +416,10 @@ class WrittenOutputs(Generic[Frame]):
     def _table_of_run(self, table: AnyTable) -> AnyTable:
         """Return the table as this run may write it: within its rate, and by its fence."""
         context = self.planned.context
-        limited = context.open_tables.limit(table, self.frames.session)
+        of_run = context.open_tables.limit(context.as_known(table), self.frames.session)
         if context.fence is None:
-            return limited
-        has_begun = context.registered is not None and table.name in context.registered.begun
-        return limited.with_fence(context.fence, may_create=not has_begun)
+            return of_run
+        return of_run.with_fence(context.fence)
 
     def refused_records(self, operator: str) -> Frame:
         """Return the records that the table of the operator before this one rejected."""
@@ -478,7 +477,7 @@ class TableLookups(Generic[Frame]):
         sensitive = bool(self.planned.sensitive(operator, frames.names(frame)))
         asked = lookups.describe_lookup(lookup, frames.columns(frame))
         record = self.planned.recorded_answers(operator, asked)
-        table = context.app.tables[lookup.table]
+        table = context.as_known(context.app.tables[lookup.table])
         reader = context.open_tables.reader(table, context.spark, frames.session)
         keys = frames.distinct_keys(operator, frame, lookup, sensitive=sensitive)
         answers, metrics = lookups.answer_keys(

@@ -84,6 +84,7 @@ from dagster_adjunct.resources.streams.system import (
     SystemStreamPartition,
 )
 from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.table import AnyTable
 from dagster_adjunct.resources.threads import map_in_threads, requested_once
 
 if TYPE_CHECKING:
@@ -433,7 +434,8 @@ class StepContext:
       itself.
     - `lease`: the run's lease, whose fence its writes to tables carry; None for a run without one.
     - `registered`: the remote tables whose stores are asked before each batch whether they still
-      hold them; no write creates again those that it has found or created.
+      hold them. Those that it has found or created are never created again, and are an error to
+      look up if they are missing.
     - `open_tables`: the tables of lookups, with their caches, and the run's part of rate limits.
     - `writes_as`: the former name of a renamed application, which its outputs and state tables
       keep.
@@ -472,6 +474,14 @@ class StepContext:
     def spark(self) -> Callable[[], SparkSession]:
         """Returns the Spark session of the run; the first call may start it."""
         return self.runtime.spark
+
+    def as_known(self, table: AnyTable) -> AnyTable:
+        """Return a remote table for which a missing table of the store is an error, if the store
+        had it earlier in this run.
+        """
+        if self.registered is not None and table.name in self.registered.existing:
+            return table.with_existing_store()
+        return table
 
     @property
     def run(self) -> str:

@@ -219,10 +219,11 @@ class DynamoDbSegment:
     ) -> None:
         """Apply the changes; a repeated request first finds out what the earlier ones did."""
         with self._report_foreign_items():
-            if not repeated:
-                await self._try(changes, token, 0)
-            elif not await self._settle(changes, token):
-                await self._try(changes, token, self._lost[token].number + 1)
+            number: int | None = 0
+            if repeated:
+                number = await self._settle(changes, token)
+            if number is not None:
+                await self._try(changes, token, number)
                 self._forget(token)
             await self._families.purge_if_due()
 
@@ -400,45 +401,46 @@ class DynamoDbSegment:
                 raise
             if answer is TransactionAnswer.APPLIED:
                 return
-            if isinstance(answer, Cancelled):
-                self._check(answer)
-            if not await patience.wait():
-                if answer is TransactionAnswer.IN_PROGRESS:
+            if answer is TransactionAnswer.IN_PROGRESS:
+                # The same try again: the answer to it will tell the outcome of the copy.
+                if not await patience.wait():
                     self._remember(token, number, term)
-                    problem = (
-                        f"{self._calls.label}: it still works on an earlier copy of a write after"
-                        f" {PATIENCE:g} s."
-                    )
-                    raise ReplyLostError(problem, "Whether it took effect is looked up.")
+                    raise self._still_in_progress()
+                continue
+            if isinstance(answer, Cancelled):
+                self._raise_unless_passing(answer)
+            if not await patience.wait():
                 raise self._contended()
-            if answer is not TransactionAnswer.IN_PROGRESS:
-                # The next try gets a new number: a server that remembers cancelled tries would
-                # cancel this one for ever.
-                number += 1
-                term = await self._families.ensure_listed(changes)
+            # The next try gets a new number: that of this one is taken by another request
+            # (TOKEN_TAKEN), or a server that remembers cancelled tries would cancel it for ever.
+            number += 1
+            term = await self._families.ensure_listed(changes)
 
-    async def _settle(self, changes: Sequence[SegmentChange], token: bytes) -> bool:
-        """Return whether a write whose reply was lost was applied.
+    async def _settle(self, changes: Sequence[SegmentChange], token: bytes) -> int | None:
+        """Return the number of the next try of a write whose reply was lost; None if the write was
+        applied.
 
-        After False it is certain that its last try will not be applied any more.
+        If a number is returned, it is certain that no earlier try will be applied any more.
         """
         last = self._lost.get(token)
-        if last is not None and last.over:
-            return False
+        number = 0
+        if last is not None:
+            number = last.number
+            if last.over:
+                return number + 1
         try:
             if last is None:  # another handle has sent it, at an unknown term
                 term = await self._families.ensure_listed(changes)
-                applied = await self._was_applied(changes, token, 0, term, sent_here=False)
+                applied = await self._was_applied(changes, token, number, term, sent_here=False)
             else:
-                applied = await self._was_applied(
-                    changes, token, last.number, last.term, sent_here=True
-                )
+                applied = await self._was_applied(changes, token, number, last.term, sent_here=True)
         except TableUnavailableError as error:
             # This call has done nothing; the outcome of the earlier one is still unknown.
             raise ReplyLostError(error.problem, error.next_step) from error
         if applied:
             self._forget(token)
-        return applied
+            return None
+        return number + 1
 
     async def _was_applied(
         self,
@@ -474,7 +476,7 @@ class DynamoDbSegment:
                 invalidated = await self._send(token, number, term, put)
                 if invalidated in ends:
                     self._remember(token, number, term, over=True)
-                    self._check(answer)
+                    self._raise_unless_passing(answer)
                     return False
                 if invalidated is TransactionAnswer.TOKEN_TAKEN:
                     # The try has used its token meanwhile. DynamoDB's answer to another copy tells
@@ -548,8 +550,11 @@ class DynamoDbSegment:
         with self._remembering:
             self._lost.pop(token, None)
 
-    def _check(self, cancelled: Cancelled) -> None:
-        """Raise the error of a cancelled transaction, unless the next try may succeed at once."""
+    def _raise_unless_passing(self, cancelled: Cancelled) -> None:
+        """Raise the error of a cancelled transaction, unless the next try may succeed at once.
+
+        It may after a conflict, or at a newer term, which is learned.
+        """
         if cancelled.sealed:
             raise sealed_table_error(self._calls.table, self._calls.label)
         label = self._calls.label
@@ -564,6 +569,14 @@ class DynamoDbSegment:
             error = throttled_problem(label, "a transaction was throttled").error
             assert error is not None
             raise error
+
+    def _still_in_progress(self) -> ReplyLostError:
+        """Return the error for a write of which DynamoDB was executing a copy all the time."""
+        problem = (
+            f"{self._calls.label}: it still works on an earlier copy of a write after"
+            f" {PATIENCE:g} s."
+        )
+        return ReplyLostError(problem, "Whether it took effect is looked up.")
 
     def _contended(self) -> TableUnavailableError:
         """Return the error for a write that conflicted with others all the time."""

@@ -608,7 +608,8 @@ def create_s3_client(options: S3Options, request: S3Request) -> S3Client:
         read_timeout=options.read_timeout,
         max_pool_connections=32,
         s3={"addressing_style": "path"} if options.path_style else {},
-        # Only if S3 requires it: many servers do not support the newer checksums yet.
+        # Only if S3 requires it: many servers do not support the newer checksums yet. So botocore
+        # validates no answer, and raises no FlexibleChecksumError.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )

@@ -428,8 +428,10 @@ class DynamoDbTable(StoreTable):
         try:
             requests = await self._get_client(make=not reads and operation.may_create)
         except errors.TableNotFoundError:
-            if not (reads and self.create):
+            may_be_created = self.create and operation.may_create
+            if not (reads and may_be_created):
                 raise
+            # The first write creates the table, so it has no records yet.
             return Outcomes(len(operation), [None] * len(operation))
         valid = validate_entries(requests.codec, operation)
         if reads:

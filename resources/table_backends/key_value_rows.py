@@ -490,8 +490,9 @@ class KeyValueRows(StoreTable):
         except errors.RunLeaseLostError:
             raise
         except errors.AdjunctError as error:
-            is_yet_to_create = self.create and isinstance(error, _NOT_CREATED)
-            if reads and is_yet_to_create:  # no record exists
+            may_be_created = self.create and operation.may_create
+            if reads and may_be_created and isinstance(error, _NOT_CREATED):
+                # The first write creates the table, so it has no records yet.
                 return Outcomes(len(operation), [None] * len(operation))
             return Outcomes.all(len(operation), replace(self.problem_of(error), of_request=True))
 

@@ -70,24 +70,26 @@ class PostgresBookkeeping:
             await create_table(self.connection, self.schema, name, _TYPES, ["name"])
 
     async def count_run(self) -> None:
-        """Count a run of an application, or a batch, if the table has book-keeping; a table that
-        has no id gets one.
+        """Count a run of an application, or a batch, if the table has book-keeping.
+
+        A table that has no id, or was created again, gets a new one. The oids that belong to the id
+        are noted.
         """
         name = bookkeeping_table_name(self.table)
         if name is None or not await self._has(name):
             return
-        query = "SELECT to_regclass(%s)::oid::bigint, to_regclass(%s)::oid::bigint"
-        tables = (self._text(self.table), self._text(name))
-        found = await (await self.connection.execute(query, tables)).fetchone()
-        assert found is not None
-        table_oid, own_oid = found
-        is_other = _is_of_earlier_table(await self._numbers(name), table_oid, own_oid)
-        insert = f"""INSERT INTO {quote_name(self.schema, name)} AS b (name, value)
-            VALUES (%s, %s), (%s, %s), (%s, %s), (%s, 1) ON CONFLICT (name) DO UPDATE
-            SET value = CASE WHEN b.name = %s THEN b.value + 1
-                             WHEN b.name = %s AND NOT %s THEN b.value ELSE excluded.value END"""
-        numbers = (ID, new_table_id(), _TABLE_OID, table_oid, _OWN_OID, own_oid, RUNS)
-        await self.connection.execute(sql.SQL(insert), (*numbers, RUNS, ID, is_other))
+        async with self.connection.transaction():
+            # First, as it locks the count: a run that begins at the same time waits here, and then
+            # finds the id that this one has stored.
+            await self._store(RUNS, 1, "b.value + 1")
+            table_oid, own_oid = await self._oids(name)
+            numbers = await self._numbers(name)
+            is_recreated = _is_of_earlier_table(numbers, table_oid, own_oid)
+            if ID not in numbers or is_recreated:
+                await self._store(ID, new_table_id(), "excluded.value")
+            for oid_name, oid in {_TABLE_OID: table_oid, _OWN_OID: own_oid}.items():
+                if numbers.get(oid_name) != oid:
+                    await self._store(oid_name, oid, "excluded.value")
 
     async def pass_fence(self, label: str, fence: Fence) -> None:
         """Let a write of a run pass if no later run of its application has begun; raise
@@ -146,6 +148,15 @@ class PostgresBookkeeping:
             file=file,
             marks=has_marks,
         )
+
+    async def _oids(self, name: str) -> tuple[int, int]:
+        """Return the oids of the table and of its book-keeping `name`."""
+        query = "SELECT to_regclass(%s)::oid::bigint, to_regclass(%s)::oid::bigint"
+        tables = (self._text(self.table), self._text(name))
+        oids = await (await self.connection.execute(query, tables)).fetchone()
+        assert oids is not None
+        table_oid, own_oid = oids
+        return table_oid, own_oid
 
     async def _numbers(self, name: str) -> dict[str, int]:
         """Return all numbers in the book-keeping `name`, by their names."""

@@ -253,10 +253,12 @@ class SqlTable(StoreTable, Generic[R]):
         reads = operation.kind is OperationKind.GET
         send = self._get if reads else self._write
         count = len(operation)
-        creates = self.create and operation.may_create and not reads
+        may_be_created = self.create and operation.may_create
         connected = False
         try:
-            async with self._pools.here().connection(create=creates) as requests:
+            async with self._pools.here().connection(
+                create=may_be_created and not reads
+            ) as requests:
                 connected = True
                 outcomes = await send(requests, operation)
                 if any(problem.refuses_request for problem in outcomes.problems.values()):
@@ -265,8 +267,11 @@ class SqlTable(StoreTable, Generic[R]):
                 return outcomes
         except AdjunctError as error:
             if connected:
+                # `_get` and `_write` return errors of requests. What they raise concerns the whole
+                # operation: a lost lease, or columns of its key or order that the table lacks.
                 raise
-            if reads and self.create and isinstance(error, TableNotFoundError):
+            if reads and may_be_created and isinstance(error, TableNotFoundError):
+                # The first write creates the table, so it has no records yet.
                 return Outcomes(count, [None] * count)
             return self._failed(count, error)
 

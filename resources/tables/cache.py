@@ -101,7 +101,9 @@ class CachedRecords:
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._variants: dict[Hashable, set[_Variant]] = {}  # by key; of those read with arguments
 
-        self.keep_calls = 0  # the number of calls of `keep`
+        # The number of calls of `keep`, by which a write sees whether others have kept records
+        # while it was under way (`CacheLayer._end_write`).
+        self.keep_calls = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -143,10 +145,9 @@ class CachedRecords:
         kept = self._kept
         until = (now + self._after_write, now + self._after_read)
         places = _cache_keys(keys, args)
-        # A new entry is added at the end; one that is replaced would keep its place.
-        for at in filter(kept.__contains__, places):
-            kept.move_to_end(at)
         for at, record in zip(places, records, strict=True):
+            if at in kept:  # replaced it would keep its place, and without a record it would stay
+                self._drop(at)
             if record is None and not self._absent:
                 continue
             # The usual case, without a call.
@@ -176,7 +177,6 @@ class CachedRecords:
         try:
             copy = deepcopy(record)
         except Exception:  # noqa: BLE001 - of the user's class
-            self._kept.pop(at, None)
             return
         self._kept[at] = (copy, written_until, read_until, deepcopy)
 

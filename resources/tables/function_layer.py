@@ -81,9 +81,9 @@ class FunctionLayer:
             return Outcomes(0)
         function = self._function(operation)
         if self.fence is not None and operation.kind.writes:
-            operation = replace(
-                operation, fence=self.fence, fenced=self.fenced, may_create=self.may_create
-            )
+            operation = replace(operation, fence=self.fence, fenced=self.fenced)
+        if not self.may_create:
+            operation = replace(operation, may_create=False)
         sent = False
         of_run = RUN_FENCE.set(operation.fence)
         try:

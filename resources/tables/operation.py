@@ -449,8 +449,8 @@ class Operation(Generic[K_co]):
     for an old one and skip it. `fence` is that of the run that writes, None for a plain call: a
     function that sends several requests calls `check_fence` before each. `fenced` says that the
     store refuses the write, in its own request, if it knows a later epoch of the application.
-    `may_create` is false if the run has created a missing table before (`TableFunction.begin_run`):
-    one that is missing now was dropped.
+    `may_create` is false if the run has found the store's table or created it before
+    (`TableFunction.begin_run`): one that is missing now was dropped, so reads fail as writes do.
     """
 
     kind: OperationKind

@@ -541,16 +541,20 @@ class RemoteTable(Generic[K, V, U]):
         table.credit_source = source
         return table
 
-    def with_fence(self, fence: Fence, *, may_create: bool = True) -> RemoteTable[K, V, U]:
+    def with_fence(self, fence: Fence) -> RemoteTable[K, V, U]:
         """Return a copy of this table whose writes are those of a run, also in tasks: see
         `Operation.fence`.
-
-        Without `may_create` they do not create the store's table, because the run has begun with
-        it.
         """
         table = copy.copy(self)
         table.fence = fence
-        table.may_create = may_create
+        return table
+
+    def with_existing_store(self) -> RemoteTable[K, V, U]:
+        """Return a copy of this table for which a missing table of the store is an error, because
+        the run has found it before: see `Operation.may_create`.
+        """
+        table = copy.copy(self)
+        table.may_create = False
         return table
 
     async def announce(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dagster_adjunct.assets.reading.stored_file import list_stored_files
 from dagster_adjunct.assets.reading.verification import verify_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.bucketing.files import BucketFile
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ManifestMismatchError,
+    StoreUnavailableError,
+)
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.sealing import table_of, view_of
@@ -194,3 +201,39 @@ def test_an_object_of_many_ranges_is_read_whole(monkeypatch: pytest.MonkeyPatch)
     view.store.put(key, bytes(data))
     assert len(problems(view)) == 1
     assert file.size > 300
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def read() -> None:
+        raise error
+
+    return read
+
+
+def test_errors_of_the_process_are_not_taken_for_a_damaged_file() -> None:
+    view = weather()
+    stored = list_stored_files(view.store, "planes", view.sealed)[0]
+    for error in (pa.ArrowMemoryError("malloc failed"), pa.ArrowCancelled("cancelled")):
+        with pytest.raises(type(error)):
+            stored.reading(raising(error))
+    with pytest.raises(ConfigurationError):
+        stored.reading(raising(OSError(errno.EMFILE, "Too many open files")))
+    with pytest.raises(StoreUnavailableError):
+        stored.reading(raising(OSError(errno.EIO, "Input/output error")))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("Couldn't deserialize thrift"),
+        pa.ArrowInvalid("not a Parquet file"),
+        pa.ArrowMemoryError("malloc of size 9223372036854775807 failed"),
+    ],
+)
+def test_errors_of_damaged_contents_name_the_file(error: Exception) -> None:
+    view = weather()
+    stored = list_stored_files(view.store, "planes", view.sealed)[0]
+    view.store.put(stored.key, b"x" * stored.file.size)
+    with pytest.raises(ManifestMismatchError) as caught:
+        stored.reading(raising(error))
+    assert caught.value.key == stored.key

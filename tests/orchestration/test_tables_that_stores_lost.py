@@ -19,6 +19,7 @@ import pytest
 from botocore.client import BaseClient
 from botocore.exceptions import ClientError
 
+from dagster_adjunct import Application, run_application
 from dagster_adjunct.errors import (
     KeyValueTableNotFoundError,
     SchemaMismatchError,
@@ -37,6 +38,7 @@ from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegmen
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.table_backends.postgres import PostgresTable
@@ -224,6 +226,31 @@ def test_a_table_dropped_before_a_write_of_a_batch_is_not_created_by_it(
     runs.send(("a", 10))
     with pytest.raises(TableNotFoundError):
         runs.run()
+
+
+@pytest.mark.parametrize(
+    "losing", [store for store in STORES if store.id != "redis"], indirect=True
+)
+def test_a_lookup_in_a_table_dropped_during_the_run_is_an_error(
+    runs: TableRuns, losing: Losing
+) -> None:
+    runs.send(("a", 1))
+    runs.run()
+    app = Application("looking", engine="auto")
+    totals = app.table(runs.table())
+    amounts = app.input_stream("lake.amounts", default_offset="oldest")
+    amounts.send_to(app.output_stream("lake.copied", partitions=1, key="id"))
+    joined = amounts.join(totals, on="id", how="left", select=["total"])
+    joined.send_to(app.output_stream("lake.joined", partitions=1, key="id"))
+    dropped: list[object] = []
+
+    def drop_before_the_lookup(event: object) -> None:
+        if isinstance(event, StepEvent) and event.what == "output" and not dropped:
+            dropped.append(losing.drop())
+
+    with pytest.raises((TableNotFoundError, KeyValueTableNotFoundError)):
+        run_application(app, lake=runs.lake, spark=IN_PROCESS, on_event=drop_before_the_lookup)
+    assert dropped
 
 
 def test_a_table_created_again_by_somebody_else_is_another_one(

@@ -325,7 +325,8 @@ class PointerObject:
     def __init__(self, store: ObjectStore, key: str) -> None:
         self.store = store
         self.key = key
-        # The last state that this process has read or written.
+        # The state that this process has read or written last. Another thread may replace it at any
+        # moment, also by an older one whose GET took longer.
         self.last: SegmentState | None = None
         self.swaps = 0  # how many this process has made
         self._sharing = threading.Lock()
@@ -339,10 +340,10 @@ class PointerObject:
         last = self.last
         if last is not None and last.etag == stored.etag:
             return last
-        self.last = read_pointer(
-            stored.data, f"pointer {self.key!r} in {self.store.url}", stored.etag, last
-        )
-        return self.last
+        where = f"pointer {self.key!r} in {self.store.url}"
+        state = read_pointer(stored.data, where, stored.etag, last)
+        self.last = state
+        return state
 
     def read_fresh(self) -> SegmentState:
         """Return the state that is current at some moment of this call.
@@ -419,9 +420,10 @@ class PointerObject:
                 self._require_repeatable(error, problem)
                 problem = error
             else:
-                self.last = replace(after, etag=etag)
+                swapped = replace(after, etag=etag)
+                self.last = swapped
                 self.swaps += 1
-                return Swapped(True, self.last)
+                return Swapped(True, swapped)
             try:
                 found = self._find_outcome(before, after, is_in)
             except AdjunctError as error:

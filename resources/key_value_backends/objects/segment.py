@@ -168,7 +168,6 @@ class GroupCommit:
     """Commits the writes to a segment that threads of this process submit."""
 
     def __init__(self, core: SegmentCore) -> None:
-        self.process = os.getpid()
         self.core = core
         self.upkeep = SegmentUpkeep(core)
         self._waiting: list[QueuedWrite] = []
@@ -353,7 +352,7 @@ class ObjectSegment:
 
     def __init__(self, core: Callable[[], SegmentCore]) -> None:
         self._make = core
-        self._made: GroupCommit | None = None
+        self._made: dict[int, GroupCommit] = {}  # by process
 
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
@@ -374,14 +373,17 @@ class ObjectSegment:
         """Wait for the upkeep that writes of this process have started. Event loops have nothing
         to release.
         """
-        if self._made is not None and self._made.process == os.getpid():
-            await segment.in_thread(_THREADS, self._made.upkeep.finish)
+        made = self._made.get(os.getpid())
+        if made is not None:
+            await segment.in_thread(_THREADS, made.upkeep.finish)
 
     def _commits(self) -> GroupCommit:
         """Return what commits this process's writes; a forked process makes its own."""
-        made = self._made
-        if made is None or made.process != os.getpid():
-            self._made = made = GroupCommit(self._make())
+        process = os.getpid()
+        made = self._made.get(process)
+        if made is None:
+            # Of two threads that make one, both use the first. A lock might be held during a fork.
+            made = self._made.setdefault(process, GroupCommit(self._make()))
         return made
 
 
@@ -393,10 +395,10 @@ _AT_ONCE = 16  # segments of a table that are created, sealed or deleted concurr
 class ObjectSegments:
     """Key-value tables as objects of a lake: pass it or its URL, by default that of ADJUNCT_LAKE.
 
-    The ADJUNCT_S3_… variables, or `s3` with the fields of `S3Options`, say how S3 is reached;
-    credentials come from boto3's own chain. `cache_bytes` limits the memory for segments that this
-    process reads. Clocks of writers may differ by almost half an hour, which is more than S3 itself
-    allows.
+    The ADJUNCT_S3_… variables say how S3 is reached; with a URL, so may `s3`, with the fields of
+    `S3Options`. Credentials come from boto3's own chain. `cache_bytes` limits the memory for
+    segments that this process reads. Clocks of writers may differ by almost half an hour, which is
+    more than S3 itself allows.
     """
 
     limits = SegmentLimits(value=4 * _MEGABYTE, request=16 * _MEGABYTE)
@@ -416,6 +418,10 @@ class ObjectSegments:
                 " to S3Options."
             )
             raise errors.ConfigurationError(problem, "Pass fields of S3Options.", argument="s3")
+        if s3 is not None and (url is None or isinstance(url, Lake)):
+            problem = f"key-value tables in objects have s3 with url={url!r}: expected a URL."
+            step = "Pass the URL of the lake too, or leave out s3: a lake has its own options."
+            raise errors.ConfigurationError(problem, step, argument="s3")
         self._given = os.fspath(url) if isinstance(url, os.PathLike) else url
         self._s3 = s3
         self._cache_bytes = cache_bytes

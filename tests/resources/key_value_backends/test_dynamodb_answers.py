@@ -31,7 +31,11 @@ from dagster_adjunct.resources.key_value.segment import (
     table_key,
 )
 from dagster_adjunct.resources.key_value_backends import dynamodb
-from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegment, DynamoDbSegments
+from dagster_adjunct.resources.key_value_backends.dynamodb import (
+    DynamoDbSegment,
+    DynamoDbSegments,
+    LastTry,
+)
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     PURGE_AFTER,
     SegmentLayout,
@@ -255,6 +259,21 @@ def test_a_lost_try_whose_token_was_burnt_before_is_followed_by_a_new_one() -> N
             apply(segment, repeated=repeated)
     apply(segment, repeated=True)
     assert script.tokens == ["0", "0", "0", "0", "1"]
+
+
+class Forgetful(dict[bytes, LastTry]):
+    """Lost tries, of which another thread forgets each that is added."""
+
+    def __setitem__(self, token: bytes, last: LastTry) -> None:
+        self.pop(token, None)
+
+
+def test_a_lost_try_that_another_thread_forgets_is_followed_by_a_new_one() -> None:
+    script = Script(BURNT, OK)
+    segment = segment_of(script)
+    segment._lost = Forgetful({TOKEN: LastTry(0, 0, 0.0)})
+    apply(segment, repeated=True)
+    assert script.tokens == ["0", "1"]
 
 
 def test_a_first_copy_that_arrives_before_its_token_is_invalidated_is_checked() -> None:

@@ -28,8 +28,16 @@ from dagster_adjunct.resources.key_value.segment import (
     TableId,
 )
 from dagster_adjunct.resources.key_value_backends.objects import segment_view as segment_upkeep
-from dagster_adjunct.resources.key_value_backends.objects.pointer import read_pointer
-from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
+from dagster_adjunct.resources.key_value_backends.objects.pointer import (
+    PointerObject,
+    SegmentState,
+    read_pointer,
+)
+from dagster_adjunct.resources.key_value_backends.objects.segment import (
+    ObjectSegment,
+    ObjectSegments,
+)
+from dagster_adjunct.resources.key_value_backends.objects.segment_view import SegmentCore
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
@@ -517,3 +525,54 @@ def test_an_option_that_s3_does_not_have_is_refused():
     with pytest.raises(ConfigurationError) as caught:
         ObjectSegments("s3://bucket/lake", s3={"bogus": 1})
     assert caught.value.argument == "s3"
+
+
+@pytest.mark.parametrize("url", [None, Lake(InMemoryStore(), "lake")], ids=["none", "lake"])
+def test_options_of_s3_without_a_url_are_refused(url):
+    with pytest.raises(ConfigurationError) as caught:
+        ObjectSegments(url, s3={"region": "eu-central-1"})
+    assert caught.value.argument == "s3"
+
+
+def test_threads_that_use_a_segment_first_at_once_commit_together(inner, table):
+    cores = []
+    commits = []
+
+    def make_core() -> SegmentCore:
+        """Return a core, after another thread has got its own in the meantime."""
+        core = over(inner)._core(table, 0)
+        cores.append(core)
+        if len(cores) == 1:
+            other = threading.Thread(target=lambda: commits.append(segment._commits()))
+            other.start()
+            other.join()
+        return core
+
+    segment = ObjectSegment(make_core)
+    commits.append(segment._commits())
+    assert len(cores) == 2
+    assert commits[0] is commits[1]
+
+
+class Overtaken(PointerObject):
+    """A pointer of which another thread stores an older state whenever this one stores its own."""
+
+    older: SegmentState | None = None
+
+    @property
+    def last(self) -> SegmentState | None:
+        return self.older
+
+    @last.setter
+    def last(self, state: SegmentState | None) -> None:
+        pass
+
+
+def test_a_state_that_was_read_or_swapped_in_is_not_that_of_another_thread(inner, table, rival):
+    pointer = Overtaken(inner, pointer_of(inner))
+    pointer.older = pointer.read()
+    rival.write(put(APPLE))
+    state = pointer.read_fresh()
+    assert state.number == pointer.older.number + 1
+    swapped = pointer.swap(state, state.following(0), is_in=lambda later: False)
+    assert (swapped.is_done, swapped.state.number) == (True, state.number + 1)

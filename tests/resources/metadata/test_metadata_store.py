@@ -260,3 +260,22 @@ def test_collecting_keeps_the_newest_manifests(lake: Lake) -> None:
     MetadataStore(on_clock(lake, lambda: later)).collect()
     assert len(list(lake.store.list("metadata/things/app/manifests/"))) in range(100, 103)
     assert contents(named(lake)) == {"k": 129}
+
+
+@pytest.mark.parametrize("name", ["pages", "manifests"])
+def test_collecting_keeps_namespaces_named_like_a_folder_of_theirs(lake: Lake, name: str) -> None:
+    namespaces = [
+        MetadataStore(lake).namespace(name, "app"),
+        MetadataStore(lake).namespace("things", name),
+        MetadataStore(lake).namespace(name, name),
+    ]
+    for namespace in namespaces:
+        for number in range(3):
+            put(namespace, {"k": number})
+    later = datetime.now(UTC) + timedelta(hours=2)
+    deleted = MetadataStore(on_clock(lake, lambda: later)).collect()
+    assert deleted == len(namespaces) * 2  # the two pages that were replaced
+    for namespace in namespaces:
+        assert contents(namespace) == {"k": 2}
+        put(namespace, {"k": 3})
+        assert contents(namespace) == {"k": 3}

@@ -25,6 +25,7 @@ from dagster_adjunct.resources.table_backends.columns import (
     function_from_description,
 )
 from dagster_adjunct.resources.table_backends.postgres import PostgresTable
+from dagster_adjunct.resources.table_backends.postgres_bookkeeping import PostgresBookkeeping
 from dagster_adjunct.resources.table_backends.postgres_connection import (
     connection_settings,
     format_address,
@@ -450,3 +451,38 @@ def test_without_the_driver_it_says_what_to_install(monkeypatch):
         pytest.raises(ConfigurationError, match=r"dagster-adjunct\[postgres\]"),
     ):
         table.get(1)
+
+
+@pytest.mark.parametrize("recreated", [False, True])
+def test_runs_that_begin_at_once_give_a_table_one_id(postgres_server, recreated):
+    name = f"counted_{recreated}".lower()
+    postgres_server.execute(f"CREATE TABLE {name} (id text PRIMARY KEY)")
+
+    async def count_at_once() -> None:
+        async with (
+            await psycopg.AsyncConnection.connect(postgres_server.dsn(), autocommit=True) as one,
+            await psycopg.AsyncConnection.connect(postgres_server.dsn(), autocommit=True) as other,
+        ):
+            first = PostgresBookkeeping(one, "public", name)
+            second = PostgresBookkeeping(other, "public", name)
+            await first.create()
+            if recreated:
+                await first.count_run()
+                old = await first.presence()
+                await one.execute(f"DROP TABLE {name}")
+                await one.execute(f"CREATE TABLE {name} (id text PRIMARY KEY)")
+            async with one.transaction():
+                await first.count_run()
+                found = await first.presence()
+                counting = asyncio.create_task(second.count_run())
+                while postgres_server.execute(
+                    "SELECT count(*) FROM pg_locks WHERE NOT granted"
+                ) == [(0,)]:
+                    await asyncio.sleep(0.01)
+            await counting
+            now = await second.presence()
+            assert now.id == found.id is not None
+            assert now.runs == found.runs + 1
+            assert not recreated or found.id != old.id
+
+    asyncio.run(count_at_once())

@@ -423,3 +423,13 @@ def test_a_record_that_can_not_be_copied_is_not_kept():
 
     opaque, with_view, plain = asyncio.run(scenario())
     assert (opaque["n"], bytes(with_view["n"]), plain) == (1, b"x", {"n": 3})
+
+
+@pytest.mark.parametrize("args", [(), ("v2",)])
+def test_a_record_that_a_later_get_did_not_find_is_not_kept(args):
+    kept = CachedRecords(Cache(size=2))
+    kept.keep(["a", "b"], [{"n": 1}, {"n": 2}], args, 0.0)
+    kept.keep(["a"], [None], args, 1.0)
+    assert kept.find(["a", "b"], args, 2.0) == ([None, {"n": 2}], [0])
+    kept.keep(["c"], [{"n": 3}], args, 2.0)
+    assert kept.find(["b", "c"], args, 3.0) == ([{"n": 2}, {"n": 3}], [])
