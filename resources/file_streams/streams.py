@@ -6,7 +6,6 @@ first, and admits them. Everything else is answered from the log.
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -564,9 +563,6 @@ def _without_admitted(waiting: Mapping[str, str], known: _Known) -> dict[str, st
     return {path: reason for path, reason in waiting.items() if path not in before}
 
 
-_COMMAND = re.compile(r"(adjunct stream (?:set-aside|admit)) STREAM\b")
-
-
 @contextmanager
 def _naming_stream(stream: str) -> Iterator[None]:
     """Put the name of the stream into the commands that errors about files suggest: feeds do not
@@ -575,7 +571,8 @@ def _naming_stream(stream: str) -> Iterator[None]:
     try:
         yield
     except (errors.AdmittedFileError, errors.SchemaMismatchError) as error:
-        step = _COMMAND.sub(rf"\1 {stream}", error.next_step)
+        step = error.next_step.replace("stream set-aside STREAM ", f"stream set-aside {stream} ")
+        step = step.replace("stream admit STREAM.", f"stream admit {stream}.")
         step = step.replace("(lake, STREAM,", f"(lake, {stream!r},")  # of begin_changes_again
         raise error.reworded(error.problem, step, stream=stream) from error.__cause__
 
