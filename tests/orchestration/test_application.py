@@ -222,7 +222,7 @@ def test_a_declaration_of_another_kind_is_named_as_what_it_is(app):
             f"{target.name!r} is not a remote table",
             "send_to()",
         )
-    with pytest.raises(PlanningError, match="'iceberg:shop.flights', which is an output"):
+    with pytest.raises(PlanningError, match=r"'iceberg:shop\.flights', which is an output"):
         flights.join(table, on="tailnum")
 
 
