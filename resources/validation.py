@@ -178,6 +178,10 @@ def _validate_call(
     If it is the constructor of the dataclass `fields_of`, the types are those of its fields.
     """
 
+    # What a wrapper (functools.wraps) calls would raise the TypeError for a wrong call, deeper than
+    # an error of the call itself.
+    is_wrapper = hasattr(function, "__wrapped__")
+
     @functools.cache
     def arguments() -> _Arguments:
         return _read_arguments(function, fields_of or inspect.unwrap(function))
@@ -185,7 +189,7 @@ def _validate_call(
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         expected = arguments()
-        if expected.accept_all:  # then Python's own check is enough, and faster
+        if expected.accept_all and not is_wrapper:  # then Python's own check is enough, and faster
             try:
                 return function(*args, **kwargs)
             except TypeError as error:

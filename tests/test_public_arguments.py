@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import inspect
 import pickle
 import threading
@@ -613,3 +614,19 @@ def test_functions_that_accept_any_values_name_missing_and_unknown_arguments() -
 
     with pytest.raises(TypeError, match="its own"):
         refuse("its own")
+
+
+def test_a_wrong_call_of_a_wrapped_function_is_refused_as_one_of_the_function() -> None:
+    def refuse(value: object) -> None:
+        raise TypeError(value)
+
+    @functools.wraps(refuse)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        refuse(*args, **kwargs)
+
+    wrapped = validated(wrapper)
+    with pytest.raises(ConfigurationError) as caught:
+        wrapped()
+    assert caught.value.argument == "value"
+    with pytest.raises(TypeError, match="its own"):
+        wrapped("its own")

@@ -419,15 +419,16 @@ def decimal_from_variable_scale(text: str) -> str | None:
 
 def decimal_from_unscaled(text: str, scale: int) -> str | None:
     """Return the decimal for base64 of a big-endian, unscaled number, None for any other text, also
-    for an empty one.
+    for an empty one, and for a number of more digits than Python prints (4,300).
     """
     try:
         number = int.from_bytes(base64.b64decode(text, validate=True), "big", signed=True)
+        digits = str(abs(number))  # raises ValueError for more digits, as printing them takes long
     except ValueError:
         return None
     if not text:
         return None
-    digits = str(abs(number)).zfill(scale + 1)
+    digits = digits.zfill(scale + 1)
     if scale:
         digits = f"{digits[:-scale]}.{digits[-scale:]}"
     if number < 0:

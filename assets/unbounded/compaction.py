@@ -469,17 +469,22 @@ def compact_dataset(
 
     Without `level`, do what is due by `policy`, or else by the policy declared at the last advance.
     "minor" merges all deltas into one, "major" everything into a new base. `spark` is called only
-    if there is something to do; the commit stores `by`. During a rebuild the served table is
-    compacted. Raises DatasetNotFoundError, and DatasetError for a bounded dataset.
+    if there is something to do; without it, a session is used that is running, or one is started
+    and ended here. The commit stores `by`. During a rebuild the served table is compacted. Raises
+    DatasetNotFoundError, and DatasetError for a bounded dataset.
     """
     manifest = as_unbounded(DatasetLog(lake, dataset_name).require()[1])
+    # No stream is read, so no systems are opened.
     with open_runtime([], lake=lake, systems={}, spark=spark, by=resolve_user(by)) as runtime:
         policy = policy or manifest.declaration.compaction
         report, table = _compact(runtime, manifest, policy, level)
     if table is None:
         return report
     version = table.manifest.version
-    if version is not None and is_mask_due(version, report.seconds):
+    assert version is not None
+    # The mask of the version before says nothing about this one. As after an advance, making a mask
+    # may take no longer than the work that made the version.
+    if is_mask_due(version, report.seconds):
         problem = try_to_write_mask(lake.store, dataset_name, version)
         if problem:
             _log.info("dataset %s: no mask after the compaction: %s", dataset_name, problem)

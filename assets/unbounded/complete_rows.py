@@ -27,7 +27,12 @@ from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.declaration.extractors import UNDECIDED
 from dagster_adjunct.assets.declaration.policies import ColumnGroups
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
-from dagster_adjunct.assets.unbounded.merge_columns import ColumnMerge, SortedRows, lacks_whole_row
+from dagster_adjunct.assets.unbounded.merge_columns import (
+    ColumnMerge,
+    SortedRows,
+    lacks_whole_row,
+    set_column,
+)
 from dagster_adjunct.assets.unbounded.merge_groups import GroupMerge
 from dagster_adjunct.assets.unbounded.stored_rows import StoredRows
 from dagster_adjunct.assets.unbounded.tied_changes import (
@@ -74,12 +79,14 @@ class RowCompletion:
 
     `again` is for a rewind, which applies changes that the generations may have already:
     - Only changes that are not superseded must be complete.
-    - By offset, positions are raised to at least those of the stored rows of their keys.
+    - By offset, positions are raised to at least those of the stored rows of their keys, so that an
+      earlier change wins where a later one makes no entry any more.
     - Else changes of a key are late where no row of it is stored and the newest of them is not
       above the `horizon`: a tombstone that was dropped might win against them. Where columns are
       merged, the stored row has to be known whole, and only the newest change of the whole row
       counts. Late changes are left out. They are counted in the stats, and if `set_aside` listed
-      there like incomplete ones, unless the newest change of the key is a deletion.
+      there like incomplete ones, except where nothing is lost: deletions, as the key is not stored,
+      and without merged columns all changes of a key whose newest one is a deletion.
 
     By the rule `ties` (None: there can be none), changes of which nothing says which one is newer
     are set aside, too, or raise KeyOrderError.
@@ -143,6 +150,13 @@ class _StoredOfKeys(NamedTuple):
     newest: Any
     highest: Any
     rows: pa.Table
+
+
+class _HighestStored(NamedTuple):
+    """The highest position of the stored rows of each key, and a mask of the keys that have one."""
+
+    highest: Any
+    is_stored: Any
 
 
 class _Completed(NamedTuple):
@@ -209,8 +223,11 @@ class BucketCompletion:
         changes = self._mark_first(rows)
         if rule is not None and rows.num_rows and not merges:  # merges find their own ties
             changes = self._leave_out_tied(changes, rule)
-        if self._declared.again:
-            changes = self._place(changes)
+        if self._declared.again and changes.rows.num_rows:
+            if self._declared.by_offset:
+                changes = self._raise_positions(changes)
+            elif self._declared.horizon is not None:  # else none is late
+                changes = self._leave_out_late(changes, self._declared.horizon)
         rows = changes.rows
         if merges:
             return self._merge_columns(rows)
@@ -315,22 +332,58 @@ class BucketCompletion:
                     newest[number] = row
         return newest
 
-    def _place(self, given: _Changes) -> _Changes:
-        """Return the changes of a rewind: by offset with raised positions, else without late ones
-        (see `RowCompletion`); unchanged without a horizon.
+    def _raise_positions(self, given: _Changes) -> _Changes:
+        """Return the changes of a rewind, at positions of at least those of the stored rows of
+        their keys.
+
+        Where the newest change of a key makes no entry any more, an earlier one replaces the stored
+        row; at its own position it would lose against it.
         """
-        by_offset = self._declared.by_offset
-        horizon = self._declared.horizon
         rows, is_first = given
-        stays = not by_offset and horizon is None
-        if stays or not len(is_first):
-            return given
+        key = np.cumsum(is_first) - 1
+        stored = self._find_highest_stored(given)
+        position = rows.column(POSITION).to_numpy()
+        raised = np.where(
+            stored.is_stored[key], np.maximum(position, stored.highest[key]), position
+        )
+        return _Changes(set_column(rows, POSITION, pa.array(raised)), is_first)
+
+    def _leave_out_late(self, given: _Changes, horizon: int) -> _Changes:
+        """Return the changes of a rewind without late ones (see `RowCompletion`), which are counted
+        and perhaps set aside.
+        """
+        rows, is_first = given
         key = np.cumsum(is_first) - 1
         first = np.flatnonzero(is_first)
-        lowest = np.iinfo(np.int64).min
-        highest = np.full(len(first), lowest)
         position = rows.column(POSITION).to_numpy()
-        keys = rows.select(self._key).take(first)
+        deleted = rows.column(TOMBSTONE).to_numpy()
+        is_missing = ~self._find_highest_stored(given).is_stored
+        if self._declared.merges_columns:
+            # Changes above the horizon decide only if they set all columns.
+            is_whole = deleted | (_count_kept(rows) == 0)
+            decided = np.logical_or.reduceat(is_whole & (position > horizon), first)
+            late = (is_missing & ~decided)[key] & (position <= horizon)
+            counted = late & ~deleted
+        else:
+            last = np.append(first[1:], len(is_first)) - 1
+            late = (is_missing & (position[last] <= horizon))[key]
+            counted = late & ~deleted[last][key]  # a deletion is no loss: the key is not stored
+        self._late += int(counted.sum())
+        if self._declared.set_aside:
+            reason = late_change_reason(horizon)
+            for change in rows.select([PARTITION, OFFSET]).filter(counted).to_pylist():
+                self._set_aside.append(SetAsideChange(change[PARTITION], change[OFFSET], reason))
+        return self._mark_first(rows.filter(~late))
+
+    def _find_highest_stored(self, given: _Changes) -> _HighestStored:
+        """Return the highest position of the stored rows of each key.
+
+        Where columns are merged, only rows that are known whole count.
+        """
+        first = np.flatnonzero(given.is_first)
+        keys = given.rows.select(self._key).take(first)
+        highest = np.zeros(len(first), np.int64)
+        is_stored = np.zeros(len(first), bool)
         columns = []
         if self._declared.merges_columns:
             columns.append((SET_AT, pa.string()))
@@ -341,30 +394,11 @@ class BucketCompletion:
             if columns:
                 is_known = ~lacks_whole_row(found.rows.column(SET_AT))
             known = found.keys[is_known]
-            stored_position = found.rows.column(POSITION).to_numpy()[is_known]
-            highest[known] = np.maximum(highest[known], stored_position)
-        if by_offset:
-            raised = pa.array(np.maximum(position, highest[key]))
-            placed = rows.set_column(rows.column_names.index(POSITION), POSITION, raised)
-            return _Changes(placed, is_first)
-        assert horizon is not None
-        last = np.append(first[1:], len(is_first)) - 1
-        deleted = rows.column(TOMBSTONE).to_numpy()
-        if self._declared.merges_columns:
-            # Changes above the horizon decide only if they set all columns.
-            is_whole = deleted | (_count_kept(rows) == 0)
-            decided = np.logical_or.reduceat(is_whole & (position > horizon), first)
-            late = (highest == lowest)[key] & ~decided[key] & (position <= horizon)
-            counted = late & ~deleted
-        else:
-            late = ((highest == lowest) & (position[last] <= horizon))[key]
-            counted = late & ~deleted[last][key]  # a deletion is no loss: the key is not stored
-        self._late += int(counted.sum())
-        if self._declared.set_aside:
-            reason = late_change_reason(horizon)
-            for change in rows.select([PARTITION, OFFSET]).filter(counted).to_pylist():
-                self._set_aside.append(SetAsideChange(change[PARTITION], change[OFFSET], reason))
-        return _Changes(rows.filter(~late), is_first[~late])
+            position = found.rows.column(POSITION).to_numpy()[is_known]
+            is_higher = ~is_stored[known] | (position > highest[known])
+            highest[known[is_higher]] = position[is_higher]
+            is_stored[known] = True
+        return _HighestStored(highest, is_stored)
 
     def _complete_in_order(
         self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any

@@ -161,6 +161,12 @@ _DECLARING_CALLS = {
     "output stream": "Pass what app.output_stream(…) returned.",
     "remote table": "Pass what app.table(…) returned.",
 }
+_DECLARED_KINDS: dict[type, str] = {
+    DatasetHandle: "a dataset",
+    RemoteTableHandle: "a remote table",
+    OutputStream: "an output stream",
+    OutputTable: "an output table",
+}
 _ANOTHER_STREAM = {
     "dataset or remote table": (
         "join() takes tables. Join two streams with join_stream(other, on=…, within=…, name=…);"
@@ -271,12 +277,13 @@ class MessageStream:
     ) -> MessageStream:
         """Return any number of records for each record, in order.
 
-        "split(words, ' ') as word" returns one for each element of an array (or entry of a map),
-        with all columns and the element. A record without elements is dropped; with `keep_empty` it
-        continues with null. A function is called in Spark tasks with each record, as a dictionary,
-        and returns dictionaries with exactly the columns of `schema`. Their partitioning is
-        unknown, unless `keeps_partitioning=True` promises that the partitioning columns keep their
-        values.
+        - An expression, "split(words, ' ') as word", returns one for each element of an array, with
+          all columns and the element; an entry of a map is a struct with `key` and `value`. A
+          record without elements is dropped; with `keep_empty` it continues with null. The
+          partitioning stays known, unless the element replaces a partitioning column.
+        - A function is called in Spark tasks with each record, as a dictionary, and returns
+          dictionaries with exactly the columns of `schema`. Their partitioning is unknown, unless
+          `keeps_partitioning=True` promises that the partitioning columns keep their values.
         """
         return self.apply(
             build_flat_map(self.operator, what, schema, keep_empty, keeps_partitioning)
@@ -582,7 +589,7 @@ class MessageStream:
             flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"},
             if_missing={"flights": "0"})
         """
-        if isinstance(table, DatasetHandle | OutputStream):
+        if isinstance(table, DatasetHandle | OutputStream | OutputTable):
             problem = (
                 f"update after {self.operator}: {table.name!r} is not a remote table; only these"
                 " take updates."
@@ -686,10 +693,12 @@ class MessageStream:
             problem = f"{where} got the records of {passed.operator}: expected a declared {what}."
             step = _ANOTHER_STREAM.get(what, _DECLARING_CALLS[what])
             raise PlanningError(problem, step, application=application, operator=passed.operator)
-        problem = (
-            f"{where} got {getattr(passed, 'name', None) or passed!r}, which application"
-            f" {application!r} has not declared: expected a declared {what}."
-        )
+        name = getattr(passed, "name", None) or passed
+        kind = _DECLARED_KINDS.get(type(passed))
+        found = f"which application {application!r} has not declared"
+        if kind is not None:
+            found = f"which is {kind}"
+        problem = f"{where} got {name!r}, {found}: expected a declared {what}."
         raise PlanningError(problem, _DECLARING_CALLS[what], application=application)
 
     def _refuse_second_writer(self, target: OutputStream | OutputTable) -> None:

@@ -649,7 +649,7 @@ def _show_change(
     output.show_line(f"{store.name}: {what}; {_describe_served(after)}.")
     if note:
         output.show_line(f"{note}.")
-    elif others and changed and action != "abandon":
+    elif others and changed:
         output.show_line(
             f"{', '.join(others)} changed with it, as members of the same version set."
         )

@@ -33,7 +33,12 @@ from dagster_adjunct.orchestration.cli.options import (
     user_option,
     yes_option,
 )
-from dagster_adjunct.resources.errors import ConditionsNotMetError, ConfigurationError
+from dagster_adjunct.resources.errors import (
+    ConditionsNotMetError,
+    ConfigurationError,
+    IteratorStateError,
+    KeyValueTableError,
+)
 from dagster_adjunct.resources.key_value.entries import TableEntry, TableKey
 from dagster_adjunct.resources.key_value.iterators import IteratorPage, IteratorState
 from dagster_adjunct.resources.key_value.manager import (
@@ -356,7 +361,7 @@ def _parse_version(text: str) -> KeyVersion:
     """Parse a version in the format that commands print."""
     try:
         return KeyVersion.from_bytes(bytes.fromhex(text))
-    except ValueError as error:
+    except (ValueError, KeyValueTableError) as error:
         problem = f"--version {text!r:.80} is not a version: expected 32 hexadecimal digits."
         step = "Give a version that get, put or iterate printed."
         raise ConfigurationError(problem, step, setting="--version") from error
@@ -365,10 +370,14 @@ def _parse_version(text: str) -> KeyVersion:
 def _parse_state(text: str) -> IteratorState:
     """Return the iterator state in a text that `iterate` has printed."""
     try:
-        return IteratorState.from_bytes(base64.b64decode(text, altchars=b"-_", validate=True))
-    except (ValueError, binascii.Error) as error:
-        problem = f"--state {text!r:.80} is not a state: {error}."
-        step = "Give a state that iterate printed."
+        stored = base64.b64decode(text, altchars=b"-_", validate=True)
+        return IteratorState.from_bytes(stored)
+    except (ValueError, IteratorStateError) as error:
+        why = str(error).rstrip(".")
+        if isinstance(error, IteratorStateError):
+            why = error.problem.rstrip(".")  # its next step is for users of Python
+        problem = f"--state {text!r:.80} is not a state: {why}."
+        step = "Give the whole state that iterate printed, or start again without --state."
         raise ConfigurationError(problem, step, setting="--state") from error
 
 

@@ -533,12 +533,14 @@ def build_flat_map(
     """
     place = f"flat_map after {after}"
     if isinstance(what, str):
-        if schema is not None or keeps_partitioning:
-            problem = (
-                f"{place} has an expression, and schema= or keeps_partitioning=, which are for"
-                " functions."
-            )
-            raise errors.ConfigurationError(problem, "Leave them out.", argument="schema")
+        given = ""
+        if keeps_partitioning:
+            given = "keeps_partitioning"
+        if schema is not None:
+            given = "schema"
+        if given:
+            problem = f"{place} has an expression, and {given}=, which is for functions."
+            raise errors.ConfigurationError(problem, "Leave it out.", argument=given)
         expression, alias = split_alias(what)
         name = alias or plain_column(expression)
         if not expression or name is None:

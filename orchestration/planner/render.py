@@ -373,7 +373,11 @@ def _outside(name: str) -> str:
 
 def _draw_known(plan: PlannedApplication) -> dict[str, _Node]:
     """Return the nodes of the planned tables, streams and datasets, by name."""
-    known = {item.table: _Node("table", "outside", (item.table,)) for item in plan.tables}
+    known = {}
+    for send in plan.tables:
+        known[send.table] = _Node("table", "outside", (send.table,))
+    for output in plan.output_tables:
+        known[output.table] = _Node("table", "outside", (output.table,))
     # A dataset comes last, and replaces a stream of the same name.
     for stream in sorted(plan.streams, key=lambda stream: stream.dataset is not None):
         shape = "stream" if stream.dataset is None else "dataset"
@@ -383,12 +387,15 @@ def _draw_known(plan: PlannedApplication) -> dict[str, _Node]:
 
 
 def _draw_outside(name: str, known: Mapping[str, _Node]) -> _Node:
-    """Return the node of a stream, dataset or table. If the plan does not list it, the node has no
-    partitions, and a name with a dot is taken for a stream.
+    """Return the node of a stream, dataset, table or function. If the plan does not list it, the
+    node has no partitions.
     """
     if name in known:
         return known[name]
-    return _Node("stream" if "." in name else "table", "outside", (name,))
+    shape = "table"
+    if "." in name:  # as SYSTEM.STREAM; tables that are only read, and functions, have no dot
+        shape = "stream"
+    return _Node(shape, "outside", (name,))
 
 
 def _draw_links(plan: PlannedApplication) -> list[_Link]:

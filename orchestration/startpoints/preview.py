@@ -289,8 +289,11 @@ def mark_blocked_previews(
 ) -> list[Preview]:
     """Return the previews, with an error for each request that an unreadable entry blocks.
 
-    The entry is a request for the same partition and task, which the new one would replace, or was
-    handed to a task for this partition or an unknown one: then the partition is not read.
+    An entry blocks:
+    - while it waits, the request for the same partition and task, which would replace it,
+    - once it was handed to a task, all requests for its partition, which is not read meanwhile,
+    - once it was handed to a task for an unknown partition, all requests for this task, which reads
+      nothing meanwhile.
     """
     return [_mark_blocked(unreadable, shown) for shown in previews]
 

@@ -629,12 +629,14 @@ class StartpointManager:
         def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, bool]:
             """Remove the entry, or the request from its entry; return whether it was there."""
             entry = snapshot.get(unread.key)
-            if entry is not None and entry == unread.value:
+            is_whole_entry = entry is not None and entry == unread.value
+            if is_whole_entry:
                 return {unread.key: None}, True
             try:
                 held = read_task(self.application, unread.key, entry)
-            except MalformedDocumentError:
+            except MalformedDocumentError:  # another unreadable entry was written since
                 return {}, False
+            # Else the value is one request: the task keeps the others, readable or not.
             kept = tuple(other for other in held.unread if other.value != unread.value)
             was_there = kept != held.unread
             return {unread.key: task_to_json(replace(held, unread=kept))}, was_there

@@ -396,9 +396,10 @@ class _RunningStep:
         """Write every output and return the batch's metrics; after a store failure start over,
         keeping what is written.
         """
+        is_retry = False
         for pause in _RETRY_PAUSES:
             try:
-                return self._compute(inputs)
+                return self._compute(inputs, is_retry=is_retry)
             except Exception as error:
                 ours = find_adjunct_error(error)
                 if not isinstance(ours, errors.StoreUnavailableError):
@@ -406,18 +407,18 @@ class _RunningStep:
                 text = f"{ours.problem} The batch is retried in {pause:g} s"
                 self.context.report("again", inputs.intent.batch, text=text)
             time.sleep(pause)
-            # Files that the streams had when the batch was planned may have been deleted.
-            inputs = replace(inputs, streams={})
-        return self._compute(inputs)
+            is_retry = True
+        return self._compute(inputs, is_retry=True)
 
-    def _compute(self, inputs: BatchInputs) -> BatchMetrics:
-        """Write every output once. Errors of the application say what to do about the open batch,
-        and errors of tasks about missing records are raised as such.
+    def _compute(self, inputs: BatchInputs, *, is_retry: bool) -> BatchMetrics:
+        """Write every output once; a retry opens the input streams again. Errors of the application
+        say what to do about the open batch, and errors of tasks about missing records are raised as
+        such.
         """
         context = self.context
         intent = inputs.intent
         try:
-            if not inputs.streams:  # the batch is retried
+            if is_retry:  # files that the streams had before may have been deleted
                 now = snapshot_open_inputs(context, intent, inputs.identities)
                 systems = {name: stream.system for name, stream in now.items()}
                 inputs = replace(inputs, streams=systems)

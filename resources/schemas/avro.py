@@ -8,7 +8,7 @@ import base64
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -25,6 +25,7 @@ from dagster_adjunct.resources.schemas.types import (
     write_name,
 )
 
+_EXACT = Context(prec=38)  # as many digits as a column has; the default rounds to 28
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 TIMES = tuple(
     f"{kind}-{unit}"
@@ -165,9 +166,14 @@ def _to_date(value: Any) -> dt.date:
 
 
 def _to_decimal(scale: int, value: Any) -> Decimal:
-    """Return a decimal; bytes are its unscaled number."""
+    """Return a decimal; bytes are its unscaled number. Raises Unfit for other values, and for more
+    digits than a column has.
+    """
     if isinstance(value, bytes):
-        return Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-scale)
+        unscaled = int.from_bytes(value, "big", signed=True)
+        if abs(unscaled) >= 10**_EXACT.prec:
+            raise Unfit(f": a number of more than {_EXACT.prec} digits")
+        return Decimal(unscaled).scaleb(-scale, _EXACT)
     if not isinstance(value, Decimal):
         raise Unfit("")
     return value

@@ -110,7 +110,7 @@ def _tokens(text: str) -> list[Token]:
     """Return the tokens of an expression; none if its text can't be split into tokens."""
     try:
         return _dialect().tokenize(text)
-    except SqlglotError:
+    except SqlglotError:  # the tokenizer, unlike the parser, raises nothing else
         return []
 
 

@@ -31,6 +31,7 @@ from dagster_adjunct.resources.errors import (
     InvalidNameError,
     PlanningError,
 )
+from dagster_adjunct.resources.iceberg import IcebergTable
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.table import RemoteTable
@@ -208,6 +209,35 @@ def test_a_table_of_another_application_or_none_is_refused(app):
         "lake.o",
     )
     refused(lambda: app.table("planes"), ConfigurationError, "is not a table")
+
+
+def test_a_declaration_of_another_kind_is_named_as_what_it_is(app):
+    flights = app.input_stream("lake.flights")
+    stream = app.output_stream("lake.out", partitions=1)
+    table = app.output_table(IcebergTable("shop.flights"))
+    for target in (stream, table):
+        refused(
+            lambda target=target: flights.update(target, set={"a": "b"}),
+            PlanningError,
+            f"{target.name!r} is not a remote table",
+            "send_to()",
+        )
+    with pytest.raises(PlanningError, match=r"'iceberg:shop\.flights', which is an output"):
+        flights.join(table, on="tailnum")
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"keeps_partitioning": True}, "keeps_partitioning"),
+        ({"schema": Schema.of(a="string")}, "schema"),
+    ],
+)
+def test_an_option_of_functions_is_refused_of_an_expression_by_its_name(app, options, argument):
+    flights = app.input_stream("lake.flights")
+    with pytest.raises(ConfigurationError) as caught:
+        flights.flat_map("split(a, ' ') as b", **options)
+    assert caught.value.argument == argument
 
 
 def test_what_is_reported_for_a_remote_table_only_is_refused_of_a_dataset(app):

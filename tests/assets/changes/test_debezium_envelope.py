@@ -432,6 +432,7 @@ def test_a_decimal_that_json_has_made_inexact_is_a_problem(sparkling: World) -> 
         ("fw==", 0, "127"),
         ("?", 2, None),
         ("", 2, None),
+        (base64.b64encode(b"\x01" * 2_000).decode(), 2, None),  # of 4,814 digits
     ],
 )
 def test_unscaled_numbers_are_read_as_big_endian_twos_complement(

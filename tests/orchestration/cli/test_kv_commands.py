@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.output import NOT_FOUND, run_command
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
 from dagster_adjunct.resources.objects.lake import open_lake
@@ -182,9 +183,11 @@ def test_entries_are_written_read_and_removed_on_conditions(world: World) -> Non
     assert "can't both hold" in refused(
         world, "kv", "put", TABLE, "m1", "1", "--if-absent", "--version", first
     )
-    assert "32 hexadecimal digits" in refused(
-        world, "kv", "put", TABLE, "m1", "1", "--version", "x"
-    )
+    for version in ("x", "abcd"):  # no hexadecimal digits, and too few
+        result = invoke(world, "kv", "put", TABLE, "m1", "1", "--version", version)
+        assert isinstance(result.exception, ConfigurationError)
+        assert result.exception.setting == "--version"
+        assert "32 hexadecimal digits" in result.exception.problem
 
 
 def test_keys_of_a_family_are_removed_together(world: World) -> None:
@@ -319,7 +322,10 @@ def test_pages_go_on_from_the_state_that_was_printed(world: World) -> None:
     assert "of another family or range" in refused(
         world, "kv", "iterate", TABLE, "--state", str(state)
     )
-    assert "is not a state" in refused(world, "kv", "iterate", TABLE, "--state", "!")
+    for wrong in ("!", "abcd", str(state)[:-8]):  # no base64, too short, and cut off
+        result = invoke(world, "kv", "iterate", TABLE, "--state", wrong)
+        assert isinstance(result.exception, ConfigurationError)
+        assert result.exception.setting == "--state"
 
 
 def test_a_page_is_full_though_the_partitions_of_the_table_hold_next_to_nothing(

@@ -138,6 +138,7 @@ def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: Wor
         [seats, crews], lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test"
     )
     assert "crews changed with it" in printed(world, "rollback", "seats", *WHY)
+    assert "crews changed with it" in printed(world, "abandon", "seats", "v9", "--yes", *WHY)
     assert document(world, "show", "crews")["version"]["name"] == "v1"
     assert document(world, "pin", "crews", "v2", *WHY)["others"] == ["seats"]
     assert document(world, "show", "seats")["version"]["name"] == "v2"

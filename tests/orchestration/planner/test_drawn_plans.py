@@ -9,6 +9,7 @@ from dagster_adjunct.examples.flights.deliver import create_streams
 from dagster_adjunct.examples.flights.pipeline import app as flights
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan, plan_application, systems_for
+from dagster_adjunct.resources.iceberg import IcebergTable
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.doc_blocks import ROOT, blocks_of
 from tests.orchestration.planner.planning import application, catalog, dataset
@@ -73,6 +74,13 @@ def test_a_plan_without_exchanges_has_no_marked_link() -> None:
     drawn = build_plan(app, catalog(s=8)).to_mermaid()
     assert "exchange:" not in drawn
     assert "linkStyle" not in drawn
+
+
+def test_an_output_table_is_drawn_as_a_table() -> None:
+    app = application()
+    app.input_stream("lake.s").send_to(app.output_table(IcebergTable("shop.visits")))
+    drawn = build_plan(app, catalog(s=8)).to_mermaid()
+    assert '[["iceberg:shop.visits"]]:::outside' in drawn
 
 
 def test_the_drawing_of_the_example_in_the_documentation_is_the_one_of_its_plan(

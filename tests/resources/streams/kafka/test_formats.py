@@ -637,6 +637,18 @@ def test_a_local_time_is_not_taken_for_one_of_a_zone() -> None:
         convert(dt.datetime(2024, 1, 1))
 
 
+def test_a_decimal_that_was_written_as_bytes_is_exact() -> None:
+    convert = avro_converter(
+        {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
+    )
+    assert convert is not None
+    unscaled = 10**38 - 1
+    expected = Decimal("9" * 36 + ".99")
+    assert convert(unscaled.to_bytes(16, "big", signed=True)) == expected
+    with pytest.raises(Unfit, match="38 digits"):
+        convert((unscaled + 1).to_bytes(17, "big", signed=True))
+
+
 @pytest.mark.parametrize(
     "format", [Json("k STRING, day DATE, at TIMESTAMP"), Avro(avro_schema(("k", "string"), *TIMES))]
 )
