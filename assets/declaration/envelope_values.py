@@ -38,6 +38,10 @@ _ANY_SCALE = (  # Debezium's Avro record for decimals, each with a scale of its 
 _HEADER = struct.Struct(">bI")  # Confluent's: a zero, then the schema's id
 
 
+# That of PostgreSQL's numeric. A number is written with all its zeros, and a foreign scale could
+# ask for thousands of millions of them.
+_MOST_SCALE = 16_383
+
 # What fastavro raises for bytes that do not match the schema.
 _UNREADABLE = (
     ValueError,
@@ -161,7 +165,7 @@ def json_from_avro(
 
 def _with_variable_decimals(value: Any) -> Any:
     """Return a value with Debezium's VariableScaleDecimal (a `numeric` without precision)
-    converted to decimals.
+    converted to decimals. Raises ValueError for a scale that no database has.
     """
     if isinstance(value, list):
         return [_with_variable_decimals(item) for item in value]
@@ -169,11 +173,14 @@ def _with_variable_decimals(value: Any) -> Any:
         return value
     has_members = value.keys() == {"scale", "value"}
     if has_members and isinstance(value["value"], bytes):
+        scale = value["scale"]
+        if abs(scale) > _MOST_SCALE:
+            raise ValueError(f"a decimal has the scale {scale}")
         unscaled = int.from_bytes(value["value"], "big", signed=True)
         sign = 1 if unscaled < 0 else 0
         digits = tuple(int(digit) for digit in str(abs(unscaled)))
         # Exact, because it is made of its parts. Arithmetic would round to the context's 28 digits.
-        return Decimal((sign, digits, -value["scale"]))
+        return Decimal((sign, digits, -scale))
     return {name: _with_variable_decimals(item) for name, item in value.items()}
 
 

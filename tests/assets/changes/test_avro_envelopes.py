@@ -223,14 +223,26 @@ def test_a_schema_that_is_none_is_refused_before_a_task_is_run(sparkling: World)
     assert caught.value.argument == "avro_schema"
 
 
+ANY_SCALE = {
+    "type": "record",
+    "name": "VariableScaleDecimal",
+    "namespace": "io.debezium.data",
+    "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
+}
+
+
+@pytest.mark.parametrize("scale", [-(2**31), -16_384, 16_384, 2**31 - 1])
+def test_a_scale_that_no_database_has_is_a_problem_and_no_huge_text(scale: int) -> None:
+    text = json.dumps(schema({"name": "total", "type": ANY_SCALE}))
+    total = {"scale": scale, "value": b"\x01"}
+    value = written(text, "c", None, {**ANVIL, "total": total}, 1)
+    found = json_from_avro(value, avro_readers({None: text}, "it"))
+    assert found.text is None
+    assert f"a decimal has the scale {scale}" in str(found.problem)
+
+
 def test_a_decimal_with_a_scale_of_its_own_is_exact_in_avro_too(sparkling: World) -> None:
-    any_scale = {
-        "type": "record",
-        "name": "VariableScaleDecimal",
-        "namespace": "io.debezium.data",
-        "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
-    }
-    text = json.dumps(schema({"name": "total", "type": any_scale}))
+    text = json.dumps(schema({"name": "total", "type": ANY_SCALE}))
     totals = [{"scale": 3, "value": b"\xff"}, {"scale": 0, "value": (10**37).to_bytes(16, "big")}]
     values = [written(text, "c", None, {**ANVIL, "total": total}, 1) for total in totals]
     stream(sparkling, BINARY, [(value,) for value in values])
