@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 SIZE = {"width": 1200, "height": 750}
+PATIENCE = 240_000  # milliseconds
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def page() -> Iterator[Page]:
         )
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=30_000)
+    expect.set_options(timeout=PATIENCE)
     # Chromium has no sandbox for root, and containers have a small /dev/shm.
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
     with (
@@ -38,7 +39,7 @@ def page() -> Iterator[Page]:
         # A time zone of its own: the UI shows times, and screenshots must not depend on where they
         # are taken.
         page = browser.new_page(viewport=SIZE, timezone_id="UTC", locale="en-GB")
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(PATIENCE)
         yield page
 
 
