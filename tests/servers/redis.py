@@ -71,7 +71,7 @@ class RedisServerProcess:
         self.process = subprocess.Popen(
             [*command, *self.settings], stdin=subprocess.DEVNULL, cwd=self.folder
         )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 log = (self.folder / "server.log").read_text(errors="replace")

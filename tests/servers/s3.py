@@ -257,7 +257,7 @@ class _running:
     def __enter__(self) -> None:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(self.command, env=self.env, stdout=log, stderr=log)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__()

@@ -67,7 +67,7 @@ def _process(arguments: list[str], log: Path) -> Iterator[None]:
 
 
 def _wait(ready: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while not ready():
         if time.monotonic() > deadline:
             pytest.fail(f"the cluster did not start:\n{_text(log)[-2000:]}")

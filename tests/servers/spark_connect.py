@@ -68,7 +68,7 @@ def connect_server(
             [*command, "spark-internal"], env=environment, stdout=out, stderr=out
         )
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while not _listens(port):
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"the server did not start:\n{log.read_text(errors='replace')[-2000:]}")

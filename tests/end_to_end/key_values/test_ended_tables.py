@@ -28,7 +28,7 @@ def ended_at(
     paths = {family: world.folder / f"{table.id.name}-{family}" for family in FAMILIES}
     started = [world.process(counting, path, table, family) for family, path in paths.items()]
     with world.processes(*started):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while any(len(notes(path)) < 3 for path in paths.values()):
             assert time.monotonic() < deadline, "a writer has no answer"
             time.sleep(0.01)

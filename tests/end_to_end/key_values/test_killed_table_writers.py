@@ -82,7 +82,7 @@ def wait_for_acknowledged(paths) -> None:
     """Return once every writer has an answer, so that it is killed at work and not while it
     starts.
     """
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not all(any("acknowledged" in note for note in notes(path)) for path in paths):
         assert time.monotonic() < deadline, "a writer has no answer"
         time.sleep(0.01)

@@ -224,7 +224,7 @@ def surely_read(handle: Handle, *keys: bytes) -> list[StoredEntry | None]:
 
 
 def waiting(server, number: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while (
         server.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")[0][0]
         < number

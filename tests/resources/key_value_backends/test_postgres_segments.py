@@ -80,7 +80,7 @@ def lock(bare: psycopg.Connection[Any], table: TableId, key: bytes) -> None:
 
 def waiting(server: PostgresServer, number: int = 1) -> None:
     """Return when so many statements wait for a lock."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while server.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
     ) != [(number,)]:

@@ -56,7 +56,7 @@ def test_threads_share_few_connections_and_no_change_is_lost(segment_store, tabl
             list(pool.map(lambda _: [count_up(counts, "k") for _ in range(10)], range(6)))
         assert counts.get("k").value == 60
         assert 1 <= connected(postgres_server) - before <= 2
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while connected(postgres_server) > before:  # the server takes a moment to notice
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -98,7 +98,7 @@ def test_who_is_interrupted_is_free_and_leaves_no_lock_behind(counts, table, pos
                 counts.put("k", 2)
         finally:
             signal.signal(signal.SIGINT, interrupting)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while postgres_server.execute(
             "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
         ):
