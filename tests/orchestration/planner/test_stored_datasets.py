@@ -90,7 +90,7 @@ def test_undeclared_renames_of_a_dataset_are_noted_as_the_run_says(streams: Lake
     assert "Its next advance fails" in noted(joining(ref()), streams)
     with pytest.raises(DatasetError) as reported:
         run(joining(ref()), streams)
-    assert "Declare renames" in reported.value.next_step
+    assert 'declare drop=["note"], or renamed=' in reported.value.problem
     declared = joining(ref(renamed={"note": "memo"}))
     assert "Its next advance fails" not in noted(declared, streams)
     run(declared, streams)
