@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -222,7 +223,7 @@ def test_a_task_waits_for_its_driver_to_renew_the_lease_and_then_stops(
         if len(pauses) == 3 and renews:
             write_lease(store)
 
-    monkeypatch.setattr(module.time, "sleep", sleep)
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
     renews = True
     fence(store).check()
     assert len(pauses) == 3
@@ -278,7 +279,7 @@ def test_a_task_whose_lake_is_away_waits_a_while_and_then_counts_its_lease_as_lo
         pauses.append(seconds)
         clocks.boot += seconds
 
-    monkeypatch.setattr(module.time, "sleep", sleep)
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
     away = [Fault("get", nth, "lost-before") for nth in range(1, 4 if comes_back else 100)]
     held = fence(FaultyStore(store, away))
     if comes_back:
