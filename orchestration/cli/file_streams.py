@@ -86,10 +86,10 @@ def list_files(lake: Lake, name: str, problems: bool, limit: int | None) -> None
     """
     streams, stream = overview.require_file_stream(lake, name)
     look = overview.look_for_waiting(streams, stream)
-    present = overview.list_present(streams, stream)
-    files = overview.list_files(streams, stream, present=present)
-    if problems:
-        files = [file for file in files if file["state"] == overview.SET_ASIDE]
+    present = None
+    if not problems:  # what is set aside may exist or not
+        present = overview.list_present(streams, stream)
+    files = overview.list_files(streams, stream, problems=problems, present=present)
     shown = files if limit is None else files[-limit:]
     left_out = len(files) - len(shown)
     show_json({"stream": name, "files": shown, "left_out": left_out, "problem": look.problem})

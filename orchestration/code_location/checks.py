@@ -43,7 +43,7 @@ from dagster_adjunct.resources.errors import (
     RestatementError,
     ValidatorError,
 )
-from dagster_adjunct.resources.file_streams.overview import SET_ASIDE, is_of_files, list_files
+from dagster_adjunct.resources.file_streams.overview import is_of_files, list_files
 from dagster_adjunct.resources.file_streams.streams import FileStreams
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
@@ -846,8 +846,8 @@ def _set_aside_since(
     at this offset only the ones that were admitted after the time `after`, if it is given.
     """
     found = []
-    for file in list_files(streams, stream):
-        if file["state"] != SET_ASIDE or file["offset"] < start:
+    for file in list_files(streams, stream, problems=True):
+        if file["offset"] < start:
             continue
         is_at_start = file["offset"] == start and not file["records"]
         if is_at_start and after is not None and file["admitted"] <= after:

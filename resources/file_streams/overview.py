@@ -19,8 +19,6 @@ from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import registered_systems
 
-SET_ASIDE = "set aside"
-
 
 def open_file_systems(lake: Lake) -> dict[str, FileStreams]:
     """Return the systems of streams of files, by name."""
@@ -146,11 +144,16 @@ def list_present(streams: FileStreams, stream: str) -> Mapping[str, str] | None:
 
 
 def list_files(
-    streams: FileStreams, stream: str, *, present: Mapping[str, str] | None = None
+    streams: FileStreams,
+    stream: str,
+    *,
+    problems: bool = False,
+    present: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the files of a stream in the order of admission, each with its state.
+    """Return the files of a stream in the order of admission, each with its state; with `problems`,
+    only those that are set aside.
 
-    A file is "redelivered" if it was set aside and its later contents are in the list, too, and
+    A file is "redelivered" if it was set aside and has been admitted with later contents since, and
     "dropped" if retention has dropped its records. With `present`, the ETags of the files that
     exist by path, admitted files may be "gone" or "overwritten".
     """
@@ -158,14 +161,22 @@ def list_files(
     state = streams.state(stream)
     if state is None:
         return []
-    log = streams.file_log(stream)
-    last = log.known(state)
+    files = []
+    last: dict[str, AdmittedFile] = {}  # of each file that was ever set aside, its last admission
+    for file in streams.file_log(stream).files(state):
+        if file.problem or file.path in last:
+            last[file.path] = file
+        if file.problem or not problems:
+            files.append(file)
     found = []
-    for file in log.files(state):
+    for file in files:
+        is_set_aside = bool(file.problem) and file == last[file.path]
+        if problems and not is_set_aside:
+            continue
         found.append(
             {
                 "file": file.path,
-                "state": _state_of(file, last[file.path], state.oldest, present),
+                "state": "set aside" if is_set_aside else _state_of(file, state.oldest, present),
                 "offset": file.first,
                 "records": file.rows,
                 "bytes": file.size,
@@ -177,14 +188,12 @@ def list_files(
     return found
 
 
-def _state_of(
-    file: AdmittedFile, last: AdmittedFile, oldest: int, present: Mapping[str, str] | None
-) -> str:
-    """Return the state of a file; `last` is its last admission, `oldest` the first offset that is
+def _state_of(file: AdmittedFile, oldest: int, present: Mapping[str, str] | None) -> str:
+    """Return the state of a file that is not set aside; `oldest` is the first offset that is
     kept.
     """
     if file.problem:
-        return SET_ASIDE if file == last else "redelivered"
+        return "redelivered"
     if file.rows > 0 and file.next <= oldest:
         return "dropped"
     if present is None or present.get(file.path) == file.etag:
