@@ -51,6 +51,8 @@ gc.disable()
 hurry_sparks_jvms()
 keep_temporary_files_in_memory()
 
+# It has fixtures and assertions, and some files import it before others name it as their plugin.
+pytest.register_assert_rewrite("tests.resources.file_streams.table_lab")
 # Those that others import come first, or pytest could not rewrite their assertions.
 pytest_plugins = [
     "tests.kept_processes",

@@ -1,8 +1,8 @@
 """Thousands of batches in one process leave no more behind in it than some tens.
 
-Samples are taken after the garbage was collected; those after a third of the batches are compared
-with the last. What grows with each batch by design is left out: records, and commits of logs until
-they are old enough to be deleted.
+Samples are taken after the garbage was collected; those of the second third of the batches are
+compared with those of the last third. What grows with each batch by design is left out: records,
+and commits of logs until they are old enough to be deleted.
 """
 
 from __future__ import annotations
@@ -120,17 +120,18 @@ def count_held(world: StepWorld, spark: SparkSession | None) -> dict[str, int]:
     return found
 
 
-def growth(world: StepWorld, engine: str, batches: int) -> dict[str, float]:
-    """Run so many batches in one process; return what each left behind after the first third, by
-    kind.
+def growth(world: StepWorld, engine: str, batches: int, in_each_third: int) -> dict[str, float]:
+    """Run so many batches in one process; return what each of the last two thirds left behind,
+    by kind: the medians of so many samples in each third are compared.
     """
+    every = batches // (3 * in_each_third)
     app = declare(world, "auto" if engine == "auto" else "spark")
     spark = None if engine == "auto" else world.spark()
     samples: list[dict[str, int]] = []
 
     def hear(event: StepEvent | AdvanceReport) -> None:
         if isinstance(event, StepEvent) and event.what == "batch":
-            if event.batch % max(1, batches // 30) == 0:
+            if event.batch % every == 0:
                 samples.append(count_held(world, spark))
             deliver(world, app, event.batch)
 
@@ -148,8 +149,9 @@ def growth(world: StepWorld, engine: str, batches: int) -> dict[str, float]:
     assert report.step.in_process_batches == (batches if engine == "auto" else 0)
     assert len(world.records()) == 2
     # Each window has a version of the bounded dataset: what is held rises and falls with these.
-    first, last = samples[10:20], samples[-10:]
-    between = 10 * max(1, batches // 30)
+    first = samples[in_each_third : 2 * in_each_third]
+    last = samples[2 * in_each_third :]
+    between = in_each_third * every
     return {
         kind: (
             (
@@ -181,6 +183,6 @@ ALL = {**FEW, "objects": 1, "KiB": 8, "JVM KiB": 8}
 @pytest.mark.rounds
 @pytest.mark.timeout(3 * 3600)
 def test_batches_leave_nothing_behind_in_their_process(world: StepWorld, engine: str) -> None:
-    left = growth(world, engine, rounds(60, 3_000))
+    left = growth(world, engine, rounds(60, 3_000), rounds(4, 10))
     most = rounds(FEW, ALL)
     assert {kind: each for kind, each in left.items() if each > most.get(kind, each)} == {}, left

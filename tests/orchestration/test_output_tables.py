@@ -200,6 +200,7 @@ def test_each_batch_is_a_commit_and_all_engines_read_the_rows(
     assert found == [(total,)]
 
 
+@pytest.mark.parametrize("target", ["iceberg"], indirect=True)
 @pytest.mark.parametrize(
     "by",
     [
@@ -216,8 +217,6 @@ def test_each_batch_is_a_commit_and_all_engines_read_the_rows(
 def test_partitions_of_iceberg_are_those_of_its_own_transforms(
     by: str, world: StepWorld, tmp_path: Path, target: Target
 ) -> None:
-    if target.kind == "delta":
-        pytest.skip("Delta has no transforms")
     target.by = (by,)
     if by in ("lines.n", "weeks(at)"):
         with pytest.raises((errors.ConfigurationError, errors.PlanningError)):
@@ -400,12 +399,11 @@ def test_of_two_runs_that_commit_one_batch_at_once_one_does(
     assert target.commits() == 2
 
 
+@pytest.mark.parametrize("target", ["iceberg"], indirect=True)
 @pytest.mark.parametrize("change", ["rolled back", "replaced"])
 def test_a_history_that_changes_during_a_commit_is_an_error_of_ours_or_none(
     change: str, world: StepWorld, target: Target
 ) -> None:
-    if target.kind == "delta":
-        pytest.skip("a Delta table has one history")
     app = declare(target)
     send(world, *range(20))
     world.run(app)
@@ -445,12 +443,11 @@ def test_a_history_that_changes_during_a_commit_is_an_error_of_ours_or_none(
     assert target.ids() == expected(*kept)
 
 
+@pytest.mark.parametrize("target", ["iceberg"], indirect=True)
 @pytest.mark.parametrize("setting", ["URI", "WAREHOUSE"])
 def test_relative_paths_in_the_settings_of_a_catalogue_are_refused(
     setting: str, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if target.kind == "delta":
-        pytest.skip("Delta has no catalogue")
     monkeypatch.chdir(tmp_path)
     value = "sqlite:///catalog.sqlite" if setting == "URI" else "warehouse"
     monkeypatch.setenv(f"PYICEBERG_CATALOG__ADJUNCT__{setting}", value)
