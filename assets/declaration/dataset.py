@@ -32,6 +32,7 @@ from dagster_adjunct.assets.declaration.policies import (
     check_positive,
     check_valid_from,
     check_validators,
+    declare_history,
     list_row_validators,
 )
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
@@ -585,11 +586,8 @@ class AdjunctDataset:
             return
         argument = "history_columns"
         if not self.over_time:
-            needed = "valid_from=…"
-            if self.follows_changes:
-                needed = "history=…"
-            problem = f"has {argument}, which have no effect without {needed}"
-            yield ArgumentProblem(argument, problem, f"Declare {needed}, or remove {argument}.")
+            problem = f"has {argument}, which have no effect without valid_from=…"
+            yield ArgumentProblem(argument, problem, f"Declare valid_from=…, or remove {argument}.")
         if not self.history_columns:
             problem = f"has {argument}=[], so that changes of entries would begin no interval"
             yield ArgumentProblem(argument, problem, "Name the columns whose changes begin one.")
@@ -802,7 +800,9 @@ class UnboundedDataset(AdjunctDataset):
     @property
     def history_columns(self) -> tuple[str, ...] | None:
         """The columns whose changes begin an interval of the history; None are all columns."""
-        return self.following.history_columns
+        if self.following.history is None:
+            return None
+        return self.following.history.columns
 
     @property
     def has_watermark(self) -> bool:
@@ -1091,10 +1091,7 @@ def unbounded_dataset(  # noqa: PLR0913
             on_lost_offset=on_lost_offset,
             compaction=compaction or DeltaCompaction(),
             persistent=persistent,
-            history=history,
-            valid_from=valid_from,
-            history_columns=history_columns,
-            watermark=watermark,
+            history=declare_history(history, valid_from, history_columns, watermark),
             chunk=chunk,
         )
         presentation = _presentation(shown, freshness)

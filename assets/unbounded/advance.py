@@ -234,7 +234,9 @@ def _snapshot_valid_from(
     no change precedes the row it changes; the current time where there is no such record. Raises
     DatasetError if the snapshot does not have `valid_from`.
     """
-    name = source.spec.following.valid_from
+    history = source.spec.following.history
+    assert history is not None, "without a history, rows have no times"
+    name = history.valid_from
     if name is not None and name in with_read_paths(source.spec, source.schema):
         return value_column(source.schema.names, name).cast("timestamp")
     if name is not None:

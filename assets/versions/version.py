@@ -668,10 +668,11 @@ def history_from_spec(spec: AdjunctDataset) -> KeptHistory | None:
     """
     if not isinstance(spec, UnboundedDataset) or spec.following.history is None:
         return None
+    history = spec.following.history
     kept = None
-    if spec.following.history != "all":
-        kept = spec.following.history // timedelta(microseconds=1)
-    return KeptHistory(valid_from=spec.following.valid_from, kept=kept)
+    if history.keep != "all":
+        kept = history.keep // timedelta(microseconds=1)
+    return KeptHistory(valid_from=history.valid_from, kept=kept)
 
 
 def check_declaration(
