@@ -543,7 +543,7 @@ class BatchLog:
         held = state.held
         if not intent.reads_again:
             passed |= intent.joined.passed
-            held = intent.held
+            held = intent.left.held
         closed = ApplicationState(
             checkpoint=reached.checkpoint,
             batch=intent.batch,
@@ -557,9 +557,9 @@ class BatchLog:
             writes_as=state.writes_as,
         )
         note = None
-        if intent.lost:
+        if intent.lost.offsets:
             lost = []
-            for ssp, span in sorted(intent.lost.items()):
+            for ssp, span in sorted(intent.lost.offsets.items()):
                 lost.append(f"{ssp} from {span.start} up to {span.end}")
             note = f"lost to retention: {', '.join(lost)}"
         return self.commit(logged, closed, by=intent.run, note=note, checks=checks)

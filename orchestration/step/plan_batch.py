@@ -37,6 +37,8 @@ from dagster_adjunct.orchestration.batch_log.intent import (
     HeldTime,
     Intent,
     JoinedVersions,
+    LeftRecords,
+    LostRecords,
     Ranges,
     ReadVersions,
     Restating,
@@ -526,10 +528,9 @@ def _plan_main_batch(
         ranges,
         startpoints=startpoints,
         epochs=epochs,
-        lost=positions.lost,
-        waiting=tuple(waiting),
+        lost=LostRecords(offsets=positions.lost),
+        left=LeftRecords(waiting=tuple(waiting), held=to_stored(context.app, readable.held)),
         joined=JoinedVersions(in_time=_list_in_time(context.app, readable)),
-        held=to_stored(context.app, readable.held),
     )
 
 
@@ -684,7 +685,7 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Ranges, lost:
     `lost` are those of them that are reported and counted as lost.
     """
     ranges = dict(intent.ranges)
-    counted = dict(intent.lost)
+    counted = dict(intent.lost.offsets)
     for ssp, span in deleted.items():
         end = ranges[ssp].end
         is_all_deleted = context.compare(ssp, end, span.end) < 0
@@ -695,7 +696,8 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Ranges, lost:
         counted[ssp] = OffsetRange(counted.get(ssp, span).start, span.end)
         text = describe_loss(ssp, span, f"batch {intent.batch}, which was open, at ")
         context.report("lost", intent.batch, text=text)
-    return intent.model_copy(update={"ranges": ranges, "lost": counted, "cut": True})
+    all_lost = LostRecords(offsets=counted, cut=True)
+    return intent.model_copy(update={"ranges": ranges, "lost": all_lost})
 
 
 def lease_versions(

@@ -457,12 +457,12 @@ def times_at_batch_start(app: Application, state: ApplicationState, intent: Inte
     """Return the event times with which a batch begins: the stored ones, with an entry for each
     source partition that is known by now.
 
-    Partitions with records for a later batch (`Intent.waiting`) count as active, so that a backlog
+    Partitions with records for a later batch (`Intent.left`) count as active, so that a backlog
     never makes them idle.
     """
     declared = declared_event_times(app)
     partitions = dict(state.times.partitions)
-    for ssp in intent.waiting:
+    for ssp in intent.left.waiting:
         if ssp in partitions:
             active = {"active_at": intent.clock}
             partitions[ssp] = partitions[ssp].model_copy(update=active)

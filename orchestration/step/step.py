@@ -367,7 +367,8 @@ class _RunningStep:
         if versions == intent.versions:
             return intent
         joined = intent.joined.model_copy(update={"versions": versions})
-        return intent.model_copy(update={"joined": joined, "cut": True})
+        lost = intent.lost.model_copy(update={"cut": True})
+        return intent.model_copy(update={"joined": joined, "lost": lost})
 
     def _check_outputs(
         self, intent: Intent, views: Mapping[str, View], streams: Mapping[str, StreamSnapshot]
@@ -652,7 +653,7 @@ def _count_batch(context: StepContext, intent: Intent, written: Counters) -> Cou
 
     Records whose results are restated do not count again for the match rates of joins.
     """
-    counters = add_counters(written, _count_lost(context, intent.lost))
+    counters = add_counters(written, _count_lost(context, intent.lost.offsets))
     restating = intent.restating
     if restating is None:
         return counters
