@@ -155,7 +155,7 @@ class CheckpointManager:
         return Checkpoint(
             offsets=dict(sorted(state.checkpoint.items())),
             streams=offsets.streams,
-            epochs=dict(sorted(offsets.epochs.items())),
+            epochs=dict(sorted(offsets.epochs.main.items())),
             resolved=dict(sorted(offsets.resolved.items())),
             batch=state.batch,
             number=last.number,

@@ -365,7 +365,7 @@ def _list_metadata(report: StepReport) -> dict[str, Any]:
     lists: dict[str, Any] = {
         "startpoints": list(report.startpoints),
         "held": [record.describe() for record in report.held],
-        "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.items()},
+        "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.main.items()},
         "replays": [replay.model_dump(mode="json") for replay in offsets.replays.values()],
         "watermarks": [times.to_json() for times in report.watermarks],
         "operator_watermarks": marks,

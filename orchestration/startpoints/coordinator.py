@@ -374,7 +374,7 @@ class _Resolving:
                 request,
                 versions=choose_versions(self.app, request),
                 now=self.now,
-                epoch=self.known.next_epoch(request.ssp),
+                epoch=self.known.epochs.next_of(request.ssp),
                 plans=self.plans,
             )
         except errors.PermanentError as error:

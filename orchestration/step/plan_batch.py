@@ -425,7 +425,7 @@ def _plan_restatement(
         state,
         ranges,
         startpoints=startpoints,
-        epochs={ssp: state.offsets.next_epoch(ssp) for ssp in ranges},
+        epochs={ssp: state.offsets.epochs.next_of(ssp) for ssp in ranges},
         restating=Restating(places=places, changes=changes, keys=due.keys, records=due.records),
     )
 
@@ -512,9 +512,9 @@ def _plan_main_batch(
     epochs = {}
     waiting = []
     for ssp, span in ranges.items():
-        epoch = state.offsets.epochs.get(ssp, 0)
+        epoch = state.offsets.epochs.main.get(ssp, 0)
         if ssp in startpoints:
-            epoch = state.offsets.next_epoch(ssp)
+            epoch = state.offsets.epochs.next_of(ssp)
         if epoch:
             epochs[ssp] = epoch
         time = context.app.inputs[ssp.qualified_stream].event_time

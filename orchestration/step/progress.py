@@ -157,7 +157,7 @@ def position_to_json(app: Application, state: ApplicationState) -> dict[str, obj
         "checkpoint": checkpoint,
         "resolved": {str(ssp): start.id for ssp, start in offsets.resolved.items()},
         "replays": {key: replay.next for key, replay in offsets.replays.items()},
-        "opened": {str(ssp): epoch for ssp, epoch in offsets.opened.items()},
+        "opened": {str(ssp): epoch for ssp, epoch in offsets.epochs.highest.items()},
     }
 
 

@@ -293,7 +293,7 @@ def test_checkpoints_history_startpoints_and_epochs_are_carried_over() -> None:
     (batch,) = world.delivered(new)
     assert (batch.number, batch.read()) == (3, {S0: ("@2", "@3"), S1: ("@0", "@4")})
     assert world.state(new).offsets.applied[S0].id == again, "the one that was asked for last"
-    assert world.state(new).offsets.epochs == {S0: 2, S1: 1}
+    assert world.state(new).offsets.epochs.main == {S0: 2, S1: 1}
 
 
 def test_startpoints_that_were_carried_over_no_longer_wait_under_the_old_name(
