@@ -33,14 +33,13 @@ from dagster_adjunct.orchestration.batch_log.event_times import TimeState
 from dagster_adjunct.orchestration.batch_log.intent import (
     MAX_SKIPPED,
     Epochs,
-    HeldTime,
     Intent,
     Offsets,
     Partition,
-    PassedTime,
     Ranges,
     ReadVersions,
     Spans,
+    WaitState,
     cut_out,
     of_stream,
     without_stream,
@@ -464,6 +463,15 @@ class ClosedBatch(StoredDocument):
     seconds: dict[str, float]
 
 
+class RenamedNames(StoredDocument):
+    """The other names of a renamed application: outputs know it as `writes_as`. The log of the
+    former name has the new one in `renamed_to`.
+    """
+
+    writes_as: str | None = None
+    renamed_to: str | None = None
+
+
 @validated
 class ApplicationState(StoredDocument):
     """The whole state of an application.
@@ -471,11 +479,8 @@ class ApplicationState(StoredDocument):
     `checkpoint` is the next offset to read of each stream partition; `records` and `totals` sum up
     the input records and counters of all closed batches. `given_up` is the number of the abandoned
     batch before the next one, which reads its records again: local tables remove what it wrote.
-    `times` are the event times of the inputs, and `passed` the times up to which datasets were
-    complete for the records that waited for them. `held` has the records that the last batch, or
-    run, found waiting at the checkpoint. After a rename, `writes_as` is the name by which
-    outputs know the application; the log of the former name has the new one in `renamed_to`. `note`
-    says what else there is to know of this commit, such as its purpose if no batch made it.
+    `times` are the event times of the inputs. `names` are set after a rename. `note` says what else
+    there is to know of this commit, such as its purpose if no batch made it.
     """
 
     checkpoint: dict[Partition, str] = Default(default_factory=dict)
@@ -487,10 +492,8 @@ class ApplicationState(StoredDocument):
     offsets: OffsetState = OffsetState()
     given_up: int | None = None
     times: TimeState = TimeState()
-    passed: dict[str, PassedTime] = Default(default_factory=dict)
-    held: dict[Partition, HeldTime] = Default(default_factory=dict)
-    writes_as: str | None = None
-    renamed_to: str | None = None
+    waits: WaitState = WaitState()
+    names: RenamedNames = RenamedNames()
     note: str | None = None
 
     def has_begun(self, ssp: SystemStreamPartition, startpoint_id: str) -> bool:
@@ -581,11 +584,10 @@ class BatchLog:
         state = logged.state
         intent = done.intent
         reached = _apply_batch(state, intent, done.closed_at)
-        passed = dict(state.passed)
-        held = state.held
+        waits = state.waits
         if not intent.reads_again:
-            passed |= intent.joined.passed
-            held = intent.left.held
+            passed = waits.passed | intent.joined.passed
+            waits = WaitState(passed=passed, held=intent.left.held)
         closed = ApplicationState(
             checkpoint=reached.checkpoint,
             batch=intent.batch,
@@ -594,9 +596,8 @@ class BatchLog:
             totals=add_counters(state.totals, done.counters),
             offsets=reached.offsets,
             times=times or state.times,
-            passed=passed,
-            held=held,
-            writes_as=state.writes_as,
+            waits=waits,
+            names=state.names,
         )
         note = None
         if intent.lost.offsets:
@@ -704,10 +705,8 @@ class BatchLog:
         old_log = BatchLog(self._lake, old)
         state = old_log.read().state
         # Outputs know the application by its first name, however often it is renamed.
-        writes_as = state.writes_as or old
-        renamed = state.model_copy(
-            update={"writes_as": writes_as, "renamed_to": None, "note": note}
-        )
+        names = RenamedNames(writes_as=state.names.writes_as or old)
+        renamed = state.model_copy(update={"names": names, "note": note})
         self._register_name()
         self._log.continue_from(old_log._log, renamed.model_dump(mode="json"), by=by)
 
@@ -882,10 +881,11 @@ def check_application_known(lake: Lake, name: str) -> None:
 
 def check_not_renamed(name: str, state: ApplicationState) -> None:
     """Raise ConfigurationError if this is the former name of a renamed application."""
-    if state.renamed_to is not None:
+    renamed_to = state.names.renamed_to
+    if renamed_to is not None:
         raise errors.ConfigurationError(
-            f"application {name!r} was renamed {state.renamed_to!r}.",
-            f"Use {state.renamed_to!r} here and in the code; choose another name for another"
+            f"application {name!r} was renamed {renamed_to!r}.",
+            f"Use {renamed_to!r} here and in the code; choose another name for another"
             " application.",
             application=name,
         )

@@ -165,7 +165,7 @@ class CheckpointManager:
             times=state.times,
             versions=versions,
             late_changes=late,
-            held=state.held,
+            held=state.waits.held,
             restated=offsets.restated,
         )
 

@@ -110,6 +110,15 @@ class PassedTime(StoredDocument):
     all_late: int = 0
 
 
+class WaitState(StoredDocument):
+    """What an application has waited for: the times that its joins have `passed`, by dataset, and
+    the records that the last batch, or run, found waiting at the checkpoint (`held`).
+    """
+
+    passed: dict[str, PassedTime] = Default(default_factory=dict)
+    held: dict[Partition, HeldTime] = Default(default_factory=dict)
+
+
 class ServedCommits(StoredDocument):
     """The commits of a dataset that a batch looks back to: the numbers of the first one, 0 for the
     beginning, and of the last one, and the versions that keep what they served.

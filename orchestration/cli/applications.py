@@ -106,7 +106,9 @@ def plan(
     _check_plan_options(form, against, verify=verify)
     app = load_application(reference)
     systems = systems_for(app, lake=lake)
-    writes_as = application_state(lake, app.name).writes_as if lake.exists() else None
+    writes_as = None
+    if lake.exists():
+        writes_as = application_state(lake, app.name).names.writes_as
     planned = plan_application(app, systems=systems, writes_as=writes_as)
     planned = compare_output_tables(app, planned)
     lake_notes = [*describe_other_writers(lake, app), *read_table_notes(lake, app)]

@@ -338,7 +338,7 @@ def plan_batch(
             return NextBatch(restatement, seen.streams)
         if positions.replays:
             return NextBatch(_plan_replay_batch(context, state, positions), seen.streams)
-    readable = _find_readable(context, seen, positions, state.held)
+    readable = _find_readable(context, seen, positions, state.waits.held)
     intent = _plan_main_batch(context, state, positions, readable)
     if intent is not None:
         return NextBatch(intent, seen.streams, losses)
@@ -773,7 +773,7 @@ def _lease_served(
             "restated": _list_read_versions(context, state, versions, served.over_time),
         }
     )
-    return pass_watermarks(context.app, joined, served.waited, state.passed)
+    return pass_watermarks(context.app, joined, served.waited, state.waits.passed)
 
 
 def _list_read_versions(

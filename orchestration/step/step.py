@@ -164,7 +164,7 @@ def _open_step(context: StepContext, engine: BatchEngine | None) -> Iterator[_Ru
     # was removed.
     purge_answers(context.lake, context.app.name, logged.state.batch)
     with RunCredits(context.lake) as credits, closing(OpenTables(credits)) as tables:
-        context = replace(context, writes_as=logged.state.writes_as, open_tables=tables)
+        context = replace(context, writes_as=logged.state.names.writes_as, open_tables=tables)
         with closing(context.versions):
             report = context.earlier
             if report is None:
@@ -494,10 +494,11 @@ class _RunningStep:
 
     def _commit_held(self, held: dict[SystemStreamPartition, HeldTime]) -> None:
         """Commit the records that wait, unless they are those that waited before."""
-        if held == self.logged.held:
+        waits = self.logged.waits
+        if held == waits.held:
             return
-        waits = self.logged.model_copy(update={"held": held})
-        logged = self.context.log.commit(self.state.logged, waits, by=self.context.run)
+        state = self.logged.model_copy(update={"waits": waits.model_copy(update={"held": held})})
+        logged = self.context.log.commit(self.state.logged, state, by=self.context.run)
         self.state = replace(self.state, logged=logged)
 
     def _commit_positions(self, nothing: NothingToRead) -> None:
@@ -527,7 +528,7 @@ class _RunningStep:
             "checkpoint": before.checkpoint | starts,
             "offsets": offsets.with_reading(before.checkpoint, here),
             "totals": add_counters(before.totals, lost),
-            "held": held,
+            "waits": before.waits.model_copy(update={"held": held}),
         }
         note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
         logged = context.log.commit(

@@ -432,7 +432,9 @@ def test_what_waits_by_event_time_is_known_while_its_stream_stays_the_same(
     def held() -> list[int]:
         state = BatchLog(world.lake, "app").read().state
         with only_spark_reading():
-            found = find_held(world.systems, world.lake, world.make(), state.checkpoint, state.held)
+            found = find_held(
+                world.systems, world.lake, world.make(), state.checkpoint, state.waits.held
+            )
         return [record.offset for record in found]
 
     assert held() == [1]

@@ -77,7 +77,7 @@ def test_records_wait_between_the_gaps_of_transactions(
     (held,) = world.run(app).held
     assert (held.offset, found()) == (4, {1: 10})
     logged = BatchLog(lake, "app").read().state
-    (known,) = find_held(world.systems, lake, app, logged.checkpoint, logged.held)
+    (known,) = find_held(world.systems, lake, app, logged.checkpoint, logged.waits.held)
     assert known.describe() == held.describe(), "without Spark"
     world.produce("prices", 0, [(begin + 4 * MINUTE, "a", {"v": 12})])
     world.advance(prices)
