@@ -342,7 +342,7 @@ def _show_run(app: Application, report: RunReport, stay: timedelta | None) -> No
     if not report.step.caught_up:
         end = "stopped at the limit" if stay is None else "stopped before the end of its inputs"
     output.console.print(f"{report.step.batches} batches, {end}.")
-    for record in report.step.held:
+    for record in report.step.event_time.held:
         output.show_line(record.describe())
     for dataset in app.datasets:
         if is_advanced_by_partition(dataset):

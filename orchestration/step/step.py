@@ -214,8 +214,7 @@ class _RunningStep:
                 batch = self._prepare_batch()
                 if isinstance(batch, NothingToRead):
                     self._commit_positions(batch)
-                    report = replace(self.state.report, held=batch.held)
-                    self.state = replace(self.state, report=report)
+                    self.state = self.state.with_held(batch.held)
                     has_later_work = bool(batch.held) or batch.restates_later
                     if not hooks.wait(has_later_work):
                         return self.state.finish(self.context, caught_up=True)

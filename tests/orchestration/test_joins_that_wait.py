@@ -339,7 +339,7 @@ def test_a_sensor_starts_no_run_that_could_read_nothing(world: World) -> None:
     assert isinstance(ticker.tick(), str)
     world.clock.forward(minutes=9)  # silent since 00:01, so complete up to 00:05
     assert not isinstance(ticker.tick(), str)
-    assert world.run().held == ()
+    assert world.run().event_time.held == ()
     assert world.results() == {1: 11}
 
 

@@ -160,7 +160,7 @@ def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(
     ]
     del sys.modules["shops"]
     report = run(renamed, shopping(renamed, "new"))
-    assert (report.batches, [*report.state_sizes]) == (0, ["old-tens"]), (
+    assert (report.batches, [*report.event_time.state_sizes]) == (0, ["old-tens"]), (
         "state tables keep the name"
     )
     for world, name in ((renamed, "new"), (kept, "old")):
