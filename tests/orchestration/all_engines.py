@@ -152,7 +152,7 @@ def _copy_tables(app: Application) -> dict[str, RemoteTable[Any, Any, Any]]:
 
 def _needs_no_spark(world: StepWorld, app: Application) -> bool:
     try:
-        return not plan_application(app, systems=world.systems).needs_spark
+        return not plan_application(app, systems=world.systems).engine.needs_spark
     except AdjunctError:
         return False
 
