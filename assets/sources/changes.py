@@ -306,7 +306,7 @@ def decode_changes(
         made = extracted_columns(spec, source.schema, schema)
         entries = _extract_entries(spec, rows, made, describe_input(spec))
         rows = _reject_unreadable(entries, made)
-    if spec.paths:
+    if spec.columns.paths:
         rows = _reject_unreadable(_select_stored(spec, rows, source.schema), source.schema)
     changes = _add_key_problems(spec, rows)
     shown = change_values.render_reason_column(F.col(PROBLEM), values=not hides_values(spec))
@@ -621,7 +621,7 @@ def decode_arrow_changes(
         made_of = extracted_columns(spec, schema, relevant)
         entries = _extract_entries_in_arrow(spec, rows, made_of, describe_input(spec))
         rows = _reject_unreadable_in_arrow(entries, made_of)
-    if spec.paths:
+    if spec.columns.paths:
         rows = _reject_unreadable_in_arrow(_select_stored_in_arrow(spec, rows, schema), schema)
     rows = _add_key_problems_in_arrow(spec, rows)
     position = rows.column(OFFSET if following.order is None else ORDER)

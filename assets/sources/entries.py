@@ -268,9 +268,9 @@ def select_relevant_columns(spec: UnboundedDataset, rows: Schema) -> Schema:
     """Return those columns of the rows that the dataset stores or uses: all without `columns`, or
     with an extractor. Bad values in other columns are ignored.
     """
-    if spec.columns is None or spec.extractor is not None:
+    if spec.columns.names is None or spec.extractor is not None:
         return rows
-    used = {spec.steps_to(name)[0] for name in spec.columns}
+    used = {spec.steps_to(name)[0] for name in spec.columns.names}
     for name in spec.following.placing:
         used |= {name, *split_path(name)[:1]}  # a column of that name, or with that path
     return Schema(tuple(field for field in rows.fields if field.name in used))
@@ -340,7 +340,7 @@ def extracted_columns(spec: AdjunctDataset, schema: Schema, records: Schema) -> 
     paths lead.
     """
     assert spec.extractor is not None
-    if not spec.paths:
+    if not spec.columns.paths:
         return Schema(tuple(field for field in schema.fields if field.name not in BY_OFFSET))
     made = spec.extractor.schema(records, describe_input(spec))
     return made.select(dict.fromkeys(spec.steps_to(name)[0] for name in schema.names))

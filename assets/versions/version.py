@@ -619,7 +619,7 @@ def declaration_from_spec(
         partitions=spec.partitions,
         input_partitions=input_partitions,
         input_names=input_names,
-        columns=spec.columns,
+        columns=spec.columns.names,
         paths=paths_of(spec),
         bootstrap=spec.bootstrap,
         discard=spec.discard,
@@ -630,7 +630,7 @@ def declaration_from_spec(
 
 def paths_of(spec: AdjunctDataset) -> dict[str, str]:
     """Return what the stored columns that are made of paths, or renamed, are made of."""
-    return {column.name: write_path(column.steps) for column in spec.paths}
+    return {column.name: write_path(column.steps) for column in spec.columns.paths}
 
 
 def _kind_facts(spec: AdjunctDataset) -> dict[str, Any]:

@@ -282,8 +282,8 @@ def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
         "adjunct/partitions": dataset.partitions,
         "adjunct/version_set": dataset.version_set,
     }
-    if dataset.columns is not None:
-        facts["adjunct/columns"] = dg.MetadataValue.json(list(dataset.columns))
+    if dataset.columns.names is not None:
+        facts["adjunct/columns"] = dg.MetadataValue.json(list(dataset.columns.names))
     return _known(facts)
 
 

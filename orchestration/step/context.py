@@ -680,7 +680,9 @@ def _with_made_columns(dataset: AdjunctDataset, sensitive: frozenset[str]) -> fr
     """Return the `sensitive` columns of a dataset's input, and those that the dataset makes of
     values inside them.
     """
-    made = [path.name.lower() for path in dataset.paths if path.steps[0].lower() in sensitive]
+    made = [
+        path.name.lower() for path in dataset.columns.paths if path.steps[0].lower() in sensitive
+    ]
     return sensitive.union(made)
 
 
