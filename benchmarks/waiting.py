@@ -119,6 +119,6 @@ def _seconds(
     report = run_application(app, lake=lake, systems=systems, spark=spark, run="benchmark")
     taken = tree_seconds() - before
     state = report.step.state
-    found = (report.step.batches, state.records, report.step.held)
+    found = (report.step.batches, state.records, report.step.event_time.held)
     assert found == (1, count, ()), found
     return taken

@@ -16,6 +16,7 @@ from dagster_adjunct.resources.streams.system import RECORD_META as RECORD_META
 from dagster_adjunct.resources.streams.system import AppendOptions as AppendOptions
 from dagster_adjunct.resources.streams.system import AppendResult as AppendResult
 from dagster_adjunct.resources.streams.system import DriverReads as DriverReads
+from dagster_adjunct.resources.streams.system import LogCompaction as LogCompaction
 from dagster_adjunct.resources.streams.system import Marker as Marker
 from dagster_adjunct.resources.streams.system import NewStreams as NewStreams
 from dagster_adjunct.resources.streams.system import NumberedOffsets as NumberedOffsets

@@ -32,6 +32,7 @@ from dagster_adjunct.assets.declaration.policies import (
     check_positive,
     check_valid_from,
     check_validators,
+    declare_history,
     list_row_validators,
 )
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
@@ -213,6 +214,16 @@ def bucket_columns(
 
 
 @dataclass(frozen=True, slots=True)
+class StoredColumns:
+    """The columns that a dataset stores: their `names`, None for all of the input's, and `paths`,
+    those that are made of paths into the input's columns, or renamed.
+    """
+
+    names: tuple[str, ...] | None = None
+    paths: tuple[NamedPath, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class _NamedColumns:
     """The columns that a declaration names: those of the `key`, and the stored ones (`columns`),
     None for all. Key columns that are made of paths are always stored, before the others.
@@ -222,19 +233,20 @@ class _NamedColumns:
     columns: tuple[NamedPath, ...] | None
 
     @property
-    def paths(self) -> tuple[NamedPath, ...]:
-        """The columns that are made of paths, or renamed."""
-        named = [*self.key]
-        if self.columns is not None:
-            named += self.columns
-        return tuple(dict.fromkeys(column for column in named if column.renames))
+    def key_names(self) -> tuple[str, ...]:
+        """The names of the columns of the key."""
+        return tuple(column.name for column in self.key)
 
     @property
-    def stored(self) -> tuple[str, ...] | None:
-        """The names of the stored columns, None for all."""
-        if self.columns is None:
-            return None
-        return tuple(column.name for column in self.columns)
+    def stored(self) -> StoredColumns:
+        """The columns that the dataset stores."""
+        named = [*self.key]
+        names = None
+        if self.columns is not None:
+            named += self.columns
+            names = tuple(column.name for column in self.columns)
+        paths = dict.fromkeys(column for column in named if column.renames)
+        return StoredColumns(names, tuple(paths))
 
 
 def _name_columns(
@@ -346,13 +358,12 @@ class AdjunctDataset:
     It is a BoundedDataset, an UnboundedDataset or a LocalTable. `key` names the columns that
     identify an entry. `partitions` is the number of buckets, None for one broadcast copy.
     `partition_by` are the key columns that determine the bucket, () for a broadcast copy. `columns`
-    are the stored columns, None for all of the input's. `extractor` turns records into entries.
-    `paths` are the stored columns that are made of paths into the input's columns, or renamed.
-    `evolution` says which stored columns were renamed or dropped.
-    `bootstrap` makes applications wait until the dataset is first readable. `discard` says which
-    versions are retained. Dagster masks values of `sensitive` columns; the path of a part of a
-    nested column, "customer.email", masks the whole column. `declared_at` is the line of
-    user code that declares it, and is not stored in the lake. Raises ConfigurationError.
+    are the stored columns. `extractor` turns records into entries. `evolution` says which stored
+    columns were renamed or dropped. `bootstrap` makes applications wait until the dataset is first
+    readable. `discard` says which versions are retained. Dagster masks values of `sensitive`
+    columns; the path of a part of a nested column, "customer.email", masks the whole column.
+    `declared_at` is the line of user code that declares it, and is not stored in the lake. Raises
+    ConfigurationError.
     """
 
     kind: ClassVar[DatasetKind]
@@ -363,8 +374,7 @@ class AdjunctDataset:
     partition_by: tuple[str, ...]
     partitions: int | None
     bootstrap: bool = True
-    columns: tuple[str, ...] | None = None
-    paths: tuple[NamedPath, ...] = ()
+    columns: StoredColumns = StoredColumns()
     evolution: ColumnChanges = field(default_factory=ColumnChanges)
     extractor: KeyValueExtractor | None = None
     discard: DiscardPolicy = field(default_factory=DiscardPolicy)
@@ -399,7 +409,7 @@ class AdjunctDataset:
             yield ArgumentProblem(
                 "key", "has no key", "Name the columns that identify an entry: key=[…]."
             )
-        yield from _name_problems("key", self.key, self.paths)
+        yield from _name_problems("key", self.key, self.columns.paths)
         yield from _name_problems("partition_by", self.partition_by)
         yield from self._column_problems()
         yield from self._spread_problems()
@@ -443,13 +453,14 @@ class AdjunctDataset:
 
     def _column_problems(self) -> Iterator[ArgumentProblem]:
         """Yield what is wrong with the stored columns."""
-        if self.columns is None:
+        names = self.columns.names
+        if names is None:
             return
-        yield from _name_problems("columns", self.columns, self.paths)
+        yield from _name_problems("columns", names, self.columns.paths)
         if self.by_offset:  # the columns of the key are added to those that are stored
             return
         for column in self.key:
-            if column not in self.columns:
+            if column not in names:
                 problem = f"does not store its key column {column!r}"
                 yield ArgumentProblem("columns", problem, "Add it to columns=.")
 
@@ -492,7 +503,7 @@ class AdjunctDataset:
         """
         names = [*self.sensitive, *map(path_column, self.sensitive)]
         hidden = [*map(split_path, self.sensitive)]
-        for column in self.paths:
+        for column in self.columns.paths:
             for steps in hidden:
                 common = min(len(steps), len(column.steps))
                 is_nested = steps[:common] == column.steps[:common]  # one of the two in the other
@@ -504,7 +515,7 @@ class AdjunctDataset:
         """Return the steps to the value of a stored column: the column of the input, or of the
         extractor's entries, and the fields within it.
         """
-        for path in self.paths:
+        for path in self.columns.paths:
             if path.name == column:
                 return path.steps
         return (column,)
@@ -585,11 +596,8 @@ class AdjunctDataset:
             return
         argument = "history_columns"
         if not self.over_time:
-            needed = "valid_from=…"
-            if self.follows_changes:
-                needed = "history=…"
-            problem = f"has {argument}, which have no effect without {needed}"
-            yield ArgumentProblem(argument, problem, f"Declare {needed}, or remove {argument}.")
+            problem = f"has {argument}, which have no effect without valid_from=…"
+            yield ArgumentProblem(argument, problem, f"Declare valid_from=…, or remove {argument}.")
         if not self.history_columns:
             problem = f"has {argument}=[], so that changes of entries would begin no interval"
             yield ArgumentProblem(argument, problem, "Name the columns whose changes begin one.")
@@ -598,7 +606,7 @@ class AdjunctDataset:
             if name in self.key:
                 problem = f"names {name!r} in {argument}, a column of the key, which never changes"
                 yield ArgumentProblem(argument, problem, "Name other columns.")
-            elif self.columns is not None and name not in self.columns:
+            elif self.columns.names is not None and name not in self.columns.names:
                 problem = f"names {name!r} in {argument}, and does not store it"
                 yield ArgumentProblem(argument, problem, "Add it to columns=, or name another one.")
 
@@ -802,7 +810,9 @@ class UnboundedDataset(AdjunctDataset):
     @property
     def history_columns(self) -> tuple[str, ...] | None:
         """The columns whose changes begin an interval of the history; None are all columns."""
-        return self.following.history_columns
+        if self.following.history is None:
+            return None
+        return self.following.history.columns
 
     @property
     def has_watermark(self) -> bool:
@@ -851,7 +861,7 @@ def _check_source_columns(dataset: BoundedDataset, records: Schema) -> None:
         if dataset.extractor is not None:
             entries = dataset.extractor.schema(records, what)
         argument = "columns"
-        _check_known(what, _plain_names(dataset, dataset.columns or ()), entries.names)
+        _check_known(what, _plain_names(dataset, dataset.columns.names or ()), entries.names)
         argument = "key"
         _check_known(what, _plain_names(dataset, dataset.key), entries.names)
         argument = "paths"
@@ -886,18 +896,18 @@ def select_stored_columns(dataset: AdjunctDataset, entries: Schema, what: str) -
     path whose name a column has already.
     """
     made = {}
-    for column in dataset.paths:
+    for column in dataset.columns.paths:
         made[column.name] = _field_of_path(column, entries, what)
-    if dataset.columns is not None:
+    if dataset.columns.names is not None:
         fields = []
-        for name in dataset.columns:
+        for name in dataset.columns.names:
             if name in made:
                 fields.append(made[name])
             else:
                 fields.append(entries.field(name, what))
         return Schema(tuple(fields))
     taken = {name.lower(): name for name in entries.names}
-    for column in dataset.paths:
+    for column in dataset.columns.paths:
         if column.name.lower() in taken:
             raise SchemaMismatchError(
                 f"{what}: {write_path(column.steps)!r} is stored as {column.name!r}, and there is"
@@ -1003,12 +1013,11 @@ def bounded_dataset(  # noqa: PLR0913
     return BoundedDataset(
         name=name,
         input=input,
-        key=tuple(column.name for column in named.key),
+        key=named.key_names,
         partition_by=spread,
         partitions=partitions,
         bootstrap=bootstrap,
         columns=named.stored,
-        paths=named.paths,
         evolution=ColumnChanges(renamed or {}, to_name_tuple(drop)),
         extractor=extractor,
         duplicates=duplicates,
@@ -1091,10 +1100,7 @@ def unbounded_dataset(  # noqa: PLR0913
             on_lost_offset=on_lost_offset,
             compaction=compaction or DeltaCompaction(),
             persistent=persistent,
-            history=history,
-            valid_from=valid_from,
-            history_columns=history_columns,
-            watermark=watermark,
+            history=declare_history(history, valid_from, history_columns, watermark),
             chunk=chunk,
         )
         presentation = _presentation(shown, freshness)
@@ -1105,12 +1111,11 @@ def unbounded_dataset(  # noqa: PLR0913
     return UnboundedDataset(
         name=name,
         input=input,
-        key=tuple(column.name for column in named.key),
+        key=named.key_names,
         partition_by=spread,
         partitions=partitions,
         bootstrap=bootstrap,
         columns=named.stored,
-        paths=named.paths,
         evolution=ColumnChanges(renamed or {}, to_name_tuple(drop)),
         extractor=extractor,
         discard=discard or DiscardPolicy(),
@@ -1190,10 +1195,10 @@ def local_table(
     return LocalTable(
         name=name,
         input=owned,
-        key=tuple(column.name for column in named.key),
+        key=named.key_names,
         partition_by=bucket_columns(name, named.key, partitions, partition_by or None, False),
         partitions=partitions,
-        paths=named.paths,
+        columns=named.stored,
         evolution=ColumnChanges(options.get("renamed", {}), to_name_tuple(options.get("drop", ()))),
         discard=options.get("discard", DiscardPolicy()),
         compaction=options.get("compaction", DeltaCompaction()),

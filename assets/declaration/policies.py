@@ -285,6 +285,61 @@ class Watermark:
         check_positive("idle_after", self.idle_after)
 
 
+@dataclass(frozen=True, slots=True)
+class TableHistory:
+    """How a table keeps the entries of each key over time.
+
+    - `keep`: how long, or "all"
+    - `valid_from`: the column (timestamp or date) that says since when an entry is valid; None for
+      the record's time
+    - `columns`: the columns whose changes begin an interval of the history; None for all
+    - `watermark`: up to when the changes are taken as complete, for joins that wait; None if no
+      join can wait
+    """
+
+    keep: History
+    valid_from: str | None = None
+    columns: tuple[str, ...] | None = None
+    watermark: Watermark | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("history", self.keep)
+        name = self.valid_from
+        if name is not None and (not name or name.startswith("__")):
+            raise ConfigurationError(
+                f"valid_from is {name!r}: expected the name of a column.",
+                "Leave it out to use the record's time.",
+                argument="valid_from",
+            )
+
+
+def declare_history(
+    history: History | None,
+    valid_from: str | None,
+    history_columns: tuple[str, ...] | None,
+    watermark: Watermark | None,
+) -> TableHistory | None:
+    """Return the history that these arguments of `unbounded_dataset` declare, None without one.
+
+    Raises ConfigurationError for an argument that needs one.
+    """
+    if history is not None:
+        return TableHistory(history, valid_from, history_columns, watermark)
+    without_effect = {
+        "valid_from": valid_from,
+        "history_columns": history_columns,
+        "watermark": watermark,
+    }
+    for argument, value in without_effect.items():
+        if value is not None:
+            raise ConfigurationError(
+                f"{argument} has no effect without a history.",
+                f'Declare history=timedelta(…) or "all", or remove {argument}.',
+                argument=argument,
+            )
+    return None
+
+
 ColumnGroups = tuple[tuple[str, tuple[str, ...]], ...]
 """Ordering columns, each with the other columns of its group."""
 
@@ -310,13 +365,7 @@ class ChangeStreamOptions:
     - `on_lost_offset`: what happens if the stream no longer has the next offset
     - `persistent`: False keeps the table for one run only
     - `chunk`: the most records that one commit includes
-    - `history`: how long the entries of each key are kept over time, or "all"; None keeps the
-      newest only
-    - `valid_from`: the column (timestamp or date) that says since when an entry is valid; None for
-      the record's time
-    - `history_columns`: the columns whose changes begin an interval of the history; None for all
-    - `watermark`: up to when the changes are taken as complete, for joins that wait; None if no
-      join can wait
+    - `history`: how the entries of each key are kept over time; None keeps the newest only
     """
 
     changes: ChangeFormat = field(default_factory=Upserts)
@@ -330,10 +379,7 @@ class ChangeStreamOptions:
     compaction: DeltaCompaction = field(default_factory=DeltaCompaction)
     persistent: bool = True
     chunk: int = CHUNK_RECORDS
-    history: History | None = None
-    valid_from: str | None = None
-    history_columns: tuple[str, ...] | None = None
-    watermark: Watermark | None = None
+    history: TableHistory | None = None
 
     def __post_init__(self) -> None:
         if self.order_by is not None:
@@ -347,19 +393,12 @@ class ChangeStreamOptions:
         if self.keep_tombstones is not None:
             yield from self._tombstone_problems(self.keep_tombstones)
         check_positive("max_age", self.max_age)
-        check_positive("history", self.history)
         if self.chunk < 1:
             yield ArgumentProblem("chunk", f"chunk is {self.chunk}: expected 1 or more records.")
         if self.groups:
             yield from self._group_problems()
         if not self.persistent:
             yield from self._storage_problems()
-        if self.valid_from is not None:
-            yield from self._valid_from_problems(self.valid_from)
-        if self.watermark is not None and self.history is None:
-            problem = "watermark has no effect without a history: changes have no times."
-            step = 'Declare history=timedelta(…) or "all", or remove watermark.'
-            yield ArgumentProblem("watermark", problem, step)
 
     def _tombstone_problems(self, distance: int) -> Iterator[ArgumentProblem]:
         """Yield why deletions can't be remembered for this `distance`, if they can't."""
@@ -403,9 +442,8 @@ class ChangeStreamOptions:
             "initial": "rows of a snapshot have no place in them",
         }
         for argument, why in reasons.items():
-            value = getattr(self, argument)
-            if value is not None:
-                problem = f"{argument} is {value!r}, and order_by orders groups of columns: {why}."
+            if getattr(self, argument) is not None:
+                problem = f"{argument} is declared, and order_by orders groups of columns: {why}."
                 yield ArgumentProblem(
                     argument, problem, f"Remove {argument}, or order whole rows by one column."
                 )
@@ -435,16 +473,6 @@ class ChangeStreamOptions:
             problem = f"a table with persistent=False can't {what}"
             yield ArgumentProblem(argument, problem, "Declare persistent=True, or leave it out.")
 
-    def _valid_from_problems(self, column: str) -> Iterator[ArgumentProblem]:
-        """Yield what is wrong with `valid_from`, which names this column."""
-        if not column or column.startswith("__"):
-            problem = f"valid_from is {column!r}: expected the name of a column."
-            yield ArgumentProblem("valid_from", problem, "Leave it out to use the record's time.")
-        if self.history is None:
-            problem = f"valid_from is {column!r}, but it has no effect without a history."
-            step = 'Declare history=timedelta(…) or "all", or remove valid_from.'
-            yield ArgumentProblem("valid_from", problem, step)
-
     @property
     def completes(self) -> bool:
         """Whether changes may leave out columns, which then keep their stored values."""
@@ -469,6 +497,21 @@ class ChangeStreamOptions:
     def ordering(self) -> Order:
         """The names in `order_by`, () without it."""
         return self.order_by or ()
+
+    @property
+    def placing(self) -> tuple[str, ...]:
+        """The columns, or paths, that order the changes or say since when they are valid."""
+        names = self.ordering
+        if self.history is not None and self.history.valid_from is not None:
+            names = (*names, self.history.valid_from)
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def watermark(self) -> Watermark | None:
+        """Up to when the changes are taken as complete; None if no join can wait."""
+        if self.history is None:
+            return None
+        return self.history.watermark
 
     @property
     def order(self) -> Order | None:

@@ -299,14 +299,14 @@ def decode_changes(
     if positions_from and following.order_by is None:
         position = position + F.lit(positions_from).cast("bigint")
     if following.history is not None:
-        rows = _add_valid_from(rows, following.valid_from)
+        rows = _add_valid_from(rows, following.history.valid_from)
     schema = relevant_schema(source)
     rows = rows.drop(*list_read_paths(readable_schema(source), schema))
     if spec.extractor is not None:
         made = extracted_columns(spec, source.schema, schema)
         entries = _extract_entries(spec, rows, made, describe_input(spec))
         rows = _reject_unreadable(entries, made)
-    if spec.paths:
+    if spec.columns.paths:
         rows = _reject_unreadable(_select_stored(spec, rows, source.schema), source.schema)
     changes = _add_key_problems(spec, rows)
     shown = change_values.render_reason_column(F.col(PROBLEM), values=not hides_values(spec))
@@ -342,11 +342,7 @@ def _list_placing_columns(spec: UnboundedDataset, columns: Collection[str]) -> l
     """Return which of these columns of the rows order the changes, or say since when they are
     valid.
     """
-    following = spec.following
-    names = [*following.ordering]
-    if following.valid_from is not None:
-        names.append(following.valid_from)
-    found = dict.fromkeys(split_path(name)[0] for name in names)
+    found = dict.fromkeys(split_path(name)[0] for name in spec.following.placing)
     return [name for name in found if name in columns]
 
 
@@ -618,14 +614,14 @@ def decode_arrow_changes(
     elif following.order is not None:
         rows = _add_order_in_arrow(spec, rows, readable_schema(source), samples)
     if following.history is not None:
-        rows = _add_valid_from_in_arrow(rows, following.valid_from)
+        rows = _add_valid_from_in_arrow(rows, following.history.valid_from)
     relevant = relevant_schema(source)
     rows = rows.drop_columns(list_read_paths(readable_schema(source), relevant))
     if spec.extractor is not None:
         made_of = extracted_columns(spec, schema, relevant)
         entries = _extract_entries_in_arrow(spec, rows, made_of, describe_input(spec))
         rows = _reject_unreadable_in_arrow(entries, made_of)
-    if spec.paths:
+    if spec.columns.paths:
         rows = _reject_unreadable_in_arrow(_select_stored_in_arrow(spec, rows, schema), schema)
     rows = _add_key_problems_in_arrow(spec, rows)
     position = rows.column(OFFSET if following.order is None else ORDER)

@@ -226,8 +226,8 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
     what = describe_input(spec)
     following = spec.following
     rows = following.changes.schema(stream_schema, what)
-    if following.valid_from is not None:
-        _check_valid_from(following.valid_from, rows, what)
+    if following.history is not None and following.history.valid_from is not None:
+        _check_valid_from(following.history.valid_from, rows, what)
     for name in following.ordering:
         _check_ordering(spec, rows, name, what)
     ordering = with_read_paths(spec, rows)
@@ -255,8 +255,8 @@ def with_read_paths(spec: UnboundedDataset, rows: Schema) -> Schema:
     """
     following = spec.following
     fields = list(rows.fields)
-    for name in dict.fromkeys((*following.ordering, following.valid_from)):
-        if name is None or following.changes.orders(name):
+    for name in following.placing:
+        if following.changes.orders(name):
             continue
         path = find_path(name, rows.types)
         if path is not None:
@@ -268,12 +268,11 @@ def select_relevant_columns(spec: UnboundedDataset, rows: Schema) -> Schema:
     """Return those columns of the rows that the dataset stores or uses: all without `columns`, or
     with an extractor. Bad values in other columns are ignored.
     """
-    if spec.columns is None or spec.extractor is not None:
+    if spec.columns.names is None or spec.extractor is not None:
         return rows
-    used = {spec.steps_to(name)[0] for name in spec.columns}
-    for name in (*spec.following.ordering, spec.following.valid_from):
-        if name is not None:
-            used |= {name, *split_path(name)[:1]}  # a column of that name, or with that path
+    used = {spec.steps_to(name)[0] for name in spec.columns.names}
+    for name in spec.following.placing:
+        used |= {name, *split_path(name)[:1]}  # a column of that name, or with that path
     return Schema(tuple(field for field in rows.fields if field.name in used))
 
 
@@ -341,7 +340,7 @@ def extracted_columns(spec: AdjunctDataset, schema: Schema, records: Schema) -> 
     paths lead.
     """
     assert spec.extractor is not None
-    if not spec.paths:
+    if not spec.columns.paths:
         return Schema(tuple(field for field in schema.fields if field.name not in BY_OFFSET))
     made = spec.extractor.schema(records, describe_input(spec))
     return made.select(dict.fromkeys(spec.steps_to(name)[0] for name in schema.names))
@@ -726,10 +725,11 @@ class OpenedChanges(OpenedStream):
             return True
         if following.history is None:
             return False
-        if following.valid_from is None:
+        valid_from = following.history.valid_from
+        if valid_from is None:
             return True  # the record's time
         rows = derive_row_schema(self.spec, self.records)
-        return require_value(following.valid_from, rows.types, "the row").type != "date"
+        return require_value(valid_from, rows.types, "the row").type != "date"
 
     def _keeps(self, names: Sequence[str]) -> bool:
         """Whether rows have these columns of their changes unchanged."""

@@ -65,7 +65,7 @@ from dagster_adjunct.assets.unbounded.recovery import (
 from dagster_adjunct.assets.unbounded.row_rules import Findings, check_snapshot_rows, list_row_rules
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, record_build, renew_attempt
-from dagster_adjunct.assets.versions.manifest import Bootstrap
+from dagster_adjunct.assets.versions.manifest import Bootstrap, WatermarkState
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.switches import require_audit_fields
 from dagster_adjunct.assets.versions.version import POSITION
@@ -234,7 +234,9 @@ def _snapshot_valid_from(
     no change precedes the row it changes; the current time where there is no such record. Raises
     DatasetError if the snapshot does not have `valid_from`.
     """
-    name = source.spec.following.valid_from
+    history = source.spec.following.history
+    assert history is not None, "without a history, rows have no times"
+    name = history.valid_from
     if name is not None and name in with_read_paths(source.spec, source.schema):
         return value_column(source.schema.names, name).cast("timestamp")
     if name is not None:
@@ -463,8 +465,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         first_ordered=samples,
         quarantining=None,
         applied=before.with_applied(applied),
-        times={},
-        passed=(),
+        watermark=WatermarkState(),
         decision=decision,
         change=commit.change_from_decision(decision),
     )

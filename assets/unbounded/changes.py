@@ -77,7 +77,7 @@ from dagster_adjunct.assets.unbounded.suspicious_values import find_suspicious_v
 from dagster_adjunct.assets.unbounded.tied_changes import find_tie_rule
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.leases import lease_served, record_build
-from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, WatermarkState
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
 from dagster_adjunct.assets.versions.watermark import after_changes, after_late, passed_marks
@@ -737,7 +737,7 @@ def _manifest_with_changes(
         if chunk.rewinding is not None:  # they are counted already
             late = ()
         passed = after_late(passed_marks(advance.spec, manifest), late)
-        after = after.after(times=times, passed=passed)
+        after = after.after(watermark=WatermarkState(times=times, passed=passed))
     if chunk.rewinding is not None:
         after = chunk.rewinding.record_in_manifest(after, source.system)
     if running:

@@ -243,11 +243,12 @@ def confirm_caught_up(advance: Advance) -> Advance:
     now = advance.snapshot.at
     if confirmed is not None and now - confirmed < min(limits) / 10:
         return advance
+    passed = passed_marks(advance.spec, advance.manifest)
     try:
         return commit_fields(
             advance,
             confirmed_at=now,
-            passed=passed_marks(advance.spec, advance.manifest),
+            watermark=advance.manifest.watermark.model_copy(update={"passed": passed}),
             decision=advance.decision,
             change=Change(action="confirm"),
         )

@@ -184,7 +184,7 @@ def dead_letter_producer(advance: Advance, identity: tuple[object, ...]) -> str:
     facts: list[object] = [
         spec.following.changes.describe(),
         extractor and extractor.describe(),
-        spec.columns,
+        spec.columns.names,
         manifest.horizon,
     ]
     if manifest.positions_from:

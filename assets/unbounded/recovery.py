@@ -258,7 +258,15 @@ def effective_max_age(source: OpenedChanges) -> timedelta | None:
 
     None is without limit.
     """
-    return source.spec.following.max_age or source.info.tombstones_kept
+    return source.spec.following.max_age or _deletions_kept(source)
+
+
+def _deletions_kept(source: OpenedChanges) -> timedelta | None:
+    """Return how long the stream of a table keeps deletions; None is without limit."""
+    compaction = source.info.compaction
+    if compaction is None:
+        return None
+    return compaction.tombstones_kept
 
 
 def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> list[str]:
@@ -328,7 +336,7 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedChanges, now: 
         was = describe_order(before.order_by)
         wanted = describe_order(after.order_by)
         return f"the declared order has changed since it began, from {was} to {wanted}"
-    kept = source.info.tombstones_kept
+    kept = _deletions_kept(source)
     if kept is not None and now - bootstrap.started_at > kept:
         return (
             f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions"

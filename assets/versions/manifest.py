@@ -8,7 +8,7 @@ either kind are defined on both. What a version is made of, files included, is i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, Literal, Self
 
@@ -274,6 +274,30 @@ class PassedMark(ManifestPart):
 
     until: AwareDatetime
     late: int = 0
+
+
+class WatermarkState(ManifestPart):
+    """What the watermark of a dataset is made of, the `times` of its changes by partition, and its
+    last watermarks before this one (`passed`), oldest first.
+    """
+
+    times: dict[str, ChangeTimes] = Field(default_factory=dict)
+    passed: tuple[PassedMark, ...] = ()
+
+    def after_repartition(self, partitions: int, offsets: Iterable[str]) -> WatermarkState:
+        """Return the state with the times of the new partitions, which begin at these `offsets`.
+        Each may continue the slowest of the `partitions` old ones; its time is unknown if one of
+        them has none.
+        """
+        if not self.times:
+            return self
+        read_at = max(times.read_at for times in self.times.values())
+        known = [times.newest for times in self.times.values() if times.newest is not None]
+        slowest = None
+        if len(known) == partitions:
+            slowest = min(known)
+        times = dict.fromkeys(offsets, ChangeTimes(newest=slowest, read_at=read_at))
+        return self.model_copy(update={"times": times})
 
 
 class Retired(ManifestPart):
@@ -589,10 +613,9 @@ class UnboundedManifest(CommonManifest):
     `first_ordered` are the ordering values of the first change, whose formats later ones must have;
     None before it. `quarantining` are the ranges whose bad changes are being sent to the dead
     letters: after a crash the same ranges are read again. `applied` are the ids of the last applied
-    startpoints, by stream partition, newest last. `decision` is the last recovery decision. `times`
-    are those of the changes, by partition, if the dataset declares a watermark; `passed` are its
-    last watermarks before this one, oldest first.
-    `numbers` are the numbers of its versions so far, as ranges (first, last), newest last.
+    startpoints, by stream partition, newest last. `decision` is the last recovery decision.
+    `watermark` is empty unless the dataset declares one. `numbers` are the numbers of its versions
+    so far, as ranges (first, last), newest last.
     """
 
     bootstrap: Bootstrap
@@ -604,8 +627,7 @@ class UnboundedManifest(CommonManifest):
     quarantining: dict[str, tuple[Offset, Offset]] | None = None
     applied: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     decision: Decision | None = None
-    times: dict[str, ChangeTimes] = Field(default_factory=dict)
-    passed: tuple[PassedMark, ...] = ()
+    watermark: WatermarkState = WatermarkState()
     numbers: tuple[tuple[int, int], ...] = ()
     written: Written | None = None
 
@@ -692,22 +714,10 @@ class UnboundedManifest(CommonManifest):
         """
         return {
             "bootstrap": self.bootstrap.model_copy(update={"start": offsets, "target": offsets}),
-            "times": self._times_after_repartition(offsets),
+            "watermark": self.watermark.after_repartition(
+                self.declaration.input_partitions, offsets
+            ),
         }
-
-    def _times_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, ChangeTimes]:
-        """Return the times of the new partitions: each may continue the slowest of the old ones,
-        whose time is unknown if one of them has none.
-        """
-        if not self.times:
-            return {}
-        read_at = max(times.read_at for times in self.times.values())
-        known = [times.newest for times in self.times.values() if times.newest is not None]
-        all_are_known = len(known) == self.declaration.input_partitions
-        slowest = None
-        if all_are_known:
-            slowest = min(known)
-        return dict.fromkeys(offsets, ChangeTimes(newest=slowest, read_at=read_at))
 
     def kept_elsewhere(self) -> list[str]:
         declared = self.declaration

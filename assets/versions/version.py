@@ -619,7 +619,7 @@ def declaration_from_spec(
         partitions=spec.partitions,
         input_partitions=input_partitions,
         input_names=input_names,
-        columns=spec.columns,
+        columns=spec.columns.names,
         paths=paths_of(spec),
         bootstrap=spec.bootstrap,
         discard=spec.discard,
@@ -630,7 +630,7 @@ def declaration_from_spec(
 
 def paths_of(spec: AdjunctDataset) -> dict[str, str]:
     """Return what the stored columns that are made of paths, or renamed, are made of."""
-    return {column.name: write_path(column.steps) for column in spec.paths}
+    return {column.name: write_path(column.steps) for column in spec.columns.paths}
 
 
 def _kind_facts(spec: AdjunctDataset) -> dict[str, Any]:
@@ -668,10 +668,11 @@ def history_from_spec(spec: AdjunctDataset) -> KeptHistory | None:
     """
     if not isinstance(spec, UnboundedDataset) or spec.following.history is None:
         return None
+    history = spec.following.history
     kept = None
-    if spec.following.history != "all":
-        kept = spec.following.history // timedelta(microseconds=1)
-    return KeptHistory(valid_from=spec.following.valid_from, kept=kept)
+    if history.keep != "all":
+        kept = history.keep // timedelta(microseconds=1)
+    return KeptHistory(valid_from=history.valid_from, kept=kept)
 
 
 def check_declaration(

@@ -83,9 +83,10 @@ def _changes_known_until(
     is_served = manifest.version is not None and manifest.bootstrap.state == "done"
     if watermark is None or not is_served:
         return None
+    times = manifest.watermark.times
     lowest: datetime | None = None
     for ssp in manifest.offsets:
-        mark = _partition_known_until(watermark, manifest.times.get(ssp), manifest.confirmed_at)
+        mark = _partition_known_until(watermark, times.get(ssp), manifest.confirmed_at)
         if mark is None:
             return None
         if lowest is None or mark < lowest:
@@ -126,7 +127,7 @@ def after_changes(
     No watermark goes back: that of a partition that was idle keeps its time until newer changes
     pass it, so that all changes that are late are counted.
     """
-    known = manifest.times
+    known = manifest.watermark.times
     confirmed = None
     if manifest.bootstrap.state == "done":
         confirmed = manifest.confirmed_at
@@ -148,7 +149,7 @@ def passed_marks(dataset: UnboundedDataset, manifest: UnboundedManifest) -> tupl
     """Return the watermarks that readers may have passed up to this manifest, its own included,
     oldest first.
     """
-    passed = manifest.passed
+    passed = manifest.watermark.passed
     mark = known_until(dataset, manifest)
     if mark is not None and (not passed or passed[-1].until < mark):
         passed = (*passed, PassedMark(until=mark))

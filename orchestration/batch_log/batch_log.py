@@ -33,15 +33,16 @@ from dagster_adjunct.orchestration.batch_log.event_times import TimeState
 from dagster_adjunct.orchestration.batch_log.intent import (
     MAX_SKIPPED,
     Epochs,
-    HeldTime,
     Intent,
     Offsets,
     Partition,
-    PassedTime,
     Ranges,
     ReadVersions,
     Spans,
+    WaitState,
     cut_out,
+    of_stream,
+    without_stream,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
 from dagster_adjunct.resources import errors
@@ -151,16 +152,59 @@ class AbandonedEnds(StoredDocument):
     ends: tuple[str, ...]
 
 
+class OpenedEpochs(StoredDocument):
+    """The epochs of partitions, both without zeros: those of the `main` position, and the `highest`
+    ones that were ever opened, by replays and restatements too.
+    """
+
+    main: dict[Partition, int] = Default(default_factory=dict)
+    highest: dict[Partition, int] = Default(default_factory=dict)
+
+    def next_of(self, ssp: SystemStreamPartition) -> int:
+        """Return the epoch that the next startpoint of this partition opens."""
+        return self.highest.get(ssp, 0) + 1
+
+    def with_main(self, epochs: Epochs) -> OpenedEpochs:
+        """Return the epochs after the main position has opened these."""
+        opened = self.with_opened(epochs)
+        return opened.model_copy(update={"main": {**self.main, **epochs}})
+
+    def with_opened(self, epochs: Epochs) -> OpenedEpochs:
+        """Return the epochs after other reads than those of the main position have opened these."""
+        highest = dict(self.highest)
+        for ssp, epoch in epochs.items():
+            highest[ssp] = max(epoch, highest.get(ssp, 0))
+        return self.model_copy(update={"highest": highest})
+
+    def carry_over(self, stream: str, partitions: Iterable[SystemStreamPartition]) -> OpenedEpochs:
+        """Return the epochs after the stream was repartitioned into these partitions: all of them
+        have the highest epoch that any partition had.
+        """
+        partitions = tuple(partitions)
+        main = _spread(self.main, stream, partitions)
+        return OpenedEpochs(main=main, highest=_spread(self.highest, stream, partitions))
+
+
+def _spread(epochs: Epochs, stream: str, partitions: Iterable[SystemStreamPartition]) -> Epochs:
+    """Return the epochs if these partitions of a stream all have the highest that any of its
+    partitions has.
+    """
+    highest = max(of_stream(epochs, stream).values(), default=0)
+    spread = without_stream(epochs, stream)
+    if highest:
+        spread |= dict.fromkeys(partitions, highest)
+    return spread
+
+
 class OffsetState(StoredDocument):
     """The positions of an application besides its checkpoint, by partition.
 
-    `streams` are the identities of the input streams that the checkpoint belongs to. `epochs` are
-    the epochs of the main position, `opened` the highest ones ever opened, both without zeros.
-    `replays` are those under way, by id; `begun` has the ids of replays that began and whose
-    requests may still be fanned out. `taken` has the ids of the latest requests that were applied
-    or began a replay: if one is written again, it is not applied again. `furthest` has the end of
-    all that the main position has read, where it was moved before. `abandoned` has the offsets at
-    which batches have to end.
+    `streams` are the identities of the input streams that the checkpoint belongs to. `replays` are
+    those under way, by id; `begun` has the ids of replays that began and whose requests may still
+    be fanned out. `taken` has the ids of the latest requests that were applied or began a replay:
+    if one is written again, it is not applied again. `furthest` has the end of all that the main
+    position has read, where it was moved before. `abandoned` has the offsets at which batches have
+    to end.
 
     `skipped` are the spans [from, to) that the main position has passed without reading them, of
     inputs whose results follow later changes of datasets. `joined` has, by dataset,
@@ -171,8 +215,7 @@ class OffsetState(StoredDocument):
     streams: dict[str, str] = Default(default_factory=dict)
     resolved: dict[Partition, ResolvedStartpoint] = Default(default_factory=dict)
     applied: dict[Partition, AppliedStartpoint] = Default(default_factory=dict)
-    epochs: dict[Partition, int] = Default(default_factory=dict)
-    opened: dict[Partition, int] = Default(default_factory=dict)
+    epochs: OpenedEpochs = OpenedEpochs()
     replays: dict[str, Replay] = Default(default_factory=dict)
     begun: frozenset[str] = frozenset()
     taken: dict[Partition, tuple[str, ...]] = Default(default_factory=dict)
@@ -199,10 +242,6 @@ class OffsetState(StoredDocument):
             return True
         return self.has_begun(ssp, startpoint_id)
 
-    def next_epoch(self, ssp: SystemStreamPartition) -> int:
-        """Return the epoch that the next startpoint of this partition opens."""
-        return self.opened.get(ssp, 0) + 1
-
     def with_applied(self, startpoints: Offsets, batch: int | None, at: datetime) -> OffsetState:
         """Return the state after a commit of offsets that applied these startpoints (id by
         partition): each opens an epoch of its partition.
@@ -210,8 +249,7 @@ class OffsetState(StoredDocument):
         One that is no longer the resolved startpoint of its partition changes nothing.
         """
         applied = dict(self.applied)
-        epochs = dict(self.epochs)
-        opened = dict(self.opened)
+        epochs = {}
         resolved = dict(self.resolved)
         taken = []
         for ssp, startpoint_id in startpoints.items():
@@ -220,22 +258,27 @@ class OffsetState(StoredDocument):
                 continue
             del resolved[ssp]
             taken.append((ssp, start.id))
-            epoch = self.next_epoch(ssp)
+            epoch = self.epochs.next_of(ssp)
             epochs[ssp] = epoch
-            opened[ssp] = epoch
             about = start.model_dump(include={"id", "position", "offset", "by", "reason"})
             applied[ssp] = AppliedStartpoint(**about, epoch=epoch, batch=batch, applied_at=at)
-        update = {"resolved": resolved, "applied": applied, "epochs": epochs, "opened": opened}
         left = {ssp: each for ssp, each in self.abandoned.items() if ssp not in startpoints}
-        update |= {"taken": self._add_taken(taken), "abandoned": left}
-        return self.model_copy(update=update)
+        return self.model_copy(
+            update={
+                "resolved": resolved,
+                "applied": applied,
+                "epochs": self.epochs.with_main(epochs),
+                "taken": self._add_taken(taken),
+                "abandoned": left,
+            }
+        )
 
     def with_replays(self, replays: Iterable[Replay]) -> OffsetState:
         """Return the state with more replays, whose epochs are opened; a replay of no offsets
         has ended already.
         """
         under_way = dict(self.replays)
-        opened = dict(self.opened)
+        opened = {}
         begun = set(self.begun)
         taken = []
         for replay in replays:
@@ -245,8 +288,14 @@ class OffsetState(StoredDocument):
             if replay.start != replay.until:
                 under_way[replay.id] = replay
                 opened[replay.ssp] = replay.epoch
-        update = {"replays": under_way, "opened": opened, "begun": frozenset(begun)}
-        return self.model_copy(update={**update, "taken": self._add_taken(taken)})
+        return self.model_copy(
+            update={
+                "replays": under_way,
+                "epochs": self.epochs.with_opened(opened),
+                "begun": frozenset(begun),
+                "taken": self._add_taken(taken),
+            }
+        )
 
     def with_abandoned(self, epochs: Epochs, replays: Offsets) -> OffsetState:
         """Return the state after a batch of these epochs was abandoned: its records are read again,
@@ -255,21 +304,21 @@ class OffsetState(StoredDocument):
         Outputs may have results of the batch already; the epochs tell these from the repeated ones.
         `replays` are the ids of the replays that the batch read, by partition.
         """
-        now = dict(self.epochs)
-        opened = dict(self.opened)
+        opened = self.epochs.with_opened(epochs)
+        main = {}
+        replayed = {}
         under_way = dict(self.replays)
-        for ssp, epoch in epochs.items():
-            opened[ssp] = max(self.opened.get(ssp, 0), epoch)
+        for ssp in epochs:
+            again = opened.next_of(ssp)
             replay = replays.get(ssp)
-            is_of_main_position = replay is None
-            if is_of_main_position and ssp in self.resolved:
-                continue  # its startpoint opens the next epoch
-            opened[ssp] += 1
-            if replay is None:
-                now[ssp] = opened[ssp]
-            elif replay in under_way:
-                under_way[replay] = under_way[replay].model_copy(update={"epoch": opened[ssp]})
-        return self.model_copy(update={"epochs": now, "opened": opened, "replays": under_way})
+            if replay is not None:
+                replayed[ssp] = again
+                if replay in under_way:
+                    under_way[replay] = under_way[replay].model_copy(update={"epoch": again})
+            elif ssp not in self.resolved:  # else its startpoint opens the next epoch
+                main[ssp] = again
+        opened = opened.with_main(main).with_opened(replayed)
+        return self.model_copy(update={"epochs": opened, "replays": under_way})
 
     def abandoned_ends(self, ssp: SystemStreamPartition, startpoint: str | None) -> tuple[str, ...]:
         """Return the offsets at which batches that begin at a startpoint, or with None at the
@@ -332,7 +381,8 @@ class OffsetState(StoredDocument):
         if intent.restating is None:
             return self
         restated = {**self.restated, **dict.fromkeys(intent.restating.datasets, at)}
-        return self.with_opened(intent.epochs).model_copy(update={"restated": restated})
+        epochs = self.epochs.with_opened(intent.epochs)
+        return self.model_copy(update={"epochs": epochs, "restated": restated})
 
     def with_reading(self, before: Offsets, ranges: Ranges) -> OffsetState:
         """Return the state after records in these ranges were read.
@@ -355,15 +405,6 @@ class OffsetState(StoredDocument):
             skipped[ssp] = tuple(sorted(set(cut_out(spans, start, end)))[-MAX_SKIPPED:])
         kept = {ssp: spans for ssp, spans in skipped.items() if spans}
         return self.model_copy(update={"skipped": kept})
-
-    def with_opened(self, epochs: Epochs) -> OffsetState:
-        """Return the state after these epochs were opened by other reads than those of the main
-        position, whose epochs do not change.
-        """
-        opened = dict(self.opened)
-        for ssp, epoch in epochs.items():
-            opened[ssp] = max(epoch, opened.get(ssp, 0))
-        return self.model_copy(update={"opened": opened})
 
     def with_taken_back(
         self, startpoints: Sequence[tuple[SystemStreamPartition, str]]
@@ -422,6 +463,15 @@ class ClosedBatch(StoredDocument):
     seconds: dict[str, float]
 
 
+class RenamedNames(StoredDocument):
+    """The other names of a renamed application: outputs know it as `writes_as`. The log of the
+    former name has the new one in `renamed_to`.
+    """
+
+    writes_as: str | None = None
+    renamed_to: str | None = None
+
+
 @validated
 class ApplicationState(StoredDocument):
     """The whole state of an application.
@@ -429,11 +479,8 @@ class ApplicationState(StoredDocument):
     `checkpoint` is the next offset to read of each stream partition; `records` and `totals` sum up
     the input records and counters of all closed batches. `given_up` is the number of the abandoned
     batch before the next one, which reads its records again: local tables remove what it wrote.
-    `times` are the event times of the inputs, and `passed` the times up to which datasets were
-    complete for the records that waited for them. `held` has the records that the last batch, or
-    run, found waiting at the checkpoint. After a rename, `writes_as` is the name by which
-    outputs know the application; the log of the former name has the new one in `renamed_to`. `note`
-    says what else there is to know of this commit, such as its purpose if no batch made it.
+    `times` are the event times of the inputs. `names` are set after a rename. `note` says what else
+    there is to know of this commit, such as its purpose if no batch made it.
     """
 
     checkpoint: dict[Partition, str] = Default(default_factory=dict)
@@ -445,10 +492,8 @@ class ApplicationState(StoredDocument):
     offsets: OffsetState = OffsetState()
     given_up: int | None = None
     times: TimeState = TimeState()
-    passed: dict[str, PassedTime] = Default(default_factory=dict)
-    held: dict[Partition, HeldTime] = Default(default_factory=dict)
-    writes_as: str | None = None
-    renamed_to: str | None = None
+    waits: WaitState = WaitState()
+    names: RenamedNames = RenamedNames()
     note: str | None = None
 
     def has_begun(self, ssp: SystemStreamPartition, startpoint_id: str) -> bool:
@@ -539,11 +584,10 @@ class BatchLog:
         state = logged.state
         intent = done.intent
         reached = _apply_batch(state, intent, done.closed_at)
-        passed = dict(state.passed)
-        held = state.held
+        waits = state.waits
         if not intent.reads_again:
-            passed |= intent.joined.passed
-            held = intent.held
+            passed = waits.passed | intent.joined.passed
+            waits = WaitState(passed=passed, held=intent.left.held)
         closed = ApplicationState(
             checkpoint=reached.checkpoint,
             batch=intent.batch,
@@ -552,14 +596,13 @@ class BatchLog:
             totals=add_counters(state.totals, done.counters),
             offsets=reached.offsets,
             times=times or state.times,
-            passed=passed,
-            held=held,
-            writes_as=state.writes_as,
+            waits=waits,
+            names=state.names,
         )
         note = None
-        if intent.lost:
+        if intent.lost.offsets:
             lost = []
-            for ssp, span in sorted(intent.lost.items()):
+            for ssp, span in sorted(intent.lost.offsets.items()):
                 lost.append(f"{ssp} from {span.start} up to {span.end}")
             note = f"lost to retention: {', '.join(lost)}"
         return self.commit(logged, closed, by=intent.run, note=note, checks=checks)
@@ -593,7 +636,8 @@ class BatchLog:
             offsets = state.offsets.with_joined(intent, done=False)
             if intent.restating is not None:
                 # The next run plans a restatement anew, in later epochs.
-                update["offsets"] = offsets.with_opened(intent.epochs)
+                epochs = offsets.epochs.with_opened(intent.epochs)
+                update["offsets"] = offsets.model_copy(update={"epochs": epochs})
             else:
                 update["offsets"] = _give_up(offsets, intent)
             update["given_up"] = intent.batch
@@ -661,10 +705,8 @@ class BatchLog:
         old_log = BatchLog(self._lake, old)
         state = old_log.read().state
         # Outputs know the application by its first name, however often it is renamed.
-        writes_as = state.writes_as or old
-        renamed = state.model_copy(
-            update={"writes_as": writes_as, "renamed_to": None, "note": note}
-        )
+        names = RenamedNames(writes_as=state.names.writes_as or old)
+        renamed = state.model_copy(update={"names": names, "note": note})
         self._register_name()
         self._log.continue_from(old_log._log, renamed.model_dump(mode="json"), by=by)
 
@@ -839,10 +881,11 @@ def check_application_known(lake: Lake, name: str) -> None:
 
 def check_not_renamed(name: str, state: ApplicationState) -> None:
     """Raise ConfigurationError if this is the former name of a renamed application."""
-    if state.renamed_to is not None:
+    renamed_to = state.names.renamed_to
+    if renamed_to is not None:
         raise errors.ConfigurationError(
-            f"application {name!r} was renamed {state.renamed_to!r}.",
-            f"Use {state.renamed_to!r} here and in the code; choose another name for another"
+            f"application {name!r} was renamed {renamed_to!r}.",
+            f"Use {renamed_to!r} here and in the code; choose another name for another"
             " application.",
             application=name,
         )

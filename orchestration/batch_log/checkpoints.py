@@ -31,43 +31,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint(Report):
-    """Where an application continues: the next offset to read of each partition.
-
-    It was committed `at` this time `by` this run or person, as commit `number` of the batch log;
-    `batch` is the last batch that finished. `streams` are the identities of its streams, `epochs`
-    the epochs of its partitions, without zeros. `resolved` are startpoints whose offsets are stored
-    and not applied yet: the next run starts there instead. `open` is a batch that has not finished:
-    a run is in it, or the next run repeats it. `times` are the event times of the inputs,
-    `versions` the versions of datasets and state tables that the last batch read. `late_changes`
-    are those that came after a join had passed their time, by join that waits, `held` the first
-    records that the last run found waiting, and `restated` the times when results were last
-    restated, by dataset.
-    """
-
-    offsets: Offsets
-    streams: Mapping[str, str]
-    epochs: Epochs
-    resolved: Mapping[SystemStreamPartition, ResolvedStartpoint]
-    batch: int
-    number: int
-    at: datetime
-    by: str
-    open: Intent | None = None
-    times: TimeState = field(default_factory=TimeState)
-    versions: Mapping[str, str | None] = field(default_factory=dict)
-    late_changes: Mapping[str, int] = field(default_factory=dict)
-    held: Mapping[SystemStreamPartition, HeldTime] = field(default_factory=dict)
-    restated: Mapping[str, datetime] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the checkpoint as JSON values, without `versions` and `held`."""
-        facts = Report.to_json(self) | {"at": self.at}
-        del facts["versions"], facts["held"]
-        return facts
-
-
-@dataclass(frozen=True, slots=True)
 class ReplayChange:
     """A change of one bounded replay in one commit: it moved from the offset `before` to
     `after`.
@@ -117,6 +80,43 @@ class CheckpointChange(Report):
         return Report.to_json(self) | {"at": self.at, "moved": moved}
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Report):
+    """Where an application continues: the next offset to read of each partition.
+
+    The commit `last_change` left it so; `batch` is the last batch that finished. `streams` are the
+    identities of its streams, `epochs` the epochs of its partitions, without zeros. `resolved` are
+    startpoints whose offsets are stored and not applied yet: the next run starts there instead.
+    `open` is a batch that has not finished: a run is in it, or the next run repeats it. `times` are
+    the event times of the inputs, `versions` the versions of datasets and state tables that the
+    last batch read. `late_changes` are those that came after a join had passed their time, by join
+    that waits, `held` the first records that the last run found waiting, and `restated` the times
+    when results were last restated, by dataset.
+    """
+
+    offsets: Offsets
+    streams: Mapping[str, str]
+    epochs: Epochs
+    resolved: Mapping[SystemStreamPartition, ResolvedStartpoint]
+    batch: int
+    last_change: CheckpointChange
+    open: Intent | None = None
+    times: TimeState = field(default_factory=TimeState)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    late_changes: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[SystemStreamPartition, HeldTime] = field(default_factory=dict)
+    restated: Mapping[str, datetime] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the checkpoint as JSON values, without `versions` and `held`; of the last change
+        only its number, and `at` which time and `by` whom it was committed.
+        """
+        facts = Report.to_json(self)
+        del facts["versions"], facts["held"], facts["last_change"]
+        change = self.last_change
+        return facts | {"number": change.number, "at": change.at, "by": change.by}
+
+
 @validated_methods
 class CheckpointManager:
     """The checkpoint of one application, given itself or by name, in one lake; startpoints move it.
@@ -143,7 +143,6 @@ class CheckpointManager:
         if commit is None:
             return None
         newest = CheckpointChange(commit.number, commit.created_at, commit.by, None, None)
-        last = next(self.history(1), newest)
         offsets = state.offsets
         versions: Mapping[str, str | None] = {}
         if state.last is not None:
@@ -155,17 +154,15 @@ class CheckpointManager:
         return Checkpoint(
             offsets=dict(sorted(state.checkpoint.items())),
             streams=offsets.streams,
-            epochs=dict(sorted(offsets.epochs.items())),
+            epochs=dict(sorted(offsets.epochs.main.items())),
             resolved=dict(sorted(offsets.resolved.items())),
             batch=state.batch,
-            number=last.number,
-            at=last.at,
-            by=last.by,
+            last_change=next(self.history(1), newest),
             open=state.open,
             times=state.times,
             versions=versions,
             late_changes=late,
-            held=state.held,
+            held=state.waits.held,
             restated=offsets.restated,
         )
 

@@ -110,6 +110,15 @@ class PassedTime(StoredDocument):
     all_late: int = 0
 
 
+class WaitState(StoredDocument):
+    """What an application has waited for: the times that its joins have `passed`, by dataset, and
+    the records that the last batch, or run, found waiting at the checkpoint (`held`).
+    """
+
+    passed: dict[str, PassedTime] = Default(default_factory=dict)
+    held: dict[Partition, HeldTime] = Default(default_factory=dict)
+
+
 class ServedCommits(StoredDocument):
     """The commits of a dataset that a batch looks back to: the numbers of the first one, 0 for the
     beginning, and of the last one, and the versions that keep what they served.
@@ -198,6 +207,28 @@ class Restating(StoredDocument):
         return {ssp.stream for ssp in self.changes}
 
 
+class LostRecords(StoredDocument):
+    """What retention deleted before a batch had read it.
+
+    `offsets` are those of inputs that declare on_lost. `cut` says whether the batch had begun, and
+    has lost some of its records: outputs that were written before that keep all of them.
+    """
+
+    offsets: dict[Partition, OffsetRange] = Default(default_factory=dict)
+    cut: bool = False
+
+
+class LeftRecords(StoredDocument):
+    """What a batch leaves for later ones.
+
+    `waiting` are partitions with `idle_after` that have more records, so that they do not count as
+    idle. `held` is the first record that waits for a dataset, of each partition that has one.
+    """
+
+    waiting: tuple[Partition, ...] = ()
+    held: dict[Partition, HeldTime] = Default(default_factory=dict)
+
+
 class Intent(StoredDocument):
     """What one batch is going to do, committed before it reads anything.
 
@@ -205,17 +236,13 @@ class Intent(StoredDocument):
     - `joined`: the dataset versions that it reads.
     - `startpoints`: the ids of the startpoints that it applies.
     - `epochs`: the epoch of each partition's records; 0 for partitions that are not listed.
-    - `lost`: offsets that retention deleted before they were read, of inputs that declare on_lost.
+    - `lost`: what retention deleted before it was read.
     - `replays`: the ids of the replays that it reads. Such a batch reads nothing else and moves no
       checkpoint.
     - `restating`: what it restates, None for other batches. Such a batch reads only single records
       within its `ranges`, and moves positions in the changes of datasets instead of checkpoints.
     - `tasks`: how many tasks read each record of a broadcast input; None without broadcast inputs.
-    - `waiting`: partitions with `idle_after` that have records for a later batch, so they do not
-      count as idle.
-    - `held`: the first record that waits for a dataset, of each partition that has one.
-    - `cut`: whether retention deleted some of its records before it finished. Outputs that were
-      written before that keep all of its records.
+    - `left`: what it leaves for later batches.
     """
 
     batch: int
@@ -225,13 +252,11 @@ class Intent(StoredDocument):
     joined: JoinedVersions = JoinedVersions()
     startpoints: dict[Partition, str] = Default(default_factory=dict)
     epochs: dict[Partition, int] = Default(default_factory=dict)
-    lost: dict[Partition, OffsetRange] = Default(default_factory=dict)
+    lost: LostRecords = LostRecords()
     replays: dict[Partition, str] = Default(default_factory=dict)
     restating: Restating | None = None
     tasks: int | None = None
-    waiting: tuple[Partition, ...] = ()
-    held: dict[Partition, HeldTime] = Default(default_factory=dict)
-    cut: bool = False
+    left: LeftRecords = LeftRecords()
 
     @property
     def versions(self) -> dict[str, str | None]:

@@ -106,7 +106,9 @@ def plan(
     _check_plan_options(form, against, verify=verify)
     app = load_application(reference)
     systems = systems_for(app, lake=lake)
-    writes_as = application_state(lake, app.name).writes_as if lake.exists() else None
+    writes_as = None
+    if lake.exists():
+        writes_as = application_state(lake, app.name).names.writes_as
     planned = plan_application(app, systems=systems, writes_as=writes_as)
     planned = compare_output_tables(app, planned)
     lake_notes = [*describe_other_writers(lake, app), *read_table_notes(lake, app)]
@@ -340,7 +342,7 @@ def _show_run(app: Application, report: RunReport, stay: timedelta | None) -> No
     if not report.step.caught_up:
         end = "stopped at the limit" if stay is None else "stopped before the end of its inputs"
     output.console.print(f"{report.step.batches} batches, {end}.")
-    for record in report.step.held:
+    for record in report.step.event_time.held:
         output.show_line(record.describe())
     for dataset in app.datasets:
         if is_advanced_by_partition(dataset):

@@ -108,9 +108,9 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     show_json(document)
     facts = {
         "last batch": last.batch,
-        "left so by commit": last.number,
-        "at": format_time(last.at),
-        "by": last.by,
+        "left so by commit": last.last_change.number,
+        "at": format_time(last.last_change.at),
+        "by": last.last_change.by,
     }
     show_facts(f"checkpoint of {application}", facts)
     _show_offsets(last, ends)

@@ -282,8 +282,8 @@ def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
         "adjunct/partitions": dataset.partitions,
         "adjunct/version_set": dataset.version_set,
     }
-    if dataset.columns is not None:
-        facts["adjunct/columns"] = dg.MetadataValue.json(list(dataset.columns))
+    if dataset.columns.names is not None:
+        facts["adjunct/columns"] = dg.MetadataValue.json(list(dataset.columns.names))
     return _known(facts)
 
 
@@ -351,7 +351,7 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
     facts["adjunct/lost_offsets"] = lost or None
     facts |= _list_metadata(report)
     facts["adjunct/watermark_lag_seconds"] = _largest_lag(report)
-    for name, size in report.state_sizes.items():
+    for name, size in report.event_time.state_sizes.items():
         for fact, value in asdict(size).items():
             facts[f"adjunct/state/{name}/{fact}"] = value
     return _known(facts)
@@ -364,10 +364,10 @@ def _list_metadata(report: StepReport) -> dict[str, Any]:
     marks = {name: mark.isoformat() for name, mark in state.times.operators.items()}
     lists: dict[str, Any] = {
         "startpoints": list(report.startpoints),
-        "held": [record.describe() for record in report.held],
-        "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.items()},
+        "held": [record.describe() for record in report.event_time.held],
+        "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.main.items()},
         "replays": [replay.model_dump(mode="json") for replay in offsets.replays.values()],
-        "watermarks": [times.to_json() for times in report.watermarks],
+        "watermarks": [times.to_json() for times in report.event_time.watermarks],
         "operator_watermarks": marks,
     }
     return {
@@ -380,7 +380,7 @@ def _largest_lag(report: StepReport) -> float | None:
     input has a watermark.
     """
     seconds = []
-    for times in report.watermarks:
+    for times in report.event_time.watermarks:
         seconds.append(None if times.lag is None else times.lag.total_seconds())
     return _largest(seconds)
 

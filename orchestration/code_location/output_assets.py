@@ -203,7 +203,9 @@ class ApplicationAssets:
             since = _positions_of(self.files, began.checkpoint)
             after = None if began.last is None else began.last.closed_at
         files = checks.file_check_results(op, self.files, since, after)
-        yield from self.report_checks(op, report.counters, report.samples, report.watermarks, files)
+        yield from self.report_checks(
+            op, report.counters, report.samples, report.event_time.watermarks, files
+        )
 
     def report_checks(
         self,

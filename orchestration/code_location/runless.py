@@ -231,7 +231,7 @@ class RunlessReporter:
         if assets is None:
             return
         planned = plan_application(
-            self._app, systems=self._systems, writes_as=report.state.writes_as
+            self._app, systems=self._systems, writes_as=report.state.names.writes_as
         )
         waiting = assets.report_inputs(self._op)
         described = assets.describe_outputs(self._op, report, planned, waiting)

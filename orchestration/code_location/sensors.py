@@ -290,7 +290,7 @@ def _request_for_records(
         if delayed or unfinished or scan.due:
             return delayed
         unread = _list_unread(systems, app, state)
-        return describe_held(systems, lake, app, unread, state.held)
+        return describe_held(systems, lake, app, unread, state.waits.held)
 
     what = decide_launch(backlog, rule, unfinished, waiting)
     if isinstance(what, Skip):

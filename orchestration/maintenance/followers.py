@@ -188,7 +188,7 @@ def _iter_joined_versions(
     were last restated. Applications without any are left out.
     """
     for application, state in states.items():
-        if state.renamed_to is not None:
+        if state.names.renamed_to is not None:
             continue  # the log of the new name has the same state
         joined = state.offsets.joined.get(dataset, ())
         if joined:
@@ -245,7 +245,7 @@ class _Position(NamedTuple):
 def _iter_positions(states: Mapping[str, ApplicationState]) -> Iterator[_Position]:
     """Yield the offsets in changes of datasets at which applications begin or end to read."""
     for application, state in states.items():
-        if state.renamed_to is not None:
+        if state.names.renamed_to is not None:
             continue  # it reads on under its new name
         for ssp, offset in _iter_offsets(state):
             if followed_dataset(ssp.qualified_stream) is not None:

@@ -1,7 +1,7 @@
 """Rename an application, with its batch log, startpoints and local tables.
 
 Its outputs still know it by the old name: as producer of streams, in the idempotency marks of
-remote tables and in the names of its state tables (`ApplicationState.writes_as`). The steps:
+remote tables and in the names of its state tables (`RenamedNames.writes_as`). The steps:
 
     fence       record the new name in the old log, so that no run continues under the old name
     copy        hand over local tables, and copy startpoints and the plans of recorded replays
@@ -26,6 +26,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     LoggedState,
+    RenamedNames,
     describe_similar_names,
 )
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
@@ -97,8 +98,9 @@ def rename_application(
         if dry_run:
             tables = list_transferable(lake, old)
             return RenameReport(old, new, state.batch, tuple(tables), dry_run=True)
-        if state.renamed_to != new:  # else an interrupted rename has recorded it
-            state = state.model_copy(update={"renamed_to": new})
+        if state.names.renamed_to != new:  # else an interrupted rename has recorded it
+            names = state.names.model_copy(update={"renamed_to": new})
+            state = state.model_copy(update={"names": names})
             logged = log.commit(logged, state, by=by, note=note)
             state = logged.state
         tables = []
@@ -112,7 +114,7 @@ def rename_application(
             if new_log.read().commit is None:
                 new_log.continue_from(old, by=by, note=note)
             # The old log keeps only this.
-            left = ApplicationState(batch=state.batch, renamed_to=state.renamed_to)
+            left = ApplicationState(batch=state.batch, names=RenamedNames(renamed_to=new))
             log.commit(logged, left, by=by, note=state.note)
         # Requests left under the old name would wait for ever, and keep their streams from being
         # repartitioned.
@@ -145,10 +147,11 @@ def _read_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedSt
     """
     logged = log.read()
     existing = new_log.read()
-    if logged.state.renamed_to == new:
+    renamed_to = logged.state.names.renamed_to
+    if renamed_to == new:
         return logged
-    if logged.state.renamed_to is not None:
-        raise _rename_error(old, new, f"it was renamed to {logged.state.renamed_to!r}")
+    if renamed_to is not None:
+        raise _rename_error(old, new, f"it was renamed to {renamed_to!r}")
     if existing.commit is not None:
         raise _rename_error(old, new, f"{new!r} has run already")
     if logged.state.open is not None:

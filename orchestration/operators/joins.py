@@ -358,9 +358,9 @@ def _stored_columns(dataset: AdjunctDataset, records: Schema | None) -> Columns:
     for an unknown one, of which only declared columns are known.
     """
     if records is None:
-        if dataset.columns is None:
+        if dataset.columns.names is None:
             return Columns.of_schema(None)
-        return Columns(dict.fromkeys(dataset.columns, ColumnFacts()), typed=False)
+        return Columns(dict.fromkeys(dataset.columns.names, ColumnFacts()), typed=False)
     try:
         return Columns.of_schema(derive_stored_schema(dataset, records))
     except SchemaMismatchError as error:

@@ -84,8 +84,8 @@ def _describe_history(dataset: AdjunctDataset) -> str:
         history = dataset.following.history
     if history is None:
         return "its retained versions"
-    if isinstance(history, timedelta):
-        return f"{str(history).removesuffix(', 0:00:00')} before its newest change"
+    if isinstance(history.keep, timedelta):
+        return f"{str(history.keep).removesuffix(', 0:00:00')} before its newest change"
     return "its whole history"
 
 

@@ -98,7 +98,7 @@ class ExecutionPlan(PlannedApplication):
         of the changes of datasets by which results are restated.
         """
         changes = set()
-        for restated in self.restatements:
+        for restated in self.late_data.restatements:
             system, dataset = split_stream_name(restated.changes)
             for number in range(restated.partitions):
                 changes.add(SystemStreamPartition(system, dataset, number))
@@ -116,7 +116,7 @@ class ExecutionPlan(PlannedApplication):
         needed: set[str] = set()
         sent: set[str] = set()
         unsent: set[str] = set()
-        for restated in self.restatements:
+        for restated in self.late_data.restatements:
             if restated.dataset in datasets:
                 needed.update(restated.operators)
                 unsent.update(restated.unsent)
@@ -135,6 +135,8 @@ class ExecutionPlan(PlannedApplication):
         for member in fields(self):
             if member.compare:
                 document[member.name] = to_json_value(getattr(self, member.name))
+        for restated in document["late_data"]["restatements"]:
+            del restated["costs"]
         return document
 
     @classmethod

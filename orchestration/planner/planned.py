@@ -176,7 +176,8 @@ class PlannedRestatement:
 
     `records` says which records of the `inputs` are read again. `operators` are those that then
     compute and send their results again, except to the tables at operators that are `unsent`, whose
-    records do not depend on the dataset. `effects` say what it does to each output.
+    records do not depend on the dataset. `effects` say what it does to each output. `costs` say
+    what it reads at most now: they are not in the plan's JSON, and not compared.
     """
 
     join: str
@@ -188,6 +189,17 @@ class PlannedRestatement:
     operators: tuple[str, ...]
     unsent: tuple[str, ...]
     effects: tuple[str, ...]
+    costs: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLateData:
+    """How joins take late changes of their datasets into account: records wait for them, or results
+    are restated.
+    """
+
+    waits: tuple[PlannedWait, ...] = ()
+    restatements: tuple[PlannedRestatement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +251,19 @@ class PlannedAdvance:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedEngine:
+    """Who computes the batches: the engine that the application chose, "auto" or "spark".
+
+    With "auto", `needs_spark` says why no batch is computed without Spark; it is empty if small
+    batches are. `advances` says that of each dataset that is made from a source.
+    """
+
+    choice: str = "spark"
+    needs_spark: tuple[SparkNeed, ...] = ()
+    advances: tuple[PlannedAdvance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedPartitions:
     """The operators of an application, and the partitions that their records are in."""
 
@@ -254,11 +279,9 @@ class PlannedPartitions:
 class PlannedApplication(PlannedPartitions):
     """What the planner has found out of an application.
 
-    `columns` are those after each operator, by its id; the JSON has only their names. With the
-    `engine` "auto", `needs_spark` says why no batch is computed without Spark; it is empty if small
-    batches are. `advances` says that of each dataset that is made from a source. `stored_notes` are
-    about datasets as they are stored now: they are not in the plan's JSON, and not compared. Nor
-    are `costs`, which say what restatements read at most, by their joins.
+    `columns` are those after each operator, by its id; the JSON has only their names.
+    `stored_notes` are about datasets as they are stored now: they are not in the plan's JSON, and
+    not compared.
     """
 
     notes: tuple[str, ...]
@@ -268,12 +291,8 @@ class PlannedApplication(PlannedPartitions):
     state: tuple[PlannedState, ...]
     fed_joins: tuple[FedJoin, ...]
     by_time: tuple[JoinByTime, ...]
-    waits: tuple[PlannedWait, ...]
-    restatements: tuple[PlannedRestatement, ...] = ()
+    late_data: PlannedLateData = PlannedLateData()
     output_tables: tuple[PlannedOutputTable, ...] = ()
     columns: Mapping[str, Columns] = field(default_factory=dict, compare=False, repr=False)
-    engine: str = "spark"
-    needs_spark: tuple[SparkNeed, ...] = ()
-    advances: tuple[PlannedAdvance, ...] = ()
+    engine: PlannedEngine = PlannedEngine()
     stored_notes: tuple[str, ...] = field(default=(), compare=False)
-    costs: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)

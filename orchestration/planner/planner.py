@@ -69,10 +69,12 @@ from dagster_adjunct.orchestration.planner.planned import (
     FedDataset,
     JoinGroup,
     PlannedAdvance,
+    PlannedEngine,
+    PlannedLateData,
     PlannedOperator,
     SparkNeed,
 )
-from dagster_adjunct.orchestration.planner.restatement_costs import describe_costs
+from dagster_adjunct.orchestration.planner.restatement_costs import with_costs
 from dagster_adjunct.orchestration.planner.restatements import (
     check_restated_sums,
     plan_restatements,
@@ -157,7 +159,8 @@ def plan_application(
     catalog = read_catalog(app, systems)
     catalog.stored_notes = note_stored_datasets(app, systems)
     plan = build_plan(app, catalog, writes_as=writes_as)
-    return replace(plan, costs=describe_costs(app, plan.restatements, systems))
+    restatements = with_costs(app, plan.late_data.restatements, systems)
+    return replace(plan, late_data=replace(plan.late_data, restatements=restatements))
 
 
 @_in_words_of_source
@@ -306,13 +309,10 @@ def build_plan(
         state=notes.plan_state(app),
         fed_joins=notes.plan_fed_joins(app),
         by_time=notes.plan_joins_by_time(app),
-        waits=notes.plan_waits(app),
-        restatements=restatements,
+        late_data=PlannedLateData(notes.plan_waits(app), restatements),
         output_tables=plan_output_tables(app),
         columns=columns,
-        engine=app.engine,
-        needs_spark=tuple(needs_spark),
-        advances=plan_advances(app, catalog),
+        engine=PlannedEngine(app.engine, tuple(needs_spark), plan_advances(app, catalog)),
         stored_notes=tuple(catalog.stored_notes),
     )
 

@@ -4,7 +4,8 @@ A plan as JSON is `ExecutionPlan.to_json` (planner/plan.py).
 
 Operators are numbered in order of definition, so inserting one renumbers those after it. Operators
 of two plans are therefore paired by kind, name and summary, and differences use the numbers of the
-newer plan. Members of the JSON that only one of the plans has are not compared.
+newer plan. Members of the JSON that only one of the plans has are not compared. Those of a group,
+such as `engine`, are compared like those of the plan.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ _CHANGE_TEXTS = {
         " again, and those that {new} has applied are skipped; name it by marks_as"
     ),
     "streams": "has the streams {new}, had {old}",
+    "choice": "has the engine {new}, had {old}",
     "needs_spark": "needs Spark because of {new}, did because of {old}",
 }
 
@@ -71,7 +73,8 @@ def describe_differences(older: Item, newer: Item) -> tuple[str, ...]:
     for pair in pairs:
         if pair.old is not None and pair.new is not None:
             renamed[pair.old["id"]] = pair.new["id"]
-    before = _renumber(older, renamed, older.get("application", ""))
+    before = _ungroup(_renumber(older, renamed, older.get("application", "")))
+    newer = _ungroup(newer)
     renumbered = {item["id"]: item for item in before.get("operators", ())}
     lines: list[str] = []
     for pair in pairs:
@@ -87,6 +90,17 @@ def describe_differences(older: Item, newer: Item) -> tuple[str, ...]:
         if part in before and part in newer:
             lines += _describe_items(part, before[part], newer[part])
     return (*lines, *_describe_other_changes(before, newer))
+
+
+def _ungroup(plan: Item) -> Item:
+    """Return a plan document with the members of its groups instead of the groups."""
+    members: dict[str, Any] = {}
+    for name, value in plan.items():
+        if isinstance(value, Mapping):
+            members |= value
+        else:
+            members[name] = value
+    return members
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,7 +529,7 @@ def render_text(plan: PlannedApplication) -> str:
     if plan.by_time:
         rows = _table(_BY_TIME, plan.by_time)
         lines += _section("Joins by the records' own times", [*rows, *_note_as_of(plan)])
-    lines += _section("Waits for datasets", _table(_WAITS, plan.waits))
+    lines += _section("Waits for datasets", _table(_WAITS, plan.late_data.waits))
     lines += _section("Results that follow later changes of datasets", _list_restated(plan))
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
     lines += _describe_engine(plan)
@@ -541,7 +555,7 @@ def _note_as_of(plan: PlannedApplication) -> list[str]:
     """Return lines about the output of joins by time if their datasets learn of earlier changes
     later; joins whose results are restated have lines of their own.
     """
-    restating = [one.join for one in plan.restatements]
+    restating = [one.join for one in plan.late_data.restatements]
     stays = [one.join for one in plan.by_time if one.join not in restating]
     lines = [f"  {AS_OF_NOTE}"]
     if stays:
@@ -553,7 +567,7 @@ def _note_as_of(plan: PlannedApplication) -> list[str]:
 def _list_restated(plan: PlannedApplication) -> list[str]:
     """Return lines about the joins whose results follow later changes of their datasets."""
     lines = []
-    for restated in plan.restatements:
+    for restated in plan.late_data.restatements:
         for one in restated.inputs:
             how = "an index of" if one.indexed else "reading"
             found = f"by {how} {', '.join(one.keys)}"
@@ -563,7 +577,7 @@ def _list_restated(plan: PlannedApplication) -> list[str]:
                 f"  {restated.join}: {restated.records} in {one.stream}, found {found}, when"
                 f" {restated.dataset} changes"
             )
-        lines += [f"    it {cost}" for cost in plan.costs.get(restated.join, ())]
+        lines += [f"    it {cost}" for cost in restated.costs]
         lines += [f"    {effect}" for effect in restated.effects]
     return lines
 
@@ -589,13 +603,14 @@ def _table(columns: _Table, items: Sequence[Any]) -> list[str]:
 
 def _describe_engine(plan: PlannedApplication) -> list[str]:
     """Return lines about what needs Spark; nothing for the engine spark."""
-    if plan.engine != "auto":
+    engine = plan.engine
+    if engine.choice != "auto":
         return []
-    advances = [_describe_advance(advance) for advance in plan.advances]
-    if not plan.needs_spark:
+    advances = [_describe_advance(advance) for advance in engine.advances]
+    if not engine.needs_spark:
         without = "  Small batches are computed without Spark."
         return _section("Engine", [without, *advances])
-    needs = [f"  - {need.operator}: {need.what}" for need in plan.needs_spark]
+    needs = [f"  - {need.operator}: {need.what}" for need in engine.needs_spark]
     return _section("Engine: all batches need Spark", needs + advances)
 
 

@@ -5,6 +5,7 @@ changed keys, as the streams are now.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -22,19 +23,20 @@ from dagster_adjunct.resources.streams.system import (
 from dagster_adjunct.resources.times import subtract_span
 
 
-def describe_costs(
+def with_costs(
     app: Application,
     restatements: tuple[PlannedRestatement, ...],
     systems: Mapping[str, StreamSystem],
-) -> dict[str, tuple[str, ...]]:
-    """Return, by join, what a restatement of its results reads at most, a line for each input.
+) -> tuple[PlannedRestatement, ...]:
+    """Return the restatements with what each reads at most, a line for each input.
 
     An input stream that can't be asked now has no line.
     """
-    lines = {}
+    priced = []
     for restated in restatements:
-        lines[restated.join] = tuple(_describe_inputs(app, restated, systems))
-    return lines
+        costs = tuple(_describe_inputs(app, restated, systems))
+        priced.append(replace(restated, costs=costs))
+    return tuple(priced)
 
 
 def _describe_inputs(

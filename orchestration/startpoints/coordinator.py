@@ -374,7 +374,7 @@ class _Resolving:
                 request,
                 versions=choose_versions(self.app, request),
                 now=self.now,
-                epoch=self.known.next_epoch(request.ssp),
+                epoch=self.known.epochs.next_of(request.ssp),
                 plans=self.plans,
             )
         except errors.PermanentError as error:
@@ -573,9 +573,10 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     if not lake.exists():
         return []
     commit, state = BatchLog(lake, app.name).read()
-    if state.renamed_to is not None:
+    renamed_to = state.names.renamed_to
+    if renamed_to is not None:
         return [
-            f"application {app.name!r} was renamed {state.renamed_to!r}: no run starts under its"
+            f"application {app.name!r} was renamed {renamed_to!r}: no run starts under its"
             " former name."
         ]
     if commit is not None:
@@ -601,10 +602,10 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> str
     commit, state = BatchLog(lake, app.name).read()
     check_not_renamed(app.name, state)
     if commit is not None:
-        return state.writes_as
+        return state.names.writes_as
     others = list_application_states(lake)
     for name, other in others.items():
-        if other.renamed_to == app.name:
+        if other.names.renamed_to == app.name:
             raise errors.ConfigurationError(
                 f"application {name!r} is being renamed {app.name!r}, and the rename has not"
                 " finished.",

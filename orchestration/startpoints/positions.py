@@ -21,7 +21,6 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     replay_id,
 )
 from dagster_adjunct.orchestration.batch_log.intent import (
-    Epochs,
     Intent,
     Offsets,
     Ranges,
@@ -658,8 +657,7 @@ def carry_over_stream(
         "streams": {**offsets.streams, stream: info.identity},
         "applied": without_stream(offsets.applied, stream),
         "furthest": without_stream(offsets.furthest, stream),
-        "epochs": _spread(offsets.epochs, stream, now),
-        "opened": _spread(offsets.opened, stream, now),
+        "epochs": offsets.epochs.carry_over(stream, now),
     }
     return state.model_copy(
         update={
@@ -684,17 +682,6 @@ def _skip_rewritten(
         if offset.isdecimal() and int(offset):
             skipped[ssp] = ((0, int(offset)),)
     return skipped
-
-
-def _spread(epochs: Epochs, stream: str, partitions: Iterable[SystemStreamPartition]) -> Epochs:
-    """Return the epochs if these partitions of a stream all have the highest that any of its
-    partitions has.
-    """
-    highest = max(of_stream(epochs, stream).values(), default=0)
-    spread = without_stream(epochs, stream)
-    if highest:
-        spread |= dict.fromkeys(partitions, highest)
-    return spread
 
 
 def describe_carry_over(stream: str, info: StreamInfo) -> str:

@@ -64,7 +64,7 @@ def find_restatement(
     keys = 0
     restatements: Sequence[PlannedRestatement] = ()
     if asked.plan is not None:
-        restatements = asked.plan.restatements
+        restatements = asked.plan.late_data.restatements
     for restated in restatements:
         ranges = {ssp: span for ssp, span in changes.items() if ssp.stream == restated.dataset}
         if not ranges:

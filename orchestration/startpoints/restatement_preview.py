@@ -57,7 +57,7 @@ def _describe(
     inputs = {}
     restatements: Sequence[PlannedRestatement] = ()
     if asked.plan is not None:
-        restatements = asked.plan.restatements
+        restatements = asked.plan.late_data.restatements
     for restated in restatements:
         if restated.changes == stream:
             effects |= dict.fromkeys(restated.effects)

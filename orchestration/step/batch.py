@@ -370,7 +370,7 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
     datasets have more than SMALL_ROWS rows, or if the records, each with an entry of average size
     from each dataset, are too large for memory.
     """
-    if not inputs.few or inputs.intent.cut:
+    if not inputs.few or inputs.intent.lost.cut:
         return None
     for operator in context.app.operators:
         if operator.spec.needs_tasks or operator.spec.states:

@@ -266,7 +266,7 @@ class WrittenOutputs(Generic[Frame]):
         """
         append = self._begin_append(operator, stream)
         system = append.system
-        is_cut = self.planned.inputs.intent.cut
+        is_cut = self.planned.inputs.intent.lost.cut
         evolves = system.capabilities.evolves
         sent: AppendResult | None = None
         if is_cut or evolves:

@@ -47,6 +47,7 @@ from dagster_adjunct.orchestration.batch_log.intent import (
 from dagster_adjunct.orchestration.batch_log.run_lease import RunLease
 from dagster_adjunct.orchestration.operators.batch import SAMPLE_SIZE
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.orchestration.operators.waiting import HeldRecord
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
@@ -623,18 +624,22 @@ class StepState:
         )
         return replace(self, report=report)
 
+    def with_held(self, held: tuple[HeldRecord, ...]) -> StepState:
+        """Return the state in whose report these are the records that wait for a dataset."""
+        event_time = replace(self.report.event_time, held=held)
+        return replace(self, report=replace(self.report, event_time=event_time))
+
     def finish(self, context: StepContext, *, caught_up: bool) -> StepReport:
         """Return the report of the run; send a "caught-up" event if it has caught up."""
         state = self.logged.state
         if caught_up:
             context.report("caught-up", state.batch)
-        return replace(
-            self.report,
-            caught_up=caught_up,
-            state=state,
+        event_time = replace(
+            self.report.event_time,
             watermarks=measure_input_times(context.app, state.times, context.lake.now()),
             state_sizes=measure_state_sizes(context.lake, context.states),
         )
+        return replace(self.report, caught_up=caught_up, state=state, event_time=event_time)
 
 
 def list_sensitive_columns(
@@ -675,7 +680,9 @@ def _with_made_columns(dataset: AdjunctDataset, sensitive: frozenset[str]) -> fr
     """Return the `sensitive` columns of a dataset's input, and those that the dataset makes of
     values inside them.
     """
-    made = [path.name.lower() for path in dataset.paths if path.steps[0].lower() in sensitive]
+    made = [
+        path.name.lower() for path in dataset.columns.paths if path.steps[0].lower() in sensitive
+    ]
     return sensitive.union(made)
 
 

@@ -140,9 +140,10 @@ def check_session(runtime: Runtime, plan: ExecutionPlan) -> None:
     """Raise ConfigurationError, before anything is advanced, where an application needs Spark
     and has no session.
     """
-    if runtime.spark is IN_PROCESS and plan.needs_spark:
+    needs = plan.engine.needs_spark
+    if runtime.spark is IN_PROCESS and needs:
         raise no_session_error(
-            plan.application, [f"{need.operator}: {need.what}" for need in plan.needs_spark]
+            plan.application, [f"{need.operator}: {need.what}" for need in needs]
         )
 
 
@@ -163,5 +164,5 @@ def _sparks_engine_error(plan: ExecutionPlan) -> ConfigurationError:
 
 def choose_engine(context: StepContext) -> BatchEngine:
     """Return the engine of an application's batches."""
-    in_process = context.app.engine == "auto" and not context.plan.needs_spark
+    in_process = context.app.engine == "auto" and not context.plan.engine.needs_spark
     return SmallBatchesInProcess() if in_process else BatchEngine()

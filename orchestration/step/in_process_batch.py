@@ -53,7 +53,7 @@ def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
 
     Without a session, batches of any size are computed in this process, except cut ones.
     """
-    if inputs.intent.cut:
+    if inputs.intent.lost.cut:
         return "a batch that retention has cut"
     if context.spark is IN_PROCESS:
         return ""

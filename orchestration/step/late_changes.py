@@ -66,7 +66,7 @@ def _count_late(manifest: UnboundedManifest, until: datetime) -> int | None:
     """Return how many changes came with times before `until`, after the dataset's watermark had
     reached it; None if the dataset does not count them for this watermark, or no longer.
     """
-    for mark in manifest.passed:
+    for mark in manifest.watermark.passed:
         if mark.until == until:
             return mark.late
     return None

@@ -37,6 +37,8 @@ from dagster_adjunct.orchestration.batch_log.intent import (
     HeldTime,
     Intent,
     JoinedVersions,
+    LeftRecords,
+    LostRecords,
     Ranges,
     ReadVersions,
     Restating,
@@ -336,7 +338,7 @@ def plan_batch(
             return NextBatch(restatement, seen.streams)
         if positions.replays:
             return NextBatch(_plan_replay_batch(context, state, positions), seen.streams)
-    readable = _find_readable(context, seen, positions, state.held)
+    readable = _find_readable(context, seen, positions, state.waits.held)
     intent = _plan_main_batch(context, state, positions, readable)
     if intent is not None:
         return NextBatch(intent, seen.streams, losses)
@@ -423,7 +425,7 @@ def _plan_restatement(
         state,
         ranges,
         startpoints=startpoints,
-        epochs={ssp: state.offsets.next_epoch(ssp) for ssp in ranges},
+        epochs={ssp: state.offsets.epochs.next_of(ssp) for ssp in ranges},
         restating=Restating(places=places, changes=changes, keys=due.keys, records=due.records),
     )
 
@@ -510,9 +512,9 @@ def _plan_main_batch(
     epochs = {}
     waiting = []
     for ssp, span in ranges.items():
-        epoch = state.offsets.epochs.get(ssp, 0)
+        epoch = state.offsets.epochs.main.get(ssp, 0)
         if ssp in startpoints:
-            epoch = state.offsets.next_epoch(ssp)
+            epoch = state.offsets.epochs.next_of(ssp)
         if epoch:
             epochs[ssp] = epoch
         time = context.app.inputs[ssp.qualified_stream].event_time
@@ -526,10 +528,9 @@ def _plan_main_batch(
         ranges,
         startpoints=startpoints,
         epochs=epochs,
-        lost=positions.lost,
-        waiting=tuple(waiting),
+        lost=LostRecords(offsets=positions.lost),
+        left=LeftRecords(waiting=tuple(waiting), held=to_stored(context.app, readable.held)),
         joined=JoinedVersions(in_time=_list_in_time(context.app, readable)),
-        held=to_stored(context.app, readable.held),
     )
 
 
@@ -684,7 +685,7 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Ranges, lost:
     `lost` are those of them that are reported and counted as lost.
     """
     ranges = dict(intent.ranges)
-    counted = dict(intent.lost)
+    counted = dict(intent.lost.offsets)
     for ssp, span in deleted.items():
         end = ranges[ssp].end
         is_all_deleted = context.compare(ssp, end, span.end) < 0
@@ -695,7 +696,8 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Ranges, lost:
         counted[ssp] = OffsetRange(counted.get(ssp, span).start, span.end)
         text = describe_loss(ssp, span, f"batch {intent.batch}, which was open, at ")
         context.report("lost", intent.batch, text=text)
-    return intent.model_copy(update={"ranges": ranges, "lost": counted, "cut": True})
+    all_lost = LostRecords(offsets=counted, cut=True)
+    return intent.model_copy(update={"ranges": ranges, "lost": all_lost})
 
 
 def lease_versions(
@@ -771,7 +773,7 @@ def _lease_served(
             "restated": _list_read_versions(context, state, versions, served.over_time),
         }
     )
-    return pass_watermarks(context.app, joined, served.waited, state.passed)
+    return pass_watermarks(context.app, joined, served.waited, state.waits.passed)
 
 
 def _list_read_versions(

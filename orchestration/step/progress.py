@@ -157,7 +157,7 @@ def position_to_json(app: Application, state: ApplicationState) -> dict[str, obj
         "checkpoint": checkpoint,
         "resolved": {str(ssp): start.id for ssp, start in offsets.resolved.items()},
         "replays": {key: replay.next for key, replay in offsets.replays.items()},
-        "opened": {str(ssp): epoch for ssp, epoch in offsets.opened.items()},
+        "opened": {str(ssp): epoch for ssp, epoch in offsets.epochs.highest.items()},
     }
 
 
@@ -388,6 +388,19 @@ have more of them.
 
 
 @dataclass(frozen=True, slots=True)
+class EventTimeReport:
+    """How far a run has come in event time: the `watermarks` of the inputs that declare event
+    times, and the size of each state table.
+
+    `held` are the first records of partitions that wait for a dataset, as the run last found them.
+    """
+
+    watermarks: tuple[InputTimes, ...] = ()
+    state_sizes: Mapping[str, StateSize] = field(default_factory=dict)
+    held: tuple[HeldRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport(Report):
     """What one run of the step did. Counters are of this run; `state` is the application's state
     after it.
@@ -396,10 +409,8 @@ class StepReport(Report):
     `startpoints` describes the startpoints that were resolved and applied, and the replays that
     began and ended (the last lines). `measured` has the metrics of each remote table in this run's
     tasks, `seconds` the time by stage. `few_batches` took one task a stage, `in_process_batches`
-    were computed without Spark. `watermarks` has the event times of each input that declares them,
-    `state_sizes` the size of each state table. `held` are the first records of partitions that wait
-    for a dataset, as the run last found them. `samples` describe some records that did not meet an
-    expectation, by operator: keys and positions, without sensitive values.
+    were computed without Spark. `samples` describe some records that did not meet an expectation,
+    by operator: keys and positions, without sensitive values.
     """
 
     batches: int
@@ -412,16 +423,15 @@ class StepReport(Report):
     measured: dict[str, TableMetrics] = field(default_factory=dict)
     few_batches: int = 0
     in_process_batches: int = 0
-    watermarks: tuple[InputTimes, ...] = ()
-    state_sizes: Mapping[str, StateSize] = field(default_factory=dict)
-    held: tuple[HeldRecord, ...] = ()
+    event_time: EventTimeReport = field(default_factory=EventTimeReport)
     samples: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        return Report.to_json(self) | {
-            "measured": {name: metrics.to_dict() for name, metrics in self.measured.items()}
-        }
+        """Return the report as JSON values, among them those of `event_time`."""
+        facts = Report.to_json(self)
+        facts |= facts.pop("event_time")
+        facts["measured"] = {name: metrics.to_dict() for name, metrics in self.measured.items()}
+        return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,12 +467,12 @@ def times_at_batch_start(app: Application, state: ApplicationState, intent: Inte
     """Return the event times with which a batch begins: the stored ones, with an entry for each
     source partition that is known by now.
 
-    Partitions with records for a later batch (`Intent.waiting`) count as active, so that a backlog
+    Partitions with records for a later batch (`Intent.left`) count as active, so that a backlog
     never makes them idle.
     """
     declared = declared_event_times(app)
     partitions = dict(state.times.partitions)
-    for ssp in intent.waiting:
+    for ssp in intent.left.waiting:
         if ssp in partitions:
             active = {"active_at": intent.clock}
             partitions[ssp] = partitions[ssp].model_copy(update=active)

@@ -75,6 +75,6 @@ def sink_call(
         returns=returns,
         stream=planned.stream_of(operator),
         sensitive=planned.sensitive(operator, columns),
-        cut=planned.inputs.intent.cut,
+        cut=planned.inputs.intent.lost.cut,
         fence=planned.context.fence,
     )

@@ -148,7 +148,7 @@ class TableWriters:
         context = self.planned.context
         inputs = self.planned.inputs
         sealed = pinned.sealed if isinstance(pinned, VersionReader) else None
-        batch = WritingBatch(application, self.planned.number, context.run, inputs.intent.cut)
+        batch = WritingBatch(application, self.planned.number, context.run, inputs.intent.lost.cut)
         tasks = SPARK_ONE_TASK if inputs.few else SPARK
         return self.opened.enter_context(
             LocalTableWriter(context.lake, dataset, sealed, batch, tasks)

@@ -164,7 +164,7 @@ def _open_step(context: StepContext, engine: BatchEngine | None) -> Iterator[_Ru
     # was removed.
     purge_answers(context.lake, context.app.name, logged.state.batch)
     with RunCredits(context.lake) as credits, closing(OpenTables(credits)) as tables:
-        context = replace(context, writes_as=logged.state.writes_as, open_tables=tables)
+        context = replace(context, writes_as=logged.state.names.writes_as, open_tables=tables)
         with closing(context.versions):
             report = context.earlier
             if report is None:
@@ -214,8 +214,7 @@ class _RunningStep:
                 batch = self._prepare_batch()
                 if isinstance(batch, NothingToRead):
                     self._commit_positions(batch)
-                    report = replace(self.state.report, held=batch.held)
-                    self.state = replace(self.state, report=report)
+                    self.state = self.state.with_held(batch.held)
                     has_later_work = bool(batch.held) or batch.restates_later
                     if not hooks.wait(has_later_work):
                         return self.state.finish(self.context, caught_up=True)
@@ -367,7 +366,8 @@ class _RunningStep:
         if versions == intent.versions:
             return intent
         joined = intent.joined.model_copy(update={"versions": versions})
-        return intent.model_copy(update={"joined": joined, "cut": True})
+        lost = intent.lost.model_copy(update={"cut": True})
+        return intent.model_copy(update={"joined": joined, "lost": lost})
 
     def _check_outputs(
         self, intent: Intent, views: Mapping[str, View], streams: Mapping[str, StreamSnapshot]
@@ -493,10 +493,11 @@ class _RunningStep:
 
     def _commit_held(self, held: dict[SystemStreamPartition, HeldTime]) -> None:
         """Commit the records that wait, unless they are those that waited before."""
-        if held == self.logged.held:
+        waits = self.logged.waits
+        if held == waits.held:
             return
-        waits = self.logged.model_copy(update={"held": held})
-        logged = self.context.log.commit(self.state.logged, waits, by=self.context.run)
+        state = self.logged.model_copy(update={"waits": waits.model_copy(update={"held": held})})
+        logged = self.context.log.commit(self.state.logged, state, by=self.context.run)
         self.state = replace(self.state, logged=logged)
 
     def _commit_positions(self, nothing: NothingToRead) -> None:
@@ -526,7 +527,7 @@ class _RunningStep:
             "checkpoint": before.checkpoint | starts,
             "offsets": offsets.with_reading(before.checkpoint, here),
             "totals": add_counters(before.totals, lost),
-            "held": held,
+            "waits": before.waits.model_copy(update={"held": held}),
         }
         note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
         logged = context.log.commit(
@@ -652,7 +653,7 @@ def _count_batch(context: StepContext, intent: Intent, written: Counters) -> Cou
 
     Records whose results are restated do not count again for the match rates of joins.
     """
-    counters = add_counters(written, _count_lost(context, intent.lost))
+    counters = add_counters(written, _count_lost(context, intent.lost.offsets))
     restating = intent.restating
     if restating is None:
         return counters

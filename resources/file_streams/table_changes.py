@@ -38,6 +38,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.declaration import build_declaration, check_same_declaration
 from dagster_adjunct.resources.streams.system import (
+    LogCompaction,
     StreamInfo,
     SystemStreamPartition,
     register_system,
@@ -363,7 +364,7 @@ class TableChangeStreams(FileStreams):
 
     def info(self, stream: str) -> StreamInfo:
         # From the newest snapshot on, it has the newest row of each key.
-        return replace(super().info(stream), compacted=True)
+        return replace(super().info(stream), compaction=LogCompaction())
 
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
         return self._offsets(ssps, _base)

@@ -199,16 +199,26 @@ class StoredSize:
 
 
 @dataclass(frozen=True, slots=True)
+class LogCompaction:
+    """How a stream is compacted that keeps the newest record of every key: it keeps deletions for
+    `tombstones_kept` (None: forever).
+
+    Its oldest offset stays, so that ranges have fewer records than offsets.
+    """
+
+    tombstones_kept: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StreamInfo:
     """The properties of a stream.
 
     `partitioner` is the hash that assigns records to partitions: streams are only partitioned alike
     if it is equal too. `schema` is None for raw records. `default_offset` is where a reader without
-    a checkpoint begins; None leaves that to the system. A `compacted` stream keeps the newest
-    record of every key, and deletions for `tombstones_kept` (None: forever); its oldest offset
-    stays, so that ranges have fewer records than offsets. `identity`, if the system has one,
-    changes when the stream is deleted and recreated, or `repartitioned`. `former` says what became
-    of columns that it had before, by name or path: "renamed to email", "dropped". `names` are the
+    a checkpoint begins; None leaves that to the system. `compaction` is None for a stream that does
+    not promise to keep the newest record of every key. `identity`, if the system has one, changes
+    when the stream is deleted and recreated, or `repartitioned`. `former` says what became of
+    columns that it had before, by name or path: "renamed to email", "dropped". `names` are the
     stored names of its columns, for a system that renames columns. `find_by` are the keys, each one
     or more columns in order, by which `find_records` need not read all of a range.
     """
@@ -219,8 +229,7 @@ class StreamInfo:
     partitioner: Partitioner
     schema: Schema | None
     default_offset: Literal["oldest", "upcoming"] | None = None
-    compacted: bool = False
-    tombstones_kept: timedelta | None = None
+    compaction: LogCompaction | None = None
     identity: str | None = None
     repartitioned: Repartitioning | None = None
     former: Mapping[str, str] = field(default_factory=dict)
@@ -231,7 +240,9 @@ class StreamInfo:
         """Return whether the stream still holds the newest record of every key, given its oldest
         offsets.
         """
-        return self.compacted or all(offset == FIRST_OFFSET for offset in oldest.values())
+        if self.compaction is not None:
+            return True
+        return all(offset == FIRST_OFFSET for offset in oldest.values())
 
     def was_recreated(self, before: str | None) -> bool:
         """Return whether the stream has another identity than `before`, if both are known."""

@@ -272,7 +272,7 @@ def test_stored_columns_have_the_names_of_last_steps_or_aliases() -> None:
     )
     assert spec.key == ("id", "since", "no")
     assert spec.partition_by == ("id",)
-    assert spec.columns == ("id", "since", "no", "home", "name")
+    assert spec.columns.names == ("id", "since", "no", "home", "name")
     assert spec.key_sources == ("customer.id", "meta.at", "no")
     assert spec.steps_to("home") == ("customer", "address", "city")
 

@@ -152,7 +152,7 @@ def _copy_tables(app: Application) -> dict[str, RemoteTable[Any, Any, Any]]:
 
 def _needs_no_spark(world: StepWorld, app: Application) -> bool:
     try:
-        return not plan_application(app, systems=world.systems).needs_spark
+        return not plan_application(app, systems=world.systems).engine.needs_spark
     except AdjunctError:
         return False
 
@@ -179,9 +179,10 @@ def _left_by(world: StepWorld, report: StepReport, app: Application) -> Left:
         "report": (report.batches, report.caught_up, report.startpoints),
         "counters": _without(report.counters, _BY_REQUESTS),
         "watermarks": [
-            (it.stream, it.watermark, it.newest, it.held_by, it.idle) for it in report.watermarks
+            (it.stream, it.watermark, it.newest, it.held_by, it.idle)
+            for it in report.event_time.watermarks
         ],
-        "states": {name: size.rows for name, size in report.state_sizes.items()},
+        "states": {name: size.rows for name, size in report.event_time.state_sizes.items()},
         "state": _without(world.state(app).model_dump(mode="json"), _BY_RUN | _BY_REQUESTS),
     }
     streams = world.streams

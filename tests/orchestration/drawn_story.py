@@ -198,7 +198,7 @@ class Story:
         engine = Watched(self.engine(self.attempts), self.hear)
         with suppress(Crash):
             context = self.world.context(self._app(), on_event=die)
-            assert context.plan.needs_spark == ()
+            assert context.plan.engine.needs_spark == ()
             report = run_step(context, engine)
             assert report.caught_up
             if isinstance(engine.engine, SmallBatchesInProcess):

@@ -375,7 +375,7 @@ def test_the_plan_says_what_needs_spark(world: StepWorld) -> None:
     loud = app.input_stream("lake.orders").with_columns(loud="regexp_replace(shop, 'a', 'b')")
     loud.send_to(app.output_stream("lake.loud", partitions=1))
     plan = plan_application(app, systems=world.systems)
-    (need,) = plan.needs_spark
+    (need,) = plan.engine.needs_spark
     assert need.operator == "with-columns-2"
     assert "regexp_replace" in need.what
     assert f"with-columns-2: {need.what}" in plan.render()

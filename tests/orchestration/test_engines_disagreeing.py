@@ -130,7 +130,7 @@ def test_names_that_java_may_find_equal_are_left_to_spark(
     app.input_stream("lake.named").with_columns(**{named: "id"}).send_to(
         app.output_stream("lake.out", partitions=1)
     )
-    assert bool(plan_application(app, systems=world.systems).needs_spark) == needs
+    assert bool(plan_application(app, systems=world.systems).engine.needs_spark) == needs
 
 
 def test_the_plan_says_that_a_table_of_one_run_needs_spark(world: StepWorld) -> None:
@@ -138,7 +138,7 @@ def test_the_plan_says_that_a_table_of_one_run_needs_spark(world: StepWorld) -> 
     live = unbounded_dataset("live", input="lake.shops", key="shop", partitions=2, persistent=False)
     joined = orders.partition_by("shop", partitions=2).join(app.table(live), on="shop")
     joined.send_to(app.output_stream("lake.out", partitions=1))
-    (need,) = plan_application(app, systems=world.systems).needs_spark
+    (need,) = plan_application(app, systems=world.systems).engine.needs_spark
     assert (need.operator, need.what) == ("join-3-live", "dataset live, a table of one run")
 
 

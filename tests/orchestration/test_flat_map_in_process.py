@@ -167,7 +167,9 @@ def test_batches_without_spark_leave_what_those_of_spark_leave(step_world: StepW
     )
     step_world.streams.create("lines", schema=schema, key=["k"], partitions=2)
     step_world.streams.append("lines", LINES, producer="test", sequence=1)
-    assert plan_application(described(step_world), systems=step_world.systems).needs_spark == ()
+    assert (
+        plan_application(described(step_world), systems=step_world.systems).engine.needs_spark == ()
+    )
     left = []
     for engine in (SmallBatchesInProcess, BatchEngine, ByTasks):
         world = twin_of(step_world, engine.__name__)
@@ -194,7 +196,7 @@ def test_the_plan_says_which_elements_need_spark(step_world: StepWorld) -> None:
     app = Application("app", engine="auto")
     words = app.input_stream("lake.words").flat_map("split(words, ' ') as word")
     words.send_to(app.output_stream("lake.out", partitions=1))
-    (need,) = plan_application(app, systems=step_world.systems).needs_spark
+    (need,) = plan_application(app, systems=step_world.systems).engine.needs_spark
     assert need.operator == "flat-map-2"
     assert "split" in need.what
 

@@ -311,7 +311,7 @@ def test_a_plain_join_waits_for_the_current_version(tmp_path: Path, spark: Spark
     )
     assert [
         (one.join, one.stream)
-        for one in plan_application(app, systems={"lake": world.streams}).waits
+        for one in plan_application(app, systems={"lake": world.streams}).late_data.waits
     ] == [("join-2-daily", "lake.facts")]
     for day, value in (("2026-01-01", 1), ("2026-01-02", 2)):
         world.clock.forward(days=1)
@@ -339,7 +339,7 @@ def test_a_sensor_starts_no_run_that_could_read_nothing(world: World) -> None:
     assert isinstance(ticker.tick(), str)
     world.clock.forward(minutes=9)  # silent since 00:01, so complete up to 00:05
     assert not isinstance(ticker.tick(), str)
-    assert world.run().held == ()
+    assert world.run().event_time.held == ()
     assert world.results() == {1: 11}
 
 

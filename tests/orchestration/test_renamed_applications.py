@@ -16,7 +16,7 @@ import pytest
 
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, RenamedNames
 from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
@@ -160,7 +160,7 @@ def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(
     ]
     del sys.modules["shops"]
     report = run(renamed, shopping(renamed, "new"))
-    assert (report.batches, [*report.state_sizes]) == (0, ["old-tens"]), (
+    assert (report.batches, [*report.event_time.state_sizes]) == (0, ["old-tens"]), (
         "state tables keep the name"
     )
     for world, name in ((renamed, "new"), (kept, "old")):
@@ -284,8 +284,8 @@ def test_checkpoints_history_startpoints_and_epochs_are_carried_over() -> None:
     report = rename_application(world.lake, "old", "new", **WHO)
     assert (report.batches, report.local_tables) == (2, ())
     after = world.state(new)
-    assert after.model_copy(update={"writes_as": None, "note": before.note}) == before
-    assert after.writes_as == "old"
+    assert after.model_copy(update={"names": RenamedNames(), "note": before.note}) == before
+    assert after.names.writes_as == "old"
     carried = [change.number for change in CheckpointManager(world.lake, new).history()]
     assert carried[-len(history) :] == history
     assert sorted(request.id for request in world.startpoints(new).read().waiting) == sorted(asked)
@@ -293,7 +293,7 @@ def test_checkpoints_history_startpoints_and_epochs_are_carried_over() -> None:
     (batch,) = world.delivered(new)
     assert (batch.number, batch.read()) == (3, {S0: ("@2", "@3"), S1: ("@0", "@4")})
     assert world.state(new).offsets.applied[S0].id == again, "the one that was asked for last"
-    assert world.state(new).offsets.epochs == {S0: 2, S1: 1}
+    assert world.state(new).offsets.epochs.main == {S0: 2, S1: 1}
 
 
 def test_startpoints_that_were_carried_over_no_longer_wait_under_the_old_name(
@@ -360,7 +360,7 @@ def test_a_rename_that_dies_at_any_request_is_repeated_and_nobody_starts_afresh(
         assert (
             world.state(reader(name="new")).checkpoint == whole.state(reader(name="new")).checkpoint
         )
-        assert world.state(reader(name="old")).renamed_to == "new"
+        assert world.state(reader(name="old")).names.renamed_to == "new"
         assert world.reads(reader(name="new")) == [{S0: ("@1", "@3")}]
 
 
@@ -380,7 +380,7 @@ def test_a_renaming_that_would_lose_something_is_refused_and_changes_nothing() -
     with pytest.raises(ConfigurationError) as refused:
         rename_application(world.lake, "other", "new", reason=" ", by="ada")
     assert refused.value.argument == "reason"
-    assert world.state(reader(name="other")).renamed_to is None
+    assert world.state(reader(name="other")).names.renamed_to is None
     assert BatchLog(world.lake, "new").read().commit is None
 
 
@@ -389,4 +389,4 @@ def test_an_application_that_runs_is_not_renamed() -> None:
     world.run(reader(name="old"))
     with RunLease(world.lake, "old", "run", Claim()), pytest.raises(ApplicationBusyError):
         rename_application(world.lake, "old", "new", **WHO)
-    assert world.state(reader(name="old")).renamed_to is None
+    assert world.state(reader(name="old")).names.renamed_to is None

@@ -16,6 +16,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     OffsetState,
+    OpenedEpochs,
 )
 from dagster_adjunct.orchestration.batch_log.intent import Intent
 from dagster_adjunct.orchestration.cli.main import root
@@ -60,7 +61,8 @@ def at(
     log = BatchLog(lake, application)
     identity = LakeStreams(lake).info("s").identity
     assert identity is not None
-    known = OffsetState(streams={"lake.s": identity}, epochs={"lake.s.1": epochs} if epochs else {})
+    main = {"lake.s.1": epochs} if epochs else {}
+    known = OffsetState(streams={"lake.s": identity}, epochs=OpenedEpochs(main=main))
     checkpoint = {f"lake.s.{p}": offset for p, offset in enumerate(offsets)} | {"lake.other.0": "5"}
     logged = log.commit(
         log.read(), ApplicationState(checkpoint=checkpoint, offsets=known), by="run"
@@ -103,8 +105,8 @@ def test_an_application_that_has_read_all_goes_on_in_the_new_partitions(lake: La
     }
     assert state.note == "lake.s was repartitioned into 5: continues where it had read to"
     assert state.offsets.streams == {"lake.s": streams.info("s").identity}
-    assert set(state.offsets.epochs.values()) == {3}
-    assert len(state.offsets.epochs) == 5
+    assert set(state.offsets.epochs.main.values()) == {3}
+    assert len(state.offsets.epochs.main) == 5
     assert values(streams) == list(range(9))
     assert repartition_stream(lake, "s", 2, **WHY).carried == ("app",), "and once more"
 

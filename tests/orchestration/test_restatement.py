@@ -229,7 +229,7 @@ def test_records_of_changed_keys_are_found_by_an_index(
 
     def has_index() -> list[bool]:
         plan = plan_application(enriching(dataset), lake=world.lake)
-        return [one.indexed for restated in plan.restatements for one in restated.inputs]
+        return [one.indexed for restated in plan.late_data.restatements for one in restated.inputs]
 
     assert has_index() == [False]
     world.streams.configure("facts", retention=None, compaction=None, find_by=["k"])
@@ -460,7 +460,8 @@ def test_the_plan_says_what_a_restatement_costs(tmp_path: Path) -> None:
     searched = f"searches {records} records of lake.facts in {len(files)} files of {size}: reads k"
     assert searched in plan.render()
     assert "at most 7 keys, and 9 records of them are read again" in plan.render()
-    assert "costs" not in plan.to_json()
+    (restated,) = plan.to_json()["late_data"]["restatements"]
+    assert "costs" not in restated
     world.streams.configure("facts", retention=None, compaction=None, find_by=["k"])
     assert "looks them up in an index" in plan_application(app, systems=world.systems).render()
 
@@ -565,7 +566,10 @@ def test_joins_by_paths_and_of_several_datasets_are_restated_together(tmp_path: 
         return app
 
     plan = plan_application(make(), systems=world.systems)
-    assert [one.inputs[0].keys for one in plan.restatements] == [("trip.plane",), ("trip.class",)]
+    assert [one.inputs[0].keys for one in plan.late_data.restatements] == [
+        ("trip.plane",),
+        ("trip.class",),
+    ]
     assert ExecutionPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     run_step(world.context(make()))
     planes.send({"a": (7, 1)}, gone=["b"])

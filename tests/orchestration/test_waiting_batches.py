@@ -54,7 +54,7 @@ def test_records_that_wait_leave_the_others_no_less_of_a_batch(limit: int) -> No
     world.send("facts", *[(waits, 4, n) for n in range(10)], *[(goes, 1, n) for n in range(5)])
     report = world.run()
     assert world.read() == {F1: [0, 1, 2, 3, 4]}
-    assert [(str(one.ssp), one.offset) for one in report.held] == [(F0, 0)]
+    assert [(str(one.ssp), one.offset) for one in report.event_time.held] == [(F0, 0)]
     world.clock.forward(hours=1)
     world.run()
     assert world.read() == {F0: [*range(10)], F1: [0, 1, 2, 3, 4]}
@@ -75,7 +75,7 @@ def test_a_replay_goes_on_while_new_records_wait() -> None:
     world.startpoints.request(
         "lake.facts", StartpointOldest(), until=until, versions="recorded", **WHO
     )
-    assert [one.offset for one in world.run().held] == [3]
+    assert [one.offset for one in world.run().event_time.held] == [3]
     assert world.read() == {F0: [0, 1, 2, 0, 1, 2]}
     first, second, *again = [one.intent.joined.known for one in world.work.inputs]
     assert again == [first, second]  # so the same records are marked
@@ -89,9 +89,9 @@ def test_a_record_written_in_the_future_does_not_wait_until_then(ahead: timedelt
     world.clock.forward(minutes=5)
     world.send("prices", ("a", 3, 1))
     world.send("facts", ("a", world.clock() + ahead, 1), ("a", 4, 2))
-    assert len(world.run().held) == 1
+    assert len(world.run().event_time.held) == 1
     world.clock.forward(minutes=13)
-    assert world.run().held == ()
+    assert world.run().event_time.held == ()
     assert world.read() == {F0: [0, 1]}
 
 
@@ -100,10 +100,10 @@ def test_an_event_time_in_the_far_future_ends_nobody_elses_waiting() -> None:
     world.clock.forward(minutes=5)
     world.send("prices", ("a", 3, 1))
     world.send("facts", ("a", 4, 1), ("a", world.clock() + timedelta(days=365_000), 2), ("a", 5, 3))
-    assert [one.offset for one in world.run().held] == [0]
+    assert [one.offset for one in world.run().event_time.held] == [0]
     world.clock.forward(minutes=9)
     world.send("facts", ("a", 14, 4))
-    assert [one.offset for one in world.run().held] == [2]
+    assert [one.offset for one in world.run().event_time.held] == [2]
     assert world.read() == {F0: [0, 1]}
 
 
@@ -432,7 +432,9 @@ def test_what_waits_by_event_time_is_known_while_its_stream_stays_the_same(
     def held() -> list[int]:
         state = BatchLog(world.lake, "app").read().state
         with only_spark_reading():
-            found = find_held(world.systems, world.lake, world.make(), state.checkpoint, state.held)
+            found = find_held(
+                world.systems, world.lake, world.make(), state.checkpoint, state.waits.held
+            )
         return [record.offset for record in found]
 
     assert held() == [1]

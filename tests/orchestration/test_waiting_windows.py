@@ -47,7 +47,7 @@ def test_windows_wait_for_the_records_that_wait(tmp_path: Path, spark: SparkSess
     world.clock.forward(minutes=18)
     # That of the second partition has waited long enough, and the other is not idle: it waits.
     report = world.run_app(app)
-    assert [str(one.ssp) for one in report.held] == ["lake.facts.0"]
+    assert [str(one.ssp) for one in report.event_time.held] == ["lake.facts.0"]
     assert counts_of_windows(world) == []
     world.clock.forward(minutes=3)
     world.run_app(app)
@@ -96,7 +96,7 @@ def test_a_hundred_thousand_records_meet_changes_that_come_late(
         minute += step
         report = world.run(max_batch_records=draw.choice([5_000, 40_000]))
         assert early(report) == 0
-    assert report.held == ()
+    assert report.event_time.held == ()
     of_key: dict[str, list[tuple[int, int]]] = {key: [] for key in keys}
     for _, key, second, number in changes:
         of_key[key].append((second, number))

@@ -74,17 +74,17 @@ def test_records_wait_between_the_gaps_of_transactions(
     send_fact(3, 3)
     send_fact(1, 4)
     world.advance(prices)
-    (held,) = world.run(app).held
+    (held,) = world.run(app).event_time.held
     assert (held.offset, found()) == (4, {1: 10})
     logged = BatchLog(lake, "app").read().state
-    (known,) = find_held(world.systems, lake, app, logged.checkpoint, logged.held)
+    (known,) = find_held(world.systems, lake, app, logged.checkpoint, logged.waits.held)
     assert known.describe() == held.describe(), "without Spark"
     world.produce("prices", 0, [(begin + 4 * MINUTE, "a", {"v": 12})])
     world.advance(prices)
-    assert world.run(app).held == ()
+    assert world.run(app).event_time.held == ()
     assert found() == {1: 10, 3: 11, 4: 10}
     send_fact(5, 5)
-    (held,) = world.run(app).held
+    (held,) = world.run(app).event_time.held
     clock.forward(minutes=20)
-    assert world.run(app).held == ()
+    assert world.run(app).event_time.held == ()
     assert found()[5] == 12

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
 from dagster_adjunct.orchestration.batch_log.event_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.batch_log.intent import Intent
+from dagster_adjunct.orchestration.batch_log.intent import Intent, LeftRecords
 from dagster_adjunct.orchestration.operators.operator import required_retention, watermark_inputs
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
@@ -173,7 +173,7 @@ def test_a_partition_whose_records_wait_for_a_later_batch_is_not_idle() -> None:
     late = intent(2, at(1_000), ssp(0), ssp(1))
     read = times_after_batch(app, times_at_batch_start(app, state, late), {}, at(1_000))
     assert read.operators == {}  # both are idle
-    late = late.model_copy(update={"waiting": (ssp(1),)})
+    late = late.model_copy(update={"left": LeftRecords(waiting=(ssp(1),))})
     waits = times_at_batch_start(app, state, late)
     assert waits.partitions[ssp(1)] == partition(1_000, 40)
     assert compute_operator_watermark(app, waits, "seen", at(1_000)) == at(40)

@@ -54,6 +54,7 @@ from dagster_adjunct.resources.streams.system import (
     AppendOptions,
     AppendResult,
     Epochs,
+    LogCompaction,
     Marker,
     NewStreams,
     NumberedOffsets,
@@ -317,12 +318,11 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     def info(self, stream: str) -> StreamInfo:
         facts = self.topic(stream)
         policies = {policy.strip() for policy in facts.config.get("cleanup.policy", "").split(",")}
+        compaction = None
         # With cleanup.policy=compact,delete a topic does not keep the newest record of every key.
-        compacted = policies == {"compact"}
-        kept = None
-        if compacted:
+        if policies == {"compact"}:
             kept_ms = int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS))
-            kept = timedelta(milliseconds=kept_ms)
+            compaction = LogCompaction(timedelta(milliseconds=kept_ms))
         declared = facts.declared
         return StreamInfo(
             stream,
@@ -331,8 +331,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             declared.partitioner,
             declared.schema(),
             declared.default_offset,
-            compacted,
-            kept,
+            compaction,
             facts.identity,
         )
 

@@ -19,7 +19,11 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import StreamInfo, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    LogCompaction,
+    StreamInfo,
+    SystemStreamPartition,
+)
 from tests.assets.conftest import World
 from tests.clocks import on_clock
 
@@ -35,8 +39,7 @@ class Shape:
     partitions.
     """
 
-    compacted: bool = False
-    tombstones_kept: timedelta | None = None
+    compaction: LogCompaction | None = None
     partitions: int | None = None
 
 
@@ -52,12 +55,7 @@ class ShapedStreams(LakeStreams):
     def info(self, stream: str) -> StreamInfo:
         info, shape = super().info(stream), self.shape
         partitions = shape.partitions or info.partitions
-        return replace(
-            info,
-            partitions=partitions,
-            compacted=shape.compacted,
-            tombstones_kept=shape.tombstones_kept,
-        )
+        return replace(info, partitions=partitions, compaction=shape.compaction)
 
 
 @dataclass

@@ -33,13 +33,14 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import LogCompaction
 from tests.assets.conftest import World
 from tests.assets.cycle import faulty
 from tests.assets.unbounded.following_plain import NAME, Shape, Table, keys_of, partition, table_in
 from tests.faulty_store import Crash, Fault
 
 DAY = timedelta(days=1)
-COMPACTED = Shape(compacted=True, tombstones_kept=DAY)
+COMPACTED = Shape(compaction=LogCompaction(tombstones_kept=DAY))
 
 
 def lose_an_object(table: Table) -> str:

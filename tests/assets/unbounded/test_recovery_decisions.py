@@ -29,7 +29,11 @@ from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import StreamInfo, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    LogCompaction,
+    StreamInfo,
+    SystemStreamPartition,
+)
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -191,7 +195,7 @@ def test_only_a_table_that_is_behind_grows_old(behind: bool, age: timedelta, sto
 
 
 def test_as_long_as_a_compacted_stream_keeps_deletions_unless_an_age_is_declared() -> None:
-    spec, compacted = declared(), {"compacted": True, "tombstones_kept": DAY}
+    spec, compacted = declared(), {"compaction": LogCompaction(tombstones_kept=DAY)}
     old = table(spec, read=(5, 4), confirmed_at=NOW - 2 * DAY)
     assert assess_continuity(seen(spec, old, info=compacted)).store == "invalid"
     begun = building(spec)
@@ -230,7 +234,9 @@ def test_a_bootstrap_needs_a_stream_that_reports_of_every_key_unless_it_is_force
         plan_recovery(cut)
     assert plan_recovery(cut, forced=True).decision.action == "bootstrap"
     assert (
-        plan_recovery(seen(spec, oldest=offsets(0, 3), info={"compacted": True})).decision.action
+        plan_recovery(
+            seen(spec, oldest=offsets(0, 3), info={"compaction": LogCompaction()})
+        ).decision.action
         == "bootstrap"
     )
     unmarked = declared(bootstrap=False)

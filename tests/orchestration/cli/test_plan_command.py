@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
 from dagster_adjunct.errors import ConfigurationError, PlanningError, ZoneRulesError
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, RenamedNames
 from dagster_adjunct.orchestration.operators.windows import zone_rules
 from dagster_adjunct.resources.spark.in_process import has_running_session
 from dagster_adjunct.resources.spark.session import syntax_errors
@@ -333,5 +333,9 @@ stream.update(totals, add={"n": "n"}, if_missing=[])
     assert marks_differ(), "an application of another name"
     log = BatchLog(project.lake, "stand")
     logged = log.read()
-    log.commit(logged, logged.state.model_copy(update={"writes_as": "shop"}), by="a test")
+    log.commit(
+        logged,
+        logged.state.model_copy(update={"names": RenamedNames(writes_as="shop")}),
+        by="a test",
+    )
     assert not marks_differ()

@@ -5,7 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, OffsetState, Replay
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    OffsetState,
+    OpenedEpochs,
+    Replay,
+)
 from dagster_adjunct.orchestration.code_location.metadata import (
     output_metadata,
     plan_metadata,
@@ -54,7 +59,9 @@ def test_a_run_without_startpoints_says_nothing_of_them() -> None:
 
 def test_a_run_reports_startpoints_their_epochs_and_replays_in_progress() -> None:
     metadata = reported(
-        {}, OffsetState(epochs={"lake.orders.1": 1}, replays={REPLAY.id: REPLAY}), SAID
+        {},
+        OffsetState(epochs=OpenedEpochs(main={"lake.orders.1": 1}), replays={REPLAY.id: REPLAY}),
+        SAID,
     )
     assert metadata["adjunct/startpoints"] == [SAID]
     assert metadata["adjunct/epochs"] == {"lake.orders.1": 1}

@@ -12,7 +12,12 @@ from dagster import AssetKey
 from dagster_adjunct import Application, build_definitions
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
 from dagster_adjunct.orchestration.batch_log.event_times import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.step.progress import StateSize, StepReport, measure_input_times
+from dagster_adjunct.orchestration.step.progress import (
+    EventTimeReport,
+    StateSize,
+    StepReport,
+    measure_input_times,
+)
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, FinishedRun, running_lab, steps_run_by
 
@@ -42,7 +47,8 @@ def test_a_watermark_that_is_too_far_behind_is_warned_of(tmp_path: Path) -> None
         )
         inputs = measure_input_times(app, state.times, NOW)
         sizes = {"shop-views": StateSize(7, 900, "within 1:00:00")}
-        return StepReport(1, True, {}, {}, {}, state, watermarks=inputs, state_sizes=sizes)
+        event_time = EventTimeReport(watermarks=inputs, state_sizes=sizes)
+        return StepReport(1, True, {}, {}, {}, state, event_time=event_time)
 
     with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=2)

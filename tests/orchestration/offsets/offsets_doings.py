@@ -215,7 +215,12 @@ class Doings:
         }
         applied = {str(ssp): request.id for ssp, request in offsets.applied.items()}
         positions = (checkpoint, state.batch, opened, resolved, applied)
-        epochs = (texts(offsets.epochs), texts(offsets.opened), replays, frozenset(offsets.begun))
+        epochs = (
+            texts(offsets.epochs.main),
+            texts(offsets.epochs.highest),
+            replays,
+            frozenset(offsets.begun),
+        )
         output = {
             batch.number: (
                 {

@@ -60,7 +60,7 @@ def test_it_is_handed_to_every_task_applied_once_and_removed_from_all(
     assert world.reads(app) == [{RULES: ("1", "3")}, {RULES: ("3", "4")}]
     assert world.fanned_out(app) == {}
     assert world.reads(app) == []
-    assert world.state(app).offsets.epochs == {RULES: 1}
+    assert world.state(app).offsets.epochs.main == {RULES: 1}
 
 
 def test_a_bounded_replay_is_begun_once_for_all_tasks(

@@ -60,7 +60,7 @@ def test_it_says_where_to_go_on_and_who_left_it_so(world: OffsetsWorld, app: App
     checkpoint = CheckpointManager(world.lake, app.name).read_last_checkpoint()
     assert checkpoint is not None
     assert checkpoint.offsets == {S0: "@4", S1: "@2", S2: "@0"}
-    assert (checkpoint.batch, checkpoint.by, checkpoint.open, checkpoint.epochs) == (
+    assert (checkpoint.batch, checkpoint.last_change.by, checkpoint.open, checkpoint.epochs) == (
         1,
         "run-1",
         None,
@@ -69,7 +69,7 @@ def test_it_says_where_to_go_on_and_who_left_it_so(world: OffsetsWorld, app: App
     assert checkpoint.streams == {"fake.s": "made-1"}
     closed = world.state(app).last
     assert closed is not None
-    assert abs(checkpoint.at - closed.closed_at) < timedelta(seconds=5)
+    assert abs(checkpoint.last_change.at - closed.closed_at) < timedelta(seconds=5)
 
 
 def test_an_open_batch_and_a_stored_startpoint_are_displayed_and_move_nothing(
@@ -87,7 +87,7 @@ def test_an_open_batch_and_a_stored_startpoint_are_displayed_and_move_nothing(
     assert checkpoint.open is not None
     assert (checkpoint.open.batch, checkpoint.open.run) == (2, "run-2")
     # run 2 has stored the startpoint's offset
-    assert (checkpoint.batch, checkpoint.by) == (1, "run-2")
+    assert (checkpoint.batch, checkpoint.last_change.by) == (1, "run-2")
     json = checkpoint.to_json()
     assert (json["offsets"]["fake.s.0"], json["open"]["batch"]) == ("@4", 2)
 

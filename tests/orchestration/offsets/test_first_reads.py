@@ -13,6 +13,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     AppliedStartpoint,
     ClosedBatch,
     OffsetState,
+    OpenedEpochs,
 )
 from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
 from dagster_adjunct.orchestration.startpoints.recorded_replay import (
@@ -100,7 +101,9 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
                 ),
                 offsets=OffsetState(
                     streams={"fake.s": "one"},
-                    opened={ssp: epoch for ssp, epoch in opened.items() if epoch},
+                    epochs=OpenedEpochs(
+                        highest={ssp: epoch for ssp, epoch in opened.items() if epoch}
+                    ),
                     applied=dict(applied),
                     furthest={ssp: str(end) for ssp, end in furthest.items()},
                 ),
@@ -200,7 +203,7 @@ def test_the_reason_is_that_the_log_has_forgotten_who_read_an_offset_first() -> 
         checkpoint={PARTITIONS[0]: "0"},
         offsets=OffsetState(
             streams={"fake.s": "one"},
-            opened={PARTITIONS[0]: 1},
+            epochs=OpenedEpochs(highest={PARTITIONS[0]: 1}),
             applied={PARTITIONS[0]: startpoint},
             furthest={PARTITIONS[0]: "9"},
         ),

@@ -160,7 +160,7 @@ def test_a_startpoint_at_the_oldest_in_an_open_batch_begins_at_what_is_left() ->
     dies_open(world, app)
     world.fake.retain_from("s", 0, 1)
     assert world.reads(app) == [{S0: ("@1", "@3")}]
-    assert world.state(app).offsets.epochs == {S0: 1}
+    assert world.state(app).offsets.epochs.main == {S0: 1}
     assert world.state(app).totals == {}
     assert world.fanned_out(app) == {}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, OpenedEpochs
 from dagster_adjunct.orchestration.startpoints.startpoints import take_back_startpoints
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.startpoint import (
@@ -70,7 +70,7 @@ def test_a_replay_reads_exactly_its_range_and_the_main_position_does_not_move(
     assert world.output.batches[2] == Batch(2, {S0: ("@2", "@4")}, {S0: 1}, main=False)
     state = world.state(app)
     assert (state.checkpoint, dict(state.offsets.replays)) == ({S0: "@6", S1: "@6"}, {})
-    assert (state.offsets.epochs, state.offsets.opened) == ({}, {S0: 1})
+    assert state.offsets.epochs == OpenedEpochs(highest={S0: 1})
     assert world.fanned_out(app) == {}
     assert [text for text in report.startpoints if str(S0) in text and "ticket 7" in text]
     world.fake.write("s", 0, 7)
@@ -151,7 +151,7 @@ def test_a_startpoint_after_a_replay_opens_the_next_epoch_even_during_the_replay
         ({S0: ("@5", "@6")}, 2),
         ({S0: ("@2", "@4")}, 1),
     ]
-    assert world.state(app).offsets.epochs == {S0: 2}
+    assert world.state(app).offsets.epochs.main == {S0: 2}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def check_that_it_was_read_once(world: OffsetsWorld, app: Application) -> None:
     assert numbers(batches, S0, main=False) == [1, 2, 3, 4, 5]
     assert numbers(batches, S1, main=True) == [6]
     assert {batch.epochs.get(S0) for batch in batches if not batch.main} == {1}
-    assert world.state(app).offsets.opened == {S0: 1}
+    assert world.state(app).offsets.epochs.highest == {S0: 1}
     assert world.fanned_out(app) == {}
     assert world.startpoints(app).read().waiting == []
 

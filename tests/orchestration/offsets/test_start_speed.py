@@ -41,7 +41,7 @@ def requests_of_a_start(
     world.ask(app, ssps[2 * third :], StartpointUpcoming)
     world.run(app)
     state = world.state(app)
-    assert len(state.offsets.opened) + len(state.offsets.applied) >= len(ssps) - third
+    assert len(state.offsets.epochs.highest) + len(state.offsets.applied) >= len(ssps) - third
     assert world.fanned_out(app) == {}
     made: dict[str, int] = {}
     for _, key in world.store.requests:

@@ -51,7 +51,7 @@ def test_a_crash_around_the_commit_applies_a_startpoint_exactly_once(
     after = world.reads(app)
     assert after == [{S0: ("@3", "@4")}]
     assert world.output.batches[2].read() == {S0: ("@1", "@3")}
-    assert world.state(app).offsets.epochs == {S0: 1}
+    assert world.state(app).offsets.epochs.main == {S0: 1}
     assert world.fanned_out(app) == {}
 
 

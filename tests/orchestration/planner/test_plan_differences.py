@@ -99,6 +99,12 @@ def test_a_send_whose_marks_are_others_is_reported() -> None:
     assert not any("marks applied records" in line for line in named)
 
 
+def test_another_engine_is_reported_and_what_needs_spark_then() -> None:
+    engine, needs = orders(engine="auto").differences_from(orders(engine="spark"))
+    assert engine == "the plan: has the engine auto, had spark"
+    assert needs.startswith("the plan: needs Spark because of {'operator': 'join-2-t'")
+
+
 def test_whatever_member_changes_is_reported() -> None:
     """Of both plans, each value in turn is made another: silence would be a difference that
     nobody hears of.

@@ -65,7 +65,7 @@ def plan_of(*datasets: AdjunctDataset, **more: Any) -> ExecutionPlan:
 
 
 def needs_of(dataset: AdjunctDataset) -> str:
-    (advance,) = plan_of(dataset).advances
+    (advance,) = plan_of(dataset).engine.advances
     return "; ".join(advance.needs_spark)
 
 
@@ -122,7 +122,7 @@ def test_the_plan_says_what_each_kind_of_dataset_needs_to_advance(
     dataset: AdjunctDataset, named: str
 ) -> None:
     plan = plan_of(dataset)
-    assert [advance.dataset for advance in plan.advances] == ["d"]
+    assert [advance.dataset for advance in plan.engine.advances] == ["d"]
     needed = needs_of(dataset)
     assert (named in needed) if named else (needed == "")
     said_messages = (
@@ -139,7 +139,7 @@ def test_local_tables_are_written_and_not_advanced() -> None:
     app = Application("app", engine="auto")
     table = app.local_table("d", schema=Schema.of(id="bigint"), key="id", partitions=1)
     app.input_stream("lake.in").send_to(table)
-    assert build_plan(app, FACTS).advances == ()
+    assert build_plan(app, FACTS).engine.advances == ()
 
 
 def test_what_the_plan_says_is_what_the_advance_needs(tmp_path: Path) -> None:

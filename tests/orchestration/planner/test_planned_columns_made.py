@@ -53,7 +53,7 @@ def test_an_expression_whose_column_only_spark_can_name_needs_spark(
     app.input_stream("lake.visits").map("k", expression).send_to(
         app.output_stream("lake.out", partitions=1)
     )
-    assert [need.operator for need in build_plan(app, catalog(VISITS)).needs_spark] == [
+    assert [need.operator for need in build_plan(app, catalog(VISITS)).engine.needs_spark] == [
         "map-2"
     ] * needs
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -31,7 +32,11 @@ from dagster_adjunct.resources.streams.startpoint import (
     StartpointUpcoming,
     resolve_startpoint_to_offset,
 )
-from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    LogCompaction,
+    StreamSystem,
+    SystemStreamPartition,
+)
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
 from tests.resources.streams.kafka.topic_log import TopicLog
 from tests.servers.kafka import KafkaServer
@@ -335,11 +340,8 @@ def test_a_topic_that_is_compacted_and_cut_off_does_not_tell_all(
 ) -> None:
     kept = system.info(new_log(cleanup_policy="compact", delete_retention_ms=5000).name)
     cut = system.info(new_log(cleanup_policy="compact,delete").name)
-    assert (kept.compacted, kept.tombstones_kept and kept.tombstones_kept.total_seconds()) == (
-        True,
-        5,
-    )
-    assert (cut.compacted, cut.tombstones_kept) == (False, None)
+    assert kept.compaction == LogCompaction(tombstones_kept=timedelta(seconds=5))
+    assert cut.compaction is None
 
 
 # -- the system

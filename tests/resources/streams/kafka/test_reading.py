@@ -5,6 +5,7 @@ error.
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -29,7 +30,12 @@ from dagster_adjunct.resources.streams.kafka.source import (
     split_into_tasks,
 )
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
-from dagster_adjunct.resources.streams.system import RECORD_META, OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    RECORD_META,
+    LogCompaction,
+    OffsetRange,
+    SystemStreamPartition,
+)
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
 from tests.resources.streams.kafka.topic_log import Entry, TopicLog, entries_of, ranges_of
 from tests.servers.kafka import KafkaServer
@@ -212,9 +218,7 @@ def test_what_compaction_has_left_is_read_whole(
     assert {entry for entry in entries if entry.key != b"other"} == left
     assert len(entries) < int(next(iter(spans.values())).end)
     info = system.info(log.name)
-    assert info.compacted
-    assert info.tombstones_kept is not None
-    assert info.tombstones_kept.total_seconds() == 600
+    assert info.compaction == LogCompaction(tombstones_kept=timedelta(minutes=10))
     assert system.has_all_keys(log.name)
 
 
