@@ -42,6 +42,10 @@ _ITEMS = {
     "calls": ("call", "of {of} at {operator} ({kind})"),
     "state": ("local table", "{table}"),
     "fed_joins": ("join with what is written here", "{join}"),
+    "by_time": ("join by time", "{join}"),
+    "waits": ("wait for a dataset", "of {stream} at {join}"),
+    "restatements": ("restatement", "of {join}"),
+    "needs_spark": ("need of Spark", "at {operator} ({what})"),
     "advances": ("advance of dataset", "{dataset}"),
 }
 # Members of items that say what is stored now, which is no difference between plans.
@@ -59,8 +63,9 @@ _CHANGE_TEXTS = {
         " again, and those that {new} has applied are skipped; name it by marks_as"
     ),
     "streams": "has the streams {new}, had {old}",
+    "records": "reads {new} again, read {old}",
+    "wait": "lasts {new}, lasted {old}",
     "choice": "has the engine {new}, had {old}",
-    "needs_spark": "needs Spark because of {new}, did because of {old}",
 }
 
 
@@ -264,6 +269,8 @@ def _format_value(value: Any) -> str:
         return "none"
     if isinstance(value, list):
         return ", ".join(_format_value(item) for item in value)
+    if isinstance(value, Mapping):  # an item inside one: the input of a restatement, for example
+        return "; ".join(f"{name} {_format_value(each)}" for name, each in value.items())
     return str(value)
 
 

@@ -22,6 +22,7 @@ from dagster_adjunct.orchestration.maintenance.followers import list_lagging_fol
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.co_partitioning import format_bytes
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step import arrow_frames, following
@@ -446,6 +447,22 @@ def test_the_plan_says_what_is_restated_and_how_it_is_found(tmp_path: Path) -> N
         "records of the last 7 days in lake.facts, found by reading k, when planes changes" in plan
     )
     assert "lake.out: their results come again in a higher epoch" in plan
+
+
+def test_differences_of_plans_name_the_restatement(tmp_path: Path) -> None:
+    dataset, _ = begun(Following, tmp_path)
+
+    def plan(age: Any) -> ExecutionPlan:
+        return plan_application(enriching(dataset, restate=age), systems=dataset.world.systems)
+
+    assert "restatement of join-3-planes is new: 2 partitions" in plan(WEEK).differences_from(
+        plan(None)
+    )
+    assert "restatement of join-3-planes is gone" in plan(None).differences_from(plan(WEEK))
+    assert plan(2 * WEEK).differences_from(plan(WEEK)) == (
+        "restatement of join-3-planes reads records of the last 14 days again, read records of the"
+        " last 7 days",
+    )
 
 
 def test_the_plan_says_what_a_restatement_costs(tmp_path: Path) -> None:

@@ -100,9 +100,11 @@ def test_a_send_whose_marks_are_others_is_reported() -> None:
 
 
 def test_another_engine_is_reported_and_what_needs_spark_then() -> None:
-    engine, needs = orders(engine="auto").differences_from(orders(engine="spark"))
-    assert engine == "the plan: has the engine auto, had spark"
-    assert needs.startswith("the plan: needs Spark because of {'operator': 'join-2-t'")
+    assert orders(engine="auto").differences_from(orders(engine="spark")) == (
+        "need of Spark at join-2-t (the key k, whose type is unknown) is new",
+        "need of Spark at join-4-u (the key v, whose type is unknown) is new",
+        "the plan: has the engine auto, had spark",
+    )
 
 
 def test_whatever_member_changes_is_reported() -> None:
