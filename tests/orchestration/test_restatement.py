@@ -22,7 +22,6 @@ from dagster_adjunct.orchestration.maintenance.followers import list_lagging_fol
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.co_partitioning import format_bytes
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step import arrow_frames, following
