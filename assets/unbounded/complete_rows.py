@@ -85,8 +85,8 @@ class RowCompletion:
       above the `horizon`: a tombstone that was dropped might win against them. Where columns are
       merged, the stored row has to be known whole, and only the newest change of the whole row
       counts. Late changes are left out. They are counted in the stats, and if `set_aside` listed
-      there like incomplete ones, except where nothing is lost: deletions, as the key is not stored,
-      and without merged columns all changes of a key whose newest one is a deletion.
+      there like incomplete ones, except where nothing is lost, as the key is not stored: deletions,
+      and the changes of the key before them.
 
     By the rule `ties` (None: there can be none), changes of which nothing says which one is newer
     are set aside, too, or raise KeyOrderError.
@@ -363,11 +363,13 @@ class BucketCompletion:
             is_whole = deleted | (_count_kept(rows) == 0)
             decided = np.logical_or.reduceat(is_whole & (position > horizon), first)
             late = (is_missing & ~decided)[key] & (position <= horizon)
-            counted = late & ~deleted
         else:
             last = np.append(first[1:], len(is_first)) - 1
             late = (is_missing & (position[last] <= horizon))[key]
-            counted = late & ~deleted[last][key]  # a deletion is no loss: the key is not stored
+        # A deletion, and what it supersedes, is no loss: the key is not stored.
+        row = np.arange(len(key))
+        last_deletion = np.maximum.reduceat(np.where(deleted, row, -1), first)
+        counted = late & (row > last_deletion[key])
         self._late += int(counted.sum())
         if self._declared.set_aside:
             reason = late_change_reason(horizon)
