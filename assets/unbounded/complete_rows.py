@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
@@ -92,7 +92,8 @@ class RowCompletion:
     are set aside, too, or raise KeyOrderError.
 
     Where the layout has SET_AT, nothing is incomplete: changes are merged by column, or by these
-    `groups` of columns, in any order.
+    `groups` of columns, in any order. Changes that set none of the groups are left out, and
+    counted.
     """
 
     input_columns: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
@@ -188,8 +189,8 @@ class BucketCompletion:
 
     def stats(self) -> dict[str, Any]:
         """Return what was not applied as it was: the changes that were set aside ("incomplete"),
-        the number of `late` ones, and the numbers of a `Merged` where columns are merged. What is
-        empty or 0 is left out.
+        the number of `late` ones, that of those `of_others`, who own the columns that they set, and
+        the numbers of a `Merged` where columns are merged. What is empty or 0 is left out.
         """
         stats = {"incomplete": self._set_aside, "late": self._late, **self._merged}
         return {name: value for name, value in stats.items() if value}
@@ -486,7 +487,7 @@ class BucketCompletion:
 
         Raises KeyOrderError for ties unless these are set aside; then the other changes are merged.
         """
-        changes = self._with_merged_columns(changes)
+        changes = self._leave_out_others(self._with_merged_columns(changes))
         if not changes.num_rows:
             return changes.drop_columns([KEPT])
         rows = self._sort_with_stored(changes)
@@ -506,6 +507,16 @@ class BucketCompletion:
         merged = merge.merge()
         self._merged.update(superseded=merged.superseded, carried=merged.carried, held=merged.held)
         return merged.rows.select([name for name in changes.column_names if name != KEPT])
+
+    def _leave_out_others(self, changes: pa.Table) -> pa.Table:
+        """Return the changes without those that set none of the groups, which are counted."""
+        groups = self._declared.groups
+        if not groups:
+            return changes
+        is_others = reduce(pc.and_, (changes.column(order).is_null() for order, _ in groups))
+        kept = changes.filter(pc.invert(is_others))
+        self._merged["of_others"] += changes.num_rows - kept.num_rows
+        return kept
 
     def _sort_with_stored(self, changes: pa.Table) -> SortedRows:
         """Return the changes together with the stored rows of their keys that they may depend on,
