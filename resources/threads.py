@@ -265,6 +265,8 @@ class PerLoop(Generic[T]):
                 self._of[loop] = (self._make(), self._start_watch(loop))
             mine, _ = self._of[loop]
             self._last = (loop, mine)
+        # Without the lock: they were removed, so nobody else has them, and `drop` may block, or ask
+        # for the object of this loop.
         for unused, _ in gone:
             self._drop(unused)
         return mine
@@ -295,6 +297,8 @@ class PerLoop(Generic[T]):
         try:
             yield
         finally:
+            # Without the lock: to pop is atomic, and while this loop is not closed, which follows,
+            # no other thread removes its object.
             held = self._of.pop(loop, None)
             if held is not None:
                 mine, _ = held

@@ -26,7 +26,7 @@ WITH_FIELDS = {kind.__name__ for kind in KINDS if kind not in BASES}
 FILLED = "whoever calls it fills the fields in"
 NOTHING = "what is given has no name here"
 WITHOUT = {
-    ("resources/files/opened.py", "unreadable_file_error"): FILLED,
+    ("resources/files/opened.py", "damaged_file_error"): FILLED,
     ("resources/tables/functions.py", "outcomes_from_missing"): FILLED,
     ("resources/tables/functions.py", "self_cancelled_error"): FILLED,
     ("resources/tables/spark.py", "_error_from_problem"): FILLED,

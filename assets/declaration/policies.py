@@ -352,8 +352,9 @@ class ChangeStreamOptions:
     - `order_by`: the column whose highest value wins, or several, of which the first that differs
       decides; None for the offset
     - `groups`: for each column in `order_by` the other columns that changes set in its order; where
-      it is null, a change leaves them all out, and a deletion does not delete them. () if one order
-      is that of whole rows
+      it is null, a change leaves them all out, and a deletion does not delete them. A group of
+      which no column is stored belongs to others: its changes are passed over. () if one order is
+      that of whole rows
     - `keep_tombstones`: how far below the newest value of `order_by` deletions are remembered, in
       its own unit (microseconds for a timestamp, days for a date); None for ever. Without
       `order_by`, in offsets, and only for formats whose snapshot rows never replace streamed

@@ -22,7 +22,7 @@ from dagster_adjunct.resources.errors import (
     translate_file_errors,
 )
 from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat
-from dagster_adjunct.resources.files.opened import open_decompressed, unreadable_file_error
+from dagster_adjunct.resources.files.opened import open_decompressed, translate_read_errors
 from dagster_adjunct.resources.files.tree import ListedFile, LocalTree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
@@ -162,20 +162,16 @@ def _open_source(
     declared = DeclaredFiles(
         tree, found, schema, what, values=not schema.sensitive, required=stream.key
     )
-    with translate_file_errors(path, "a file to append"):
-        digest = _contents_digest(path, declared.describe_file(file))
+    digest = _contents_digest(path, declared.describe_file(file))
     return _Source(str(path), declared, file, f"{FILE_PRODUCER}{digest}")
 
 
 def _contents_digest(path: Path, where: str) -> str:
     """Return a digest of a file's contents, the same for a compressed copy of it."""
     digest = hashlib.blake2b(digest_size=16)
-    try:
-        with open_decompressed(path, path.name) as contents:
-            while data := contents.read(1 << 20):
-                digest.update(data)
-    except OSError as error:
-        raise unreadable_file_error(where, error) from error
+    with translate_read_errors(where), open_decompressed(path, path.name) as contents:
+        while data := contents.read(1 << 20):
+            digest.update(data)
     return digest.hexdigest()
 
 

@@ -25,7 +25,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.files.columns import DeclaredColumns
 from dagster_adjunct.resources.files.formats import FileFormat, read_csv
-from dagster_adjunct.resources.files.opened import open_decompressed, unreadable_file_error
+from dagster_adjunct.resources.files.opened import open_decompressed, translate_read_errors
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, LocalTree, open_tree
 from dagster_adjunct.resources.lazy_modules import pa, pq, pt
 from dagster_adjunct.resources.objects.arrow_files import open_input
@@ -166,15 +166,15 @@ def _lines(sampled: SampledFile) -> Iterator[bytes]:
     """Yield the lines of a file, decompressed, without the byte order mark at its beginning. What
     follows the last line break is a line, too, and may be empty.
     """
-    with sampled.tree.on_disk(sampled.file) as path:
-        source = open_decompressed(path, sampled.file.path)
+    with (
+        sampled.tree.on_disk(sampled.file) as path,
+        translate_read_errors(sampled.url),
+        open_decompressed(path, sampled.file.path) as source,
+    ):
         carried = b""  # the beginning of a line that goes on in the next block
         is_first = True
         while True:
-            try:
-                data = bytes(source.read(_BLOCK))
-            except OSError as error:
-                raise unreadable_file_error(sampled.url, error) from error
+            data = bytes(source.read(_BLOCK))
             if is_first:
                 data = data.removeprefix(_BOM)
                 is_first = False
@@ -200,13 +200,13 @@ def _csv_records(sampled: SampledFile) -> Iterator[dict[str, Any]]:
 
 def _header(sampled: SampledFile) -> list[str]:
     """Return the column names in the first line of a CSV file."""
-    with sampled.tree.on_disk(sampled.file) as path:
-        try:
-            with open_decompressed(path, sampled.file.path) as source:
-                text = bytes(source.read(_BLOCK)).decode("utf-8-sig", errors="replace")
-            names = next(csv.reader(io.StringIO(text, newline="")), [])
-        except (OSError, csv.Error) as error:
-            raise unreadable_file_error(sampled.url, error) from error
+    with (
+        sampled.tree.on_disk(sampled.file) as path,
+        translate_read_errors(sampled.url, csv.Error),
+        open_decompressed(path, sampled.file.path) as source,
+    ):
+        text = bytes(source.read(_BLOCK)).decode("utf-8-sig", errors="replace")
+        names = next(csv.reader(io.StringIO(text, newline="")), [])
     if not names:
         problem = f"{sampled.url} does not begin with a header line."
         step = "Write the names of the columns into its first line."
@@ -246,10 +246,8 @@ def _open_parquet(sampled: SampledFile) -> Any:
     source = open_input(
         file.size, partial(tree.read, file), partial(tree.read_range, file), _MAX_WHOLE_BYTES
     )
-    try:
+    with translate_read_errors(sampled.url):
         return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable_file_error(sampled.url, error) from error
 
 
 def _parquet_schema(sampled: SampledFile, parquet: Any, doubts: list[Doubt]) -> Schema:
@@ -280,8 +278,6 @@ def _parquet_records(
     sampled: SampledFile, parquet: Any, names: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the records of a Parquet file with these columns."""
-    try:
+    with translate_read_errors(sampled.url):
         for batch in parquet.iter_batches(1_000, columns=list(names)):
             yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable_file_error(sampled.url, error) from error

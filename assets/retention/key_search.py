@@ -30,7 +30,12 @@ from dagster_adjunct.resources.bucketing.files import (
     unpack_footer,
 )
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
-from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError
+from dagster_adjunct.resources.errors import (
+    MalformedDocumentError,
+    ObjectNotFoundError,
+    SchemaMismatchError,
+)
+from dagster_adjunct.resources.files.opened import translate_read_errors
 from dagster_adjunct.resources.lazy_modules import pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.commit_log import commit_number
@@ -256,19 +261,20 @@ def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> _FileSea
     names = keys.names
     hits = 0
     try:
-        file = pq.ParquetFile(open_object(store, item.key, item.size), pre_buffer=True)
-        missing = []
-        for name in names:
-            if name not in file.schema_arrow.names:
-                missing.append(name)
-        if missing:
-            return _FileSearch(unread=KeyFinding(item.key, f"it has no column {missing[0]!r}"))
-        for group in range(file.num_row_groups):
-            hits += len(keys.rows_in(file.read_row_group(group, columns=names)))
+        with translate_read_errors(item.key):
+            file = pq.ParquetFile(open_object(store, item.key, item.size), pre_buffer=True)
+            missing = []
+            for name in names:
+                if name not in file.schema_arrow.names:
+                    missing.append(name)
+            if missing:
+                return _FileSearch(unread=KeyFinding(item.key, f"it has no column {missing[0]!r}"))
+            for group in range(file.num_row_groups):
+                hits += len(keys.rows_in(file.read_row_group(group, columns=names)))
     except ObjectNotFoundError:
         return _FileSearch()
-    except (pa.ArrowException, OSError) as error:
-        first_line, _, _ = str(error).partition("\n")
+    except SchemaMismatchError as error:
+        first_line, _, _ = str(error.__cause__).partition("\n")
         return _FileSearch(unread=KeyFinding(item.key, f"{_UNREADABLE}: {first_line}"))
     found = None
     if hits:

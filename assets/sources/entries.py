@@ -29,6 +29,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     select_stored_columns,
 )
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
+from dagster_adjunct.assets.declaration.policies import ColumnGroups
 from dagster_adjunct.assets.versions.version import (
     DatasetDeclaration,
     StoredPositions,
@@ -113,14 +114,16 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
 
 def _check_groups(spec: UnboundedDataset, schema: Schema, what: str) -> None:
     """Raise SchemaMismatchError unless each stored column is in one group of `order_by`, whose
-    ordering columns are numbers, dates or timestamps.
+    ordering columns are numbers, dates or timestamps. Groups of which nothing is stored are those
+    of other writers.
     """
     stored = [name for name in schema.names if name not in spec.key]
     for name, problem in _list_group_problems(spec, schema, stored):
         raise errors.SchemaMismatchError(
             f"{what}: the column {name!r} {problem}.",
             "Name each stored column in one group: order_by={ORDERING_COLUMN: [COLUMN, …], …}. Or"
-            " leave columns out of the dataset with columns=.",
+            " leave columns out of the dataset with columns=, all of a group to pass over its"
+            " changes.",
             dataset=spec.name,
             column=name,
             argument="order_by",
@@ -135,13 +138,18 @@ def _list_group_problems(
     """
     named = []
     for order, columns in spec.following.groups:
-        named += [order, *columns]
+        group = [order, *columns]
+        if not set(group) & set(stored):  # it is stored elsewhere
+            continue
+        named += group
         if order in stored and position_type((order,), schema) != "bigint":
             kind = schema.field(order).type
             yield (
                 order,
                 f"orders a group, but is {kind}: expected an integer, a date or a timestamp",
             )
+    if not named:
+        yield spec.following.ordering[0], "orders a group, but no column of any group is stored"
     for name in named:
         if name not in stored:
             yield name, "is in a group of order_by, but is no stored column outside of the key"
@@ -685,6 +693,14 @@ class OpenedChanges(OpenedStream):
             return "bigint"
         rows = derive_row_schema(self.spec, self.records)
         return position_type(order, with_read_paths(self.spec, rows))
+
+    @property
+    def stored_groups(self) -> ColumnGroups:
+        """The groups of columns that are stored; () without groups. Changes of others are passed
+        over.
+        """
+        groups = self.spec.following.groups
+        return tuple(group for group in groups if group[0] in self.schema)
 
     @property
     def only_offsets_order_keys(self) -> bool:

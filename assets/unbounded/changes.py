@@ -353,14 +353,15 @@ def _plan_completion(
         again=again,
         horizon=replaced_from,
         ties=ties,
-        groups=spec.following.groups,
+        groups=advance.source.stored_groups,
     )
 
 
 class _ChangeWriter:
     """Writes files, and moves from their stats to itself what manifests, which store stats and
     footers, should not have: the changes that were refused while they were written, and the numbers
-    of `late` changes and of rows that were `carried` or are `held` (see `Merged`).
+    of `late` changes, those `of_others`, and of rows that were `carried` or are `held` (see
+    `Merged`).
     """
 
     def __init__(self, write: GenerationWriter) -> None:
@@ -369,6 +370,7 @@ class _ChangeWriter:
         self.late = 0
         self.carried = 0
         self.held = 0
+        self.of_others = 0
 
     def __call__(self, *rows_and_place: Any, **how: Any) -> list[BucketFile]:
         return list(map(self._take_stats, self._write(*rows_and_place, **how)))
@@ -379,6 +381,7 @@ class _ChangeWriter:
         self.late += stats.pop("late", 0)
         self.carried += stats.pop("carried", 0)
         self.held += stats.pop("held", 0)
+        self.of_others += stats.pop("of_others", 0)
         if "incomplete" not in stats:
             return replace(file, stats=stats)
         self.refused += [SetAsideChange(*change) for change in stats.pop("incomplete")]
@@ -430,6 +433,8 @@ def _write_changes(
         counters["carried"] = writer.carried
     if writer.held:
         counters["held"] = writer.held
+    if writer.of_others:
+        counters["of_others"] = writer.of_others
     letters = None
     if set_aside:
         letters = build_dead_letters(changes, spec, writer.refused)

@@ -171,7 +171,8 @@ def commit_with_retries(
     compacted or discarded. `commit_id` is the id of the commit, None for a new one.
 
     Raises CommitConflictError where another writer has read further, has started the table again,
-    or has erased keys from whose rows our changes may have been completed.
+    has raised its watermark, or has erased keys from whose rows our changes may have been
+    completed.
     """
 
     def attempt(seen: Advance) -> Advance:
@@ -183,7 +184,7 @@ def commit_with_retries(
         if current is None:
             return None
         fresh = as_unbounded(current)
-        if not _has_same_progress(advance.manifest, fresh):
+        if not _has_same_progress(advance.spec, advance.manifest, fresh):
             return None
         if advance.spec.following.reads_rows and _has_erased(advance):
             return None
@@ -262,15 +263,19 @@ def change_from_decision(decision: Decision) -> Change:
     return Change(action=decision.action, reason=decision.reason)
 
 
-def _has_same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:
-    """Return whether no other writer has read further or started the table again, so that our
-    changes still apply.
+def _has_same_progress(
+    spec: UnboundedDataset, before: UnboundedManifest, fresh: UnboundedManifest
+) -> bool:
+    """Return whether no other writer has read further, started the table again or raised its
+    watermark, so that our changes still apply.
     """
     names = ("offsets", "bootstrap", "next_generation", "quarantining", "applied")
     if before.declaration.partitions != fresh.declaration.partitions:
         return False  # our files are in other buckets
     if before.bootstrap.state == "done" and before.horizon != fresh.horizon:
         return False  # the horizon has moved, so other changes are late
+    if passed_marks(spec, before) != passed_marks(spec, fresh):
+        return False  # our changes were not compared with the watermark that readers pass now
     return all(getattr(before, name) == getattr(fresh, name) for name in names)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
@@ -85,14 +85,15 @@ class RowCompletion:
       above the `horizon`: a tombstone that was dropped might win against them. Where columns are
       merged, the stored row has to be known whole, and only the newest change of the whole row
       counts. Late changes are left out. They are counted in the stats, and if `set_aside` listed
-      there like incomplete ones, except where nothing is lost: deletions, as the key is not stored,
-      and without merged columns all changes of a key whose newest one is a deletion.
+      there like incomplete ones, except where nothing is lost, as the key is not stored: deletions,
+      and the changes of the key before them.
 
     By the rule `ties` (None: there can be none), changes of which nothing says which one is newer
     are set aside, too, or raise KeyOrderError.
 
     Where the layout has SET_AT, nothing is incomplete: changes are merged by column, or by these
-    `groups` of columns, in any order.
+    `groups` of columns, in any order. Changes that set none of the groups are left out, and
+    counted.
     """
 
     input_columns: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
@@ -188,8 +189,8 @@ class BucketCompletion:
 
     def stats(self) -> dict[str, Any]:
         """Return what was not applied as it was: the changes that were set aside ("incomplete"),
-        the number of `late` ones, and the numbers of a `Merged` where columns are merged. What is
-        empty or 0 is left out.
+        the number of `late` ones, that of those `of_others`, who own the columns that they set, and
+        the numbers of a `Merged` where columns are merged. What is empty or 0 is left out.
         """
         stats = {"incomplete": self._set_aside, "late": self._late, **self._merged}
         return {name: value for name, value in stats.items() if value}
@@ -363,11 +364,13 @@ class BucketCompletion:
             is_whole = deleted | (_count_kept(rows) == 0)
             decided = np.logical_or.reduceat(is_whole & (position > horizon), first)
             late = (is_missing & ~decided)[key] & (position <= horizon)
-            counted = late & ~deleted
         else:
             last = np.append(first[1:], len(is_first)) - 1
             late = (is_missing & (position[last] <= horizon))[key]
-            counted = late & ~deleted[last][key]  # a deletion is no loss: the key is not stored
+        # A deletion, and what it supersedes, is no loss: the key is not stored.
+        row = np.arange(len(key))
+        last_deletion = np.maximum.reduceat(np.where(deleted, row, -1), first)
+        counted = late & (row > last_deletion[key])
         self._late += int(counted.sum())
         if self._declared.set_aside:
             reason = late_change_reason(horizon)
@@ -484,7 +487,7 @@ class BucketCompletion:
 
         Raises KeyOrderError for ties unless these are set aside; then the other changes are merged.
         """
-        changes = self._with_merged_columns(changes)
+        changes = self._leave_out_others(self._with_merged_columns(changes))
         if not changes.num_rows:
             return changes.drop_columns([KEPT])
         rows = self._sort_with_stored(changes)
@@ -504,6 +507,16 @@ class BucketCompletion:
         merged = merge.merge()
         self._merged.update(superseded=merged.superseded, carried=merged.carried, held=merged.held)
         return merged.rows.select([name for name in changes.column_names if name != KEPT])
+
+    def _leave_out_others(self, changes: pa.Table) -> pa.Table:
+        """Return the changes without those that set none of the groups, which are counted."""
+        groups = self._declared.groups
+        if not groups:
+            return changes
+        is_others = reduce(pc.and_, (changes.column(order).is_null() for order, _ in groups))
+        kept = changes.filter(pc.invert(is_others))
+        self._merged["of_others"] += changes.num_rows - kept.num_rows
+        return kept
 
     def _sort_with_stored(self, changes: pa.Table) -> SortedRows:
         """Return the changes together with the stored rows of their keys that they may depend on,

@@ -13,7 +13,7 @@ As if each group were a table of its own, whose newest change counts, and an ent
 A change sets the groups whose ordering column is not null. The ordering columns are stored, so that
 `__set_at` needs only the positions of groups that were deleted and, where offsets of different
 partitions must not decide, the partition that each group came from. It has these as JSON, by the
-stored names of the ordering columns.
+stored names of the ordering columns. Groups of which nothing is stored have no part in this.
 """
 
 from __future__ import annotations

@@ -442,7 +442,8 @@ def _check_same_groups(
                 found[name_now(name)] = name_now(order)
         return found
 
-    old = order_of(before, lambda name: spec.evolution.follow(name, served.columns))
+    stored = {order: columns for order, columns in before.items() if order in served.columns}
+    old = order_of(stored, lambda name: spec.evolution.follow(name, served.columns))
     new = order_of(after, str)
     moved = [name for name in old.keys() & new.keys() if old[name] != new[name]]
     if not moved and bool(old) == bool(new):

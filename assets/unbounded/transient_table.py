@@ -460,7 +460,7 @@ class TransientTable:
             by_offset=spec.following.order is None,
             set_aside=False,
             ties=ties,
-            groups=spec.following.groups,
+            groups=self._source.stored_groups,
         )
         order = named_columns((*spec.key, POSITION, OFFSET, PARTITION))
         return complete_frame(self._repartition(rows).sortWithinPartitions(*order), completion)

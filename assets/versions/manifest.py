@@ -352,8 +352,11 @@ class Decision(ManifestPart):
 
 
 class Pin(ManifestPart):
-    """Keeps a version served, even when newer ones are sealed, until it is removed or
-    `expires_at` has passed.
+    """Keeps a version served, even when newer ones are sealed, until a commit removes it. The first
+    advance or expire after `expires_at` does.
+
+    A clock alone ends no pin: what is served is what the commits say, so that a batch that is
+    repeated, and joins with what a table served at a time, read the same.
     """
 
     version: str

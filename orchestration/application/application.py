@@ -478,19 +478,19 @@ class Application:
         tables: Mapping[str, AnyTable],
         output_tables: Mapping[str, AnyOutputTable],
     ) -> Application:
-        """Return a copy of the application with these datasets and output tables instead of its
-        own, and with these remote tables; output tables have no renames.
+        """Return a copy of the application with these datasets and tables instead of its own; the
+        output tables have no renames.
 
-        `datasets` must have all names; remote tables of other names stay as they are.
+        `datasets` must have all names; tables of other names stay as they are.
         """
         twin = copy(self)
         twin._datasets = {}
         for name, handle in self._datasets.items():
             twin._datasets[name] = replace(handle, dataset=datasets[name])
-        twin._output_tables = {}
-        for name, output in self._output_tables.items():
+        twin._output_tables = dict(self._output_tables)
+        for name, table in output_tables.items():
             twin._output_tables[name] = replace(
-                output, table=output_tables[name], changes=NO_CHANGES
+                self._output_tables[name], table=table, changes=NO_CHANGES
             )
         twin._tables = {name: tables.get(name, table) for name, table in self._tables.items()}
         return twin

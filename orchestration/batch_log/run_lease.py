@@ -46,7 +46,7 @@ from dagster_adjunct.resources.objects.fence import Fence, Heartbeat, lease_lost
 from dagster_adjunct.resources.objects.lake import RUN_TTL, Lake
 from dagster_adjunct.resources.objects.store import ObjectStore, read_store_clock, requests_at_once
 from dagster_adjunct.resources.threads import call_in_threads
-from dagster_adjunct.resources.times import Deadline, describe_span, read_clocks
+from dagster_adjunct.resources.times import Deadline, describe_span, read_clocks, to_microseconds
 
 
 class Process(StoredDocument):
@@ -133,6 +133,7 @@ _RENEWING = 5.0
 _PAUSE = 0.25
 # How often a run that waits for a paused one looks whether its process has ended, in seconds.
 _LONGEST_WAIT = 0.5
+_LONGEST_TICK = 2.0  # of a store's clock, in seconds
 _ATTEMPTS = 3  # to write the lease, though each may have been lost on its way
 _log = logging.getLogger("adjunct.run")
 # Ids of the leases that this process holds; its other leases were left by runs that failed to end
@@ -546,8 +547,8 @@ class RunLease:
     def _fields_after(self, stored: StoredLease | None) -> dict[str, Any]:
         """Return the fields of the holder that takes the lease which is `stored` now.
 
-        Without a lease that can be read, the epoch is the time in ms by the store's clock: no run
-        of an application that was deleted, and made anew, has had a greater one.
+        Without a lease that can be read, the epoch is the time in microseconds by the store's
+        clock: all earlier takes have a lower one, as each takes longer than that.
         """
         until = None
         if stored is not None:
@@ -558,10 +559,22 @@ class RunLease:
                 "others_until": until,
                 "unfenced": stored.holder.unfenced or not stored.holder.ended,
             }
-        now = read_store_clock(self._store, self._clock_key)
+        now = self._read_later_clock()
         if stored is None and self._log.current() is not None:  # its runs had a lease
             until = now + timedelta(seconds=self._holder.ttl + self._holder.in_flight)
-        return {"epoch": int(now.timestamp() * 1000), "others_until": until, "unfenced": True}
+        return {"epoch": to_microseconds(now), "others_until": until, "unfenced": True}
+
+    def _read_later_clock(self) -> datetime:
+        """Return the time by the store's clock, later than when a run of this application last read
+        it: on S3 it has whole seconds.
+        """
+        last = self._store.head(self._clock_key)
+        deadline = Deadline(read_clocks(), _LONGEST_TICK)
+        while True:
+            now = read_store_clock(self._store, self._clock_key)
+            if last is None or now != last.modified or deadline.has_passed():
+                return now
+            time.sleep(0.01)
 
     def _busy(self, stored: StoredLease) -> errors.ApplicationBusyError:
         """Return the error for a lease that has not ended while this run waited."""

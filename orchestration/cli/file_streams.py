@@ -40,7 +40,7 @@ stream_argument = click.argument("name", metavar="STREAM")
 
 
 def list_summaries(lake: Lake) -> list[dict[str, Any]]:
-    """Return a line about each stream of files of which files were admitted."""
+    """Return a line about each stream of files whose files were looked for."""
     found = [overview.require_file_stream(lake, name) for name in overview.list_stored(lake)]
     return [overview.summarize(*stream) for stream in found]
 

@@ -551,7 +551,7 @@ def stream_preview(
             for column in table.column_names:
                 if not column.startswith("__"):
                     names.append(column)
-            newest = python_rows(table.select(names))[-rows:]
+            newest = python_rows(table.select(names))
             return _preview_table(newest, names, hidden(names))
     return {}
 

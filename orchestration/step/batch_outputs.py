@@ -307,6 +307,8 @@ class WrittenOutputs(Generic[Frame]):
         if can.evolves:
             system = require_writer(system.snapshot(split_stream_name(stream)[1]))
         producer = self.planned.producers[operator]
+        # A system commits them under the producer's name, by which tools know the application;
+        # further operators of a stream have names of their own, which would be other groups.
         is_main = producer == context.writer
         options = AppendOptions(
             consumed=self.planned.inputs.consumed if is_main else None,

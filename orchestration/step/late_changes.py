@@ -42,6 +42,8 @@ def pass_watermarks(
             late[wait.dataset] = _count_since(last, manifest)
             until = last.until if until is None else max(until, last.until)
         if until is not None:
+            # A watermark that the dataset does not count for is its newest one, which no change
+            # has missed yet; or it is so old that `_count_since` goes by `all_late`.
             passed[wait.dataset] = PassedTime(
                 until=until,
                 late=_count_late(manifest, until) or 0,

@@ -13,6 +13,7 @@ from dagster_adjunct.orchestration.startpoints.restatement import Places
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.recorded_answers import answers_prefix
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.files.opened import translate_read_errors
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.system import (
@@ -47,12 +48,13 @@ def read_places(context: StepContext, restating: Restating) -> Places:
     key = f"{answers_prefix(context.lake, context.app.name)}{restating.places}"
     try:
         data = context.lake.store.get(key).data
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-        streams = pc.unique(table.column(STREAM)).to_pylist()
-    except (errors.ObjectNotFoundError, pa.ArrowException, KeyError) as error:
+        with translate_read_errors(key, KeyError):
+            table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+            streams = pc.unique(table.column(STREAM)).to_pylist()
+    except (errors.ObjectNotFoundError, errors.SchemaMismatchError) as error:
         raise errors.MalformedDocumentError(
             f"the places of the records that the open batch of application {context.app.name!r}"
-            f" restates can't be read: {error}.",
+            f" restates can't be read. {error.problem}",
             "Restore that object from a backup, or abandon the batch: adjunct checkpoint abandon"
             f" {context.app.name} --reason ….",
             document=key,

@@ -443,7 +443,7 @@ def _has_unread(
     if isinstance(manifest, UnboundedManifest):
         position = StreamPosition.of(systems, manifest)
         return position.offsets != position.ends
-    if dataset.versions is not None:
+    if dataset.versions is not None:  # partitions, which the application's job does not publish
         return False
     return StoredVersions(lake, dataset).awaiting(systems, manifest) is None
 

@@ -20,6 +20,8 @@ from dagster_adjunct.resources.files.tree import FileTree, ListedFile, S3Tree
 from dagster_adjunct.resources.threads import map_in_threads
 
 _THREADS = 16
+# Each day takes a request, and a listing of the whole folder one for each 1,000 files: after a long
+# pause, or a late file of long ago, it takes fewer.
 _MOST_DAYS = 100
 _MOST_MESSAGES = 1_000
 _DIRECTIVES = frozenset("YmdjyBb%")

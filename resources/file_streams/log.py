@@ -145,6 +145,7 @@ class ReplacedPage(StoredDocument):
 class FileLogState(StoredDocument):
     """What the current commit of a stream says.
 
+    `looked` is whether a look has succeeded: until then, another declaration may take the place.
     `cursor` is up to where the source has been looked at, in a form of the source's own.
     `set_aside` counts the files that were set aside, by the rule that did it. `replaced` are the
     pages that others may still read.
@@ -153,6 +154,7 @@ class FileLogState(StoredDocument):
     format: Annotated[int, Field(ge=1, le=1)] = 1
     id: str
     declared: dict[str, Any]
+    looked: bool = False
     pages: tuple[FilePage, ...] = ()
     tail: tuple[AdmittedFile, ...] = ()
     oldest: Count = 0

@@ -59,7 +59,7 @@ def require_file_stream(lake: Lake, name: str) -> tuple[FileStreams, str]:
 
 
 def list_stored(lake: Lake) -> list[str]:
-    """Return the names of the streams of which files were admitted, such as "files.clicks"."""
+    """Return the names of the streams whose files were looked for, such as "files.clicks"."""
     found = []
     for system, streams in open_file_systems(lake).items():
         for stream in list_logged(lake, system):

@@ -129,6 +129,15 @@ class _Admission(NamedTuple):
     has_more: bool
 
 
+class _PlannedAdmission(NamedTuple):
+    """The state to commit, and what a look has found; or the error of a first look, to raise once
+    the declaration is stored.
+    """
+
+    state: FileLogState
+    found: Found | errors.PermanentError
+
+
 class _SettingAside(NamedTuple):
     """The state in which a file is set aside, and the file as it was before. If several admissions
     of the file are set aside, its `rows` are those of all.
@@ -271,41 +280,62 @@ class FileStreams(NumberedOffsets):
     def _admit_once(self, stream: str, all_files: bool = False) -> _Admission:
         """Look at the source once, and admit what it finds in one commit.
 
-        The first look always commits, so that the stream has a state and a stored declaration; a
-        later one only if the files, the cursor or the declaration are new.
+        The first look always commits, so that the stream has a state and a stored declaration, by
+        which commands show what is wrong with its files; a later one only if the files, the cursor
+        or the declaration are new.
         """
         log = self.file_log(stream)
-        declaration = self.declaration(stream)
-        feed = declaration.feed(self.lake)
-        found: Found | None = None
+        planned: _PlannedAdmission | None = None
 
         # Called again after a conflict, which harms nothing: only what the last call has found is
         # used, and `maintain` deletes pages of the log that an earlier call has written.
         def decide(commit: Commit | None) -> dict[str, Any] | None:
-            nonlocal found
+            nonlocal planned
             before = log.parse(commit)
-            if before is not None:
-                declaration.check_stored(f"{self.name}.{stream}", before)
-            state = before or FileLogState.empty(declaration)
-            with _naming_stream(f"{self.name}.{stream}"):
-                found = feed.find(_Known(log, state, all_files))
-            after = state
-            if found.files or found.cursor != state.cursor:
-                after = log.add(state, found.files, found.cursor)
-            declared = declaration.model_dump(mode="json")
-            if after.declared != declared:
-                after = after.model_copy(update={"declared": declared})
-            is_unchanged = after is before  # not at the first look, when `before` is None
-            return None if is_unchanged else after.body()
+            planned = self._plan_admission(stream, before, all_files)
+            is_unchanged = planned.state is before  # not at the first look, when `before` is None
+            return None if is_unchanged else planned.state.body()
 
         commit = log.transact(decide, by="admit")
-        assert found is not None
+        assert planned is not None
+        found = planned.found
+        if isinstance(found, errors.PermanentError):
+            raise found
         if found.settled is not None:
             found.settled()
         state = log.parse(commit)
         assert state is not None
         self._waiting[stream] = _without_admitted(found.waiting, _Known(log, state))
         return _Admission(state, found.more)
+
+    def _plan_admission(
+        self, stream: str, before: FileLogState | None, all_files: bool
+    ) -> _PlannedAdmission:
+        """Look at the source, and return the state in which what it has is admitted; the state
+        `before` if nothing is new. Raises the errors of the declared rules, except at a first look.
+        """
+        log = self.file_log(stream)
+        declaration = self.declaration(stream)
+        if before is not None and before.looked:
+            declaration.check_stored(f"{self.name}.{stream}", before)
+        state = before or FileLogState.empty(declaration)
+        after = state
+        found: Found | errors.PermanentError
+        try:
+            with _naming_stream(f"{self.name}.{stream}"):
+                found = declaration.feed(self.lake).find(_Known(log, state, all_files))
+        except errors.PermanentError as error:
+            if state.looked:
+                raise
+            found = error
+        else:
+            if found.files or found.cursor != state.cursor:
+                after = log.add(state, found.files, found.cursor)
+        declared = declaration.model_dump(mode="json")
+        looked = state.looked or isinstance(found, Found)
+        if (after.declared, after.looked) != (declared, looked):
+            after = after.model_copy(update={"declared": declared, "looked": looked})
+        return _PlannedAdmission(after, found)
 
     def waiting(self, stream: str) -> dict[str, str]:
         """Return why files that exist are not admitted yet, by path. Admits nothing.

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
+from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.files.columns import DeclaredColumns
-from dagster_adjunct.resources.files.opened import open_decompressed, unreadable_file_error
+from dagster_adjunct.resources.files.opened import (
+    damaged_file_error,
+    open_decompressed,
+    translate_read_errors,
+)
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.optional_packages import import_package
@@ -30,13 +34,12 @@ from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.schemas.types import Type
 
 _BATCH = 16_384
+_PIECE = 1 << 20
 # What fastavro raises for bytes that are not Avro, or not of the file's schema.
 _UNREADABLE = (
     *CONVERSION_ERRORS,
     AttributeError,
     EOFError,
-    MemoryError,
-    OSError,
     RecursionError,
     lzma.LZMAError,
     struct.error,
@@ -69,6 +72,21 @@ class _Decompressed(io.RawIOBase):
         super().close()
 
 
+class _InPieces(io.BufferedReader):
+    """A buffered stream that needs no more memory for `read` than there are bytes: a damaged length
+    would otherwise ask for too much.
+    """
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0 or size <= _PIECE:
+            return super().read(size)
+        pieces = []
+        while size and (piece := super().read(min(size, _PIECE))):
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+
 @dataclass(frozen=True, slots=True)
 class _Stored:
     """The columns of a file: their types, how the values of each are converted, and the names
@@ -86,13 +104,11 @@ def _open_blocks(path: Path, name: str, where: str) -> Iterator[Any]:
     it can't read.
     """
     fastavro = import_package(where, "fastavro", "avro")
-    try:
-        with io.BufferedReader(_Decompressed(open_decompressed(path, name))) as source:
-            yield fastavro.block_reader(source)
-    except AdjunctError:
-        raise
-    except _UNREADABLE as error:
-        raise unreadable_file_error(where, error) from error
+    with (
+        translate_read_errors(where, *_UNREADABLE),
+        _InPieces(_Decompressed(open_decompressed(path, name))) as source,
+    ):
+        yield fastavro.block_reader(source)
 
 
 def count_avro(tree: FileTree, file: ListedFile, columns: DeclaredColumns, where: str) -> int:
@@ -139,7 +155,7 @@ def _stored_columns(blocks: Any, columns: DeclaredColumns, where: str) -> _Store
     schema = expand_schema(json.loads(blocks.metadata["avro.schema"]))
     if not isinstance(schema, dict) or schema.get("type") != "record":
         found = json.dumps(schema)[:100]
-        raise unreadable_file_error(where, ValueError(f"its schema is {found}, which is no record"))
+        raise damaged_file_error(where, ValueError(f"its schema is {found}, which is no record"))
     types = {field["name"]: avro_type(field["type"]) for field in schema["fields"]}
     sources = columns.match([field["name"] for field in schema["fields"]], where)
     columns.check_types(types, sources, where)

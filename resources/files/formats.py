@@ -47,7 +47,11 @@ from dagster_adjunct.resources.files.json_values import (
     convert_parsed,
     parsed_type,
 )
-from dagster_adjunct.resources.files.opened import open_decompressed, unreadable_file_error
+from dagster_adjunct.resources.files.opened import (
+    damaged_file_error,
+    open_decompressed,
+    translate_read_errors,
+)
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import (
@@ -210,7 +214,7 @@ def read_csv(
     table); see `DeclaredFiles.tables`.
     """
     check_format(columns.schema, "csv", where)
-    with tree.on_disk(file) as path:
+    with tree.on_disk(file) as path, translate_read_errors(where):
         header = _read_header(path, file.path, columns, where)
         fields = [field for field in wanted.fields if field.name in header.sources]
         number = 0
@@ -230,8 +234,6 @@ def read_csv(
             raise source.quote_error(where) or _csv_error(error, header, columns, where) from error
         except SchemaMismatchError as error:
             raise source.quote_error(where) or error from None
-        except OSError as error:
-            raise unreadable_file_error(where, error) from error
         misquoted = source.quote_error(where)  # which Arrow has accepted
         if misquoted is not None:
             raise misquoted
@@ -298,14 +300,11 @@ def _csv_reader(source: Any, header: _Header, fields: Sequence[Field]) -> Any:
 def _read_header(path: Path, name: str, columns: DeclaredColumns, where: str) -> _Header:
     """Return the header line. Raises SchemaMismatchError unless it has the declared columns."""
     schema = columns.schema
-    try:
-        with open_decompressed(path, name) as source:
-            text = bytes(source.read(_HEADER)).decode("utf-8-sig", errors="replace")
+    with translate_read_errors(where, csv.Error), open_decompressed(path, name) as source:
+        text = bytes(source.read(_HEADER)).decode("utf-8-sig", errors="replace")
         rows = csv.reader(io.StringIO(text, newline=""))
         # Empty lines are skipped, unless there is one column, of which they are empty fields.
         names = next((row for row in rows if row or len(schema.fields) == 1), None)
-    except (OSError, csv.Error) as error:
-        raise unreadable_file_error(where, error) from error
     if not names:
         begins = "begins with an empty line"
         if names is None:
@@ -340,7 +339,7 @@ def _csv_error(
         return SchemaMismatchError(
             problem, "Correct the line: it needs a value for every column.", line=int(misfit["row"])
         )
-    return unreadable_file_error(where, error)
+    return damaged_file_error(where, error)
 
 
 FileFormat = Literal["parquet", "csv", "jsonl", "avro"]
@@ -542,7 +541,9 @@ def read_jsonl(
     schema = columns.with_older_names.schema
     keys = MapKeys(parse_type(field.type) for field in schema.fields)
     with tree.on_disk(file) as path:
-        for block in _blocks(open_decompressed(path, file.path), where):
+        with translate_read_errors(where):
+            source = open_decompressed(path, file.path)
+        for block in _blocks(source, where):
             if block.strip(_BLANKS + b"\n"):  # it has a record
                 table = _parse_block(block, line, columns, where, required, keys)
                 yield number, table
@@ -555,10 +556,8 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
     carried = b""
     first = True
     while True:
-        try:
+        with translate_read_errors(where):
             data = bytes(source.read(_JSON_BLOCK))
-        except OSError as error:
-            raise unreadable_file_error(where, error) from error
         if first:
             data = data.removeprefix(_BOM)
             first = False
@@ -869,14 +868,12 @@ def _read_group(
     names = [opened.sources[name] for name in wanted.names if name in opened.sources]
     stored = pa.schema([opened.columns.field(name) for name in names])
     read = names or opened.columns.names[:1]
-    try:
+    with translate_read_errors(where):
         for batch in opened.file.iter_batches(_BATCH, row_groups=[group], columns=read):
             if names:
                 yield cast_table(pa.Table.from_batches([batch]).select(names), stored)
             else:
                 yield pa.table({"": pa.nulls(batch.num_rows)})
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable_file_error(where, error) from error
 
 
 def row_group_starts(parquet: pq.ParquetFile) -> list[int]:
@@ -913,15 +910,13 @@ def open_parquet(
     source = open_input(
         file.size, partial(tree.read, file), partial(tree.read_range, file), _MAX_WHOLE_BYTES
     )
-    try:
+    with translate_read_errors(where):
         parquet = pq.ParquetFile(
             source,
             pre_buffer=True,
             coerce_int96_timestamp_unit="us",
             page_checksum_verification=True,
         )
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable_file_error(where, error) from error
     stored = _stored_columns(parquet)
     sources = columns.match(stored.names, where)
     types = {name: _stored_type(stored.field(name), where) for name in sources.values()}

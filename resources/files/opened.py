@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
+from dagster_adjunct.resources.errors import SchemaMismatchError, file_error
 from dagster_adjunct.resources.lazy_modules import pa
 
 
-def unreadable_file_error(where: str, error: Exception) -> AdjunctError:
-    """Return the error for a file that is damaged, or that the file system can't read."""
-    if isinstance(error, OSError) and error.errno:  # of the file system, not of a decoder
-        return file_error(error, error.filename or where, where)
+@contextmanager
+def translate_read_errors(where: str, *damage: type[Exception]) -> Iterator[None]:
+    """Raise errors about the contents of a damaged file as `damaged_file_error` describes them, and
+    those of the file system as `file_error` does.
+
+    Errors about contents are those of Arrow and of decompression, and `damage`. Too little memory
+    and a cancelled read say nothing about the file, and are raised as they are.
+    """
+    try:
+        yield
+    except (MemoryError, pa.ArrowCancelled) as error:
+        error.add_note(f"It was raised while {where} was read.")
+        raise
+    except OSError as error:
+        if error.errno is not None:  # of the file system, not of a decoder
+            raise file_error(error, error.filename or where, where) from error
+        raise damaged_file_error(where, error) from error
+    except (pa.ArrowException, *damage) as error:
+        raise damaged_file_error(where, error) from error
+
+
+def damaged_file_error(where: str, error: Exception) -> SchemaMismatchError:
+    """Return the error for a file whose contents can't be read."""
     reason = str(error) or type(error).__name__
     return SchemaMismatchError(
         f"{where} can't be read: {reason.splitlines()[0].rstrip('.')}.",

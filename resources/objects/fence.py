@@ -176,6 +176,8 @@ class Heartbeat:
                 stored = self._store.get(self._key)
             except ObjectNotFoundError:
                 return _REMOVED
+            # For the write it was gone or held by another request, and now it is as it was, such as
+            # after a restore: others may have taken it for removed. It also ends these repeats.
             if stored.etag == etag:
                 return _REMOVED
             # "" if it is our own write: go on from that one.

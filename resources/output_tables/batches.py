@@ -240,18 +240,23 @@ def same_batch(
     )
 
 
-def check_replaceable(table: str, found: CommittedBatch | None, columns: OutputColumns) -> None:
-    """Raise ConfigurationError if replays are to replace rows of this producer in a table that has
-    rows of it without source positions.
+def check_same_replay(table: str, found: CommittedBatch | None, columns: OutputColumns) -> None:
+    """Raise ConfigurationError if a table has rows of this producer with another `on_replay`: a
+    replay could not replace them, or readers could not compare their epochs, which would be null.
     """
-    lacks_positions = found is not None and found.positions is False  # None: it is not known
-    if not lacks_positions or not columns.have_positions:
+    if found is None or found.positions is None:  # it is not known
         return
+    if found.positions == columns.have_positions:
+        return
+    declared, stored = "append", "replace"
+    lack = "no __epoch, so that readers could not tell them from newer results of a replay"
+    if columns.have_positions:
+        declared, stored = "replace", "append"
+        lack = "no source positions, so that a replay could not replace them"
     raise errors.ConfigurationError(
-        f'output table {table} has on_replay="replace", and rows that this application wrote with'
-        ' on_replay="append": they have no source positions, so that a replay could not replace'
-        " them.",
-        'Declare on_replay="append" again, or send to a new table.',
+        f'output table {table} has on_replay="{declared}", and rows that this application wrote'
+        f' with on_replay="{stored}": they have {lack}.',
+        f'Declare on_replay="{stored}" again, or send to a new table.',
         argument="on_replay",
     )
 

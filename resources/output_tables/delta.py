@@ -29,7 +29,7 @@ from dagster_adjunct.resources.output_tables.batches import (
     OutputColumns,
     ReplacedRange,
     TableOutput,
-    check_replaceable,
+    check_same_replay,
     conflict_error,
     describe_added,
     describe_creation,
@@ -100,7 +100,7 @@ class DeltaOutput(TableOutput):
         if table is None:
             self._check_partitions(columns)
             return describe_creation(self.table.partition_by)
-        check_replaceable(self.name, _find_in(table, producer), columns)
+        check_same_replay(self.name, _find_in(table, producer), columns)
         stored = _arrow_schema(table)
         partitions = table.metadata().partition_columns
         return (
@@ -215,14 +215,14 @@ class DeltaOutput(TableOutput):
 
     def _find_same(self, table: DeltaTable | None, batch: OutputBatch) -> CommittedBatch | None:
         """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`, and
-        ConfigurationError as `check_replaceable`.
+        ConfigurationError as `check_same_replay`.
         """
         if table is None:
             return None
         found = _find_in(table, batch.producer, batch.number)
         same = same_batch(self.name, found, batch.producer, batch.number, batch.clock, batch.lake)
         if same is None:
-            check_replaceable(self.name, found, batch.columns)
+            check_same_replay(self.name, found, batch.columns)
         return same
 
     def _commit_once(

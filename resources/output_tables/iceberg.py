@@ -26,7 +26,7 @@ from dagster_adjunct.resources.output_tables.batches import (
     OutputBatch,
     OutputColumns,
     TableOutput,
-    check_replaceable,
+    check_same_replay,
     conflict_error,
     describe_added,
     describe_creation,
@@ -160,7 +160,7 @@ class IcebergOutput(TableOutput):
         if table is None:
             _build_spec(self.table, _new_schema(columns))
             return describe_creation(self.table.partition_by)
-        check_replaceable(self.name, _find_in(table, producer), columns)
+        check_same_replay(self.name, _find_in(table, producer), columns)
         schema = table.schema()
         evolved = columns.evolve(readable_schema(schema.as_arrow()), self.name)
         declared = [parse_partition_field(text).text for text in self.table.partition_by]
@@ -377,12 +377,12 @@ def _find_in(table: Table, producer: str) -> CommittedBatch | None:
 
 def _find_same(table: Table, batch: OutputBatch, name: str) -> CommittedBatch | None:
     """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`, and
-    ConfigurationError as `check_replaceable`.
+    ConfigurationError as `check_same_replay`.
     """
     found = _find_in(table, batch.producer)
     same = same_batch(name, found, batch.producer, batch.number, batch.clock, batch.lake)
     if same is None:
-        check_replaceable(name, found, batch.columns)
+        check_same_replay(name, found, batch.columns)
     return same
 
 

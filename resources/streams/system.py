@@ -831,18 +831,23 @@ def check_range(
 
 def check_places(stream: str, places: pa.Table, records: pa.Table) -> pa.Table:
     """Return the records that were read at these places. Raises OffsetOutOfRangeError for a place
-    without a record.
+    without a record, and for one that is named twice.
     """
     if records.num_rows == places.num_rows:  # each place once, so all were found
         return records
     partitions = records.column(PARTITION).to_pylist()
     found = set(zip(partitions, records.column(OFFSET).to_pylist(), strict=True))
+    named = set()
     for place in places.to_pylist():
         partition = place[PARTITION]
         offset = place[OFFSET]
+        problem = f"{stream}.{partition} has no record at offset {offset}."
         if (partition, offset) not in found:
             break
-    problem = f"{stream}.{partition} has no record at offset {offset}."
+        problem = f"offset {offset} of {stream}.{partition} is named twice."
+        if (partition, offset) in named:
+            break
+        named.add((partition, offset))
     step = "Name offsets of records, each once, as find_records returns them."
     raise errors.OffsetOutOfRangeError(
         problem, step, stream=stream, partition=partition, offset=str(offset)

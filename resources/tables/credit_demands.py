@@ -7,10 +7,16 @@ from dataclasses import dataclass
 
 from dagster_adjunct.resources.tables.rate import KEPT_SECONDS, MAX_AHEAD_SECONDS, LeaseRequest
 
-# The least time between two requests for leases, and the shortest time over which use is measured.
+# The least time between two requests for leases, and so the shortest over which use is measured.
 PAUSE_SECONDS = 0.2
+# The longest time over which use is measured: over a long pause, a burst after it would look like
+# little, and other runs would get more of the rate.
+_MEASURED_SECONDS = 1.0
 # Ask for more than was used, or leases would never catch up with a growing demand.
 _HEADROOM = 1.25
+# Ask again once less than this share of the wanted credits is left: before they are used up, so
+# that nobody waits for a lease, but not for a few at each pause.
+_ENOUGH = 2 / 3
 _EPSILON = 1e-9  # credits; sums of fractions may be wrong by so many
 
 
@@ -157,12 +163,12 @@ class Demands:
         is_idle = waiting <= 0 and self._spent <= _EPSILON
         if is_idle or since < PAUSE_SECONDS:
             return None
-        used = (self._spent + waiting) / (max(PAUSE_SECONDS, min(since, 1.0)) * self.rate)
+        used = (self._spent + waiting) / (min(since, _MEASURED_SECONDS) * self.rate)
         share = min(1.0, _HEADROOM * max(used, self._used_before))
         target = max(waiting, share * MAX_AHEAD_SECONDS * self.rate)
         # Those that are left when the lease arrives.
         held = self.leased.unexpired(now + self.lease_takes)
-        is_enough = held >= max(waiting, target * 2 / 3)
+        is_enough = held >= max(waiting, target * _ENOUGH)
         if is_enough:
             return None
         self._requested_at = now

@@ -5,6 +5,7 @@ interrupted.
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -357,6 +358,24 @@ def test_a_search_says_where_keys_are_and_changes_nothing(people: World) -> None
     assert "1 row has one of the keys" in file
     assert {item.key: item.etag for item in people.lake.store.list("")} == before
     assert find_keys(people.lake, "people", ["nobody"]).clean
+
+
+class _OutOfFiles(InMemoryStore):
+    """A store on a machine on which no more files can be opened."""
+
+    def get(self, key: str) -> Any:
+        if key.endswith(".parquet"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().get(key)
+
+
+def test_a_search_on_a_machine_without_open_files_calls_nothing_unreadable(people: World) -> None:
+    deliver(people, "v1", entries(1, "ada"))
+    store = _OutOfFiles()
+    for item in people.lake.store.list(""):
+        store.put(item.key, people.lake.store.get(item.key).data)
+    with pytest.raises(ConfigurationError):
+        find_keys(lake_in(store), "people", ["ada"])
 
 
 def plant(world: World, folder: str, names: Sequence[str]) -> str:

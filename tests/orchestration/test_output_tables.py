@@ -574,6 +574,23 @@ def test_rows_without_source_positions_are_never_left_beside_a_replay_that_repla
     assert target.ids() == sorted(expected(*range(10)) * 2)
 
 
+def test_rows_without_an_epoch_are_never_left_beside_a_replay_that_appends(
+    world: StepWorld, target: Target
+) -> None:
+    send(world, *range(10))
+    world.run(declare(target, on_replay="replace"))
+    app = declare(target)
+    plan = plan_application(app, systems=world.systems)
+    with pytest.raises(errors.PlanningError):
+        compare_output_tables(app, plan)
+    with pytest.raises(errors.ConfigurationError) as caught:
+        replay(world, app)
+    assert caught.value.argument == "on_replay"
+    assert target.ids() == expected(*range(10))
+    world.run(declare(target, on_replay="replace"))  # the requested replay
+    assert target.ids() == expected(*range(10))
+
+
 def test_a_replay_replaces_in_a_table_that_another_application_appends_to(
     world: StepWorld, target: Target
 ) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -36,7 +37,8 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects.fence import Fence
-from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
+from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectInfo
 from dagster_adjunct.resources.times import Deadline, read_clocks
 from tests.faulty_store import Fault, FaultyStore
 
@@ -352,7 +354,6 @@ def test_each_take_of_the_lease_has_a_greater_epoch_also_after_it_was_deleted(la
     for _ in range(3):
         with lease(lake) as held:
             epochs.append(held.fence.epoch)
-    time.sleep(0.01)  # several takes within a millisecond are ahead of the clock
     lake.store.delete(KEY)
     with lease(lake) as held:
         epochs.append(held.fence.epoch)
@@ -361,6 +362,29 @@ def test_each_take_of_the_lease_has_a_greater_epoch_also_after_it_was_deleted(la
     os.utime(Path(lake.url) / KEY, (old, old))
     with lease(lake) as held:
         epochs.append(held.fence.epoch)
+    assert epochs == sorted(set(epochs))
+
+
+class _WholeSeconds(InMemoryStore):
+    """A store whose clock has whole seconds, as that of S3."""
+
+    def head(self, key: str) -> ObjectInfo | None:
+        found = super().head(key)
+        if found is None:
+            return None
+        return replace(found, modified=found.modified.replace(microsecond=0))
+
+
+@pytest.mark.lengthy
+def test_takes_within_one_tick_of_the_clock_of_the_store_have_other_epochs() -> None:
+    lake = lake_in(_WholeSeconds())
+    epochs = []
+    for _ in range(2):
+        with lease(lake) as held:
+            epochs.append(held.fence.epoch)
+        with lease(lake) as held:
+            epochs.append(held.fence.epoch)
+        lake.store.delete(KEY)
     assert epochs == sorted(set(epochs))
 
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance
 
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import Watermark
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions import watermark
-from dagster_adjunct.assets.versions.manifest import as_bounded
+from dagster_adjunct.assets.versions.manifest import as_bounded, as_unbounded
 from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
@@ -28,11 +29,14 @@ from dagster_adjunct.orchestration.step.context import RunHooks
 from dagster_adjunct.orchestration.step.following import Following, Machine, Watched
 from dagster_adjunct.orchestration.step.late_changes import late_counters
 from dagster_adjunct.orchestration.step.waiting import _StreamTimes, find_held
-from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 from dagster_adjunct.resources.streams.lake.repartition import repartition
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
 from dagster_adjunct.streams import Retention
 from tests.clocks import on_clock
@@ -120,6 +124,39 @@ def test_a_change_after_the_time_of_an_idle_partition_is_late_however_many_came_
         world.send("prices", (idle, minute, 1))
         (report,) = world.advance()
         assert report.counters["late_changes"] == 1
+
+
+def test_a_change_is_late_that_comes_while_another_writer_confirms_an_idle_stream() -> None:
+    world = QuickWorld(2, watermark=Watermark(idle_after=5 * MINUTE))
+    world.clock.forward(minutes=60)
+    world.send("prices", (world.key(0), 60, 1), (world.key(1), 60, 1))
+    world.advance()
+    world.clock.forward(minutes=6)
+    empty = InMemoryStore()  # the stream as the other writer has seen it, without the last change
+    for item in world.lake.store.list(""):
+        empty.put(item.key, world.lake.store.get(item.key).data)
+    seen = {"lake": LakeStreams(on_clock(lake_in(empty), world.clock))}
+    world.send("prices", (world.key(0), 60.5, 2))
+
+    def confirm() -> None:
+        report = advance_dataset(
+            world.prices, lake=world.lake, systems=seen, spark=IN_PROCESS, by="another"
+        )
+        assert report.counters.get("read", 0) == 0
+
+    meanwhile = FaultyStore(world.lake.store, [Fault("put_if_match", 1, "meanwhile", confirm)])
+    lake = on_clock(Lake(meanwhile, world.lake.id), world.clock)
+    advance: dict[str, Any] = {"systems": world.systems, "spark": IN_PROCESS, "by": "test"}
+    with pytest.raises(CommitConflictError):
+        advance_dataset(world.prices, lake=lake, **advance)
+    stored = StoredVersions(world.lake, world.prices)
+    assert known_until(world.prices, stored.manifest()) == START + 61 * MINUTE
+    assert advance_dataset(world.prices, lake=lake, **advance).counters["late_changes"] == 1
+    passed = as_unbounded(stored.require_manifest()).passed
+    assert [(mark.until, mark.late) for mark in passed] == [
+        (START + 60 * MINUTE, 0),
+        (START + 61 * MINUTE, 1),
+    ]
 
 
 def test_a_repartitioned_change_stream_is_not_silent_before_it_was() -> None:

@@ -753,3 +753,34 @@ def test_a_rewind_brings_nothing_back_that_a_forgotten_deletion_had_deleted(worl
     assert content(world, spec) == wanted
     rewind_dataset(spec, force=True, **again)
     assert content(world, spec) == wanted
+
+
+def test_a_rewind_is_refused_only_for_changes_that_no_deletion_supersedes(world: World) -> None:
+    world.spark = IN_PROCESS
+    spec = declared(world, keep_tombstones=10, broadcast=True)
+    deleted = [
+        Change("k", 1, 0, "i", WHOLE),
+        Change("k", 3, 0, "u", {"b": 3}),
+        Change("k", 5, 0, "d"),
+    ]
+    for sent in (deleted, [Change("l", 30, 0, "i", WHOLE)]):
+        send(world, *sent)
+        world.advance(spec)
+    compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
+    manifest = StoredVersions(world.lake, NAME).require_manifest()
+    assert isinstance(manifest, UnboundedManifest)
+    assert manifest.horizon == 20
+    assert [*content(world, spec)] == ["l"]
+    again: dict[str, Any] = {"lake": world.lake, "systems": world.systems, "spark": IN_PROCESS}
+    again |= {"reason": "again", "by": "test"}
+    ssp = SystemStreamPartition("lake", NAME, bucket_of_key(["k"], ["string"], 2))
+    report = rewind_dataset(spec, positions={ssp: StartpointSpecific(offset="0")}, **again)
+    assert report.counters.get("late", 0) == 0
+    assert content(world, spec) == {"l": WHOLE}
+    send(world, Change("k", 7, 0, "i", WHOLE))
+    assert world.advance(spec).counters["late"] == 1
+    again["positions"] = {ssp: StartpointSpecific(offset="1")}
+    with pytest.raises(DatasetError):
+        rewind_dataset(spec, **again)
+    assert rewind_dataset(spec, force=True, **again).counters["late"] == 1
+    assert content(world, spec) == {"l": WHOLE}

@@ -198,6 +198,32 @@ def test_a_change_without_any_order_is_a_bad_change(either: World) -> None:
     assert content(either, spec) == merged([Change("k", sold=1)])
 
 
+@pytest.mark.parametrize("named", [["page"], []])
+def test_changes_of_groups_that_are_stored_elsewhere_are_passed_over(
+    either: World, named: list[str]
+) -> None:
+    spec = declared(
+        either,
+        columns=["k", "sold", "total", "note"],
+        order_by={"sold": ["total", "note"], "seen": named},
+        on_bad_change=DeadLetters("lake.dead"),
+    )
+    of_others = [Change("l", seen=1), Change("k", seen=2, deletes=True), Change("k", seen=3)]
+    own = [Change("k", sold=1), Change("m", sold=2, seen=4)]
+    send(either, *of_others, *own, Change("n"))
+    counters = either.advance(spec).counters
+    assert (counters["of_others"], counters["quarantined"]) == (3, 1)
+    assert counters["superseded"] == 0
+    found = {key: (entry["sold"], entry["total"]) for key, entry in either.view(spec).items()}
+    assert found == {"k": (1, 10), "m": (2, 20)}
+    send(either, Change("k", seen=9, deletes=True))  # nothing else: nothing is written
+    assert either.advance(spec).counters["of_others"] == 1
+    every = declared(either)  # what was passed over is not there
+    send(either, Change("l", sold=7, seen=5))
+    either.advance(every)
+    assert content(either, every)["l"]["page"] == "page 5"
+
+
 @pytest.mark.parametrize("cut", [False, True])
 def test_offsets_of_two_partitions_do_not_decide_which_change_set_a_group(
     world: World, cut: bool
@@ -246,12 +272,19 @@ def test_what_groups_can_not_be_combined_with_is_named(
         ({"sold": ["total", "note"], "seen": ["page", "pages"]}, "pages"),
         ({"sold": ["total"], "note": [], "seen": ["page"]}, "note"),
         ({"sold": ["total", "note", "k"], "seen": ["page"]}, "k"),
+        ({"site": [], "sold": ["total", "note"]}, "seen"),
     ],
 )
 def test_each_stored_column_is_in_one_group(world: World, groups: Any, column: str) -> None:
     with pytest.raises(SchemaMismatchError) as refused:
         world.advance(declared(world, order_by=groups))
     assert (refused.value.column, refused.value.dataset) == (column, NAME)
+
+
+def test_a_dataset_stores_one_group_at_least(world: World) -> None:
+    with pytest.raises(SchemaMismatchError) as refused:
+        world.advance(declared(world, columns=["k"], order_by={"seen": ["page"]}))
+    assert refused.value.column == "seen"
 
 
 def test_columns_keep_their_groups_and_groups_may_be_added(world: World) -> None:

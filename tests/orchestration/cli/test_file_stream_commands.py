@@ -119,6 +119,29 @@ def test_the_declaration_is_stored_with_the_first_admission(
     assert (listed["name"], listed["records"], listed["files"]) == ("files.clicks", 3, 2)
 
 
+def test_a_first_file_that_is_refused_is_shown_with_its_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare = textwrap.dedent(MODULE).replace('FileRules(damaged="set-aside")', "FileRules()")
+    Path("shop.py").write_text(declare)
+    world.write("1.json", text='{"n": "one"}')
+    refused(world, "stream", "admit", "files.clicks", "shop:app")
+    forget_declarations(monkeypatch)
+    for command in ("show", "files"):
+        shown = document(world, "stream", command, "files.clicks")
+        assert "1.json" in shown["problem"]
+    assert shown["files"] == []
+    (listed,) = document(world, "stream", "list")
+    assert (listed["name"], listed["files"]) == ("files.clicks", 0)
+    # While nothing was admitted, the declaration may be corrected.
+    Path("shop.py").write_text(declare.replace("n int", "n string"))
+    assert document(world, "stream", "admit", "files.clicks", "shop:app")["files"] == 1
+    forget_declarations(monkeypatch)
+    shown = document(world, "stream", "show", "files.clicks")
+    assert shown["problem"] == ""
+    assert shown["schema"][0]["type"] == "string"
+
+
 def test_files_are_listed_with_their_offsets_and_problems(world: World) -> None:
     world.write("1.json", 1, 2)
     world.write("2.json", text="{")

@@ -10,6 +10,7 @@ import pytest
 
 from dagster_adjunct import Application, Schema, bounded_dataset, unbounded_dataset
 from dagster_adjunct.errors import ConfigurationError, PlanningError
+from dagster_adjunct.exchange import IcebergTable
 from dagster_adjunct.orchestration.testing import arrow_table, stream_schema
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.tables import PostgresTable, RemoteTable, TableWriteFunction
@@ -289,6 +290,23 @@ def test_mistakes_are_reported_as_in_production_and_before_spark(tmp_path: Path)
     ):
         test.dataset("members", [], deleted=[{"visitor": "ann"}])
     assert (caught.value.dataset, caught.value.argument) == ("members", "deleted")
+
+
+def test_a_mistake_of_an_output_table_is_found_next_to_a_dataset_of_files() -> None:
+    def no_session() -> SparkSession:
+        raise AssertionError("Spark was asked for")
+
+    app = Application("paid")
+    source = FileSource("/no/such/folder", "jsonl", Schema.of(shop="string", city="string"))
+    shops = bounded_dataset("shops", input=source, key="shop", broadcast=True)
+    visits = app.input_stream("lake.visits").join(app.table(shops), on="shop", how="left")
+    table = IcebergTable("shop.paid", "nowhere", partition_by=("day",))
+    visits.send_to(app.output_table(table))
+    with TestApplication(app, STREAMS) as test:
+        test.dataset("shops", [{"shop": "n", "city": "Oslo"}])
+        with pytest.raises(PlanningError) as failure:
+            test.run(no_session)
+        assert failure.value.column == "day"
 
 
 def test_keys_and_records_that_can_not_be_are_refused_by_table_and_stream() -> None:

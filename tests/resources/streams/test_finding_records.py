@@ -139,6 +139,16 @@ def test_a_place_without_a_record_is_refused(system: StreamWriter) -> None:
     assert caught.value.partition == 0
 
 
+def test_a_place_that_is_named_twice_is_refused_by_its_offset(system: StreamWriter) -> None:
+    append(system, 0, [{"id": 7, "customer": None, "hours": hour} for hour in range(9)])
+    (partition,) = [ssp.partition for ssp, span in whole(system).items() if span.end == "9"]
+    offsets = [2, 3, 3, 5]
+    places = pa.table({PARTITION: pa.array([partition] * 4, pa.int32()), OFFSET: pa.array(offsets)})
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        system.read_records("orders", places)
+    assert (caught.value.partition, caught.value.offset) == (partition, "3")
+
+
 def test_keys_of_all_types_are_compared_exactly() -> None:
     draw = Random(5)
     values = {
