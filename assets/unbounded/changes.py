@@ -17,6 +17,7 @@ both.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -359,18 +360,16 @@ def _plan_completion(
 
 class _ChangeWriter:
     """Writes files, and moves from their stats to itself what manifests, which store stats and
-    footers, should not have: the changes that were refused while they were written, and the numbers
-    of `late` changes, those `of_others`, and of rows that were `carried` or are `held` (see
-    `Merged`).
+    footers, should not have: the changes that were refused while they were written, the number of
+    `late` changes and, where there are any (`counted`), those `of_others`, and the rows that were
+    `carried` or are `held` (see `Merged`).
     """
 
     def __init__(self, write: GenerationWriter) -> None:
         self._write = write
         self.refused: list[SetAsideChange] = []
         self.late = 0
-        self.carried = 0
-        self.held = 0
-        self.of_others = 0
+        self.counted: Counter[str] = Counter()
 
     def __call__(self, *rows_and_place: Any, **how: Any) -> list[BucketFile]:
         return list(map(self._take_stats, self._write(*rows_and_place, **how)))
@@ -379,9 +378,10 @@ class _ChangeWriter:
         """Return a written file without these stats, after adding them to those of the writer."""
         stats = dict(file.stats)
         self.late += stats.pop("late", 0)
-        self.carried += stats.pop("carried", 0)
-        self.held += stats.pop("held", 0)
-        self.of_others += stats.pop("of_others", 0)
+        for name in ("carried", "held", "of_others"):
+            number = stats.pop(name, 0)
+            if number:
+                self.counted[name] += number
         if "incomplete" not in stats:
             return replace(file, stats=stats)
         self.refused += [SetAsideChange(*change) for change in stats.pop("incomplete")]
@@ -429,12 +429,7 @@ def _write_changes(
     if rewinding is not None and writer.late and not rewinding.forced:
         advance.log.drop(generation)
         raise _forgotten_deletions_error(spec.name, writer.late, plan.replaced_from)
-    if writer.carried:
-        counters["carried"] = writer.carried
-    if writer.held:
-        counters["held"] = writer.held
-    if writer.of_others:
-        counters["of_others"] = writer.of_others
+    counters |= writer.counted
     letters = None
     if set_aside:
         letters = build_dead_letters(changes, spec, writer.refused)
