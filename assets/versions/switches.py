@@ -586,18 +586,15 @@ def _no_version_error(manifest: BoundedManifest, version: str) -> DatasetError:
     """Return the error for a version that is not retained: it names the version that an erasure
     made of it, or else the newest ones that are retained.
     """
-    number = 0  # no version has it
-    if "-" in version:  # an id: only an erasure gives its number a second one
-        number = version_number(version)
-    for ref in manifest.versions:
-        if ref.number == number:
-            return DatasetError(
-                f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as"
-                f" {ref.id}.",
-                "Open that one: it has the same entries without the erased ones.",
-                dataset=manifest.name,
-                version=version,
-            )
+    rewritten = _find_rewritten(manifest, version)
+    if rewritten is not None:
+        return DatasetError(
+            f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as"
+            f" {rewritten.id}.",
+            "Open that one: it has the same entries without the erased ones.",
+            dataset=manifest.name,
+            version=version,
+        )
     listed = ", ".join(f"{ref.id} ({ref.name})" for ref in manifest.versions[-5:])
     return DatasetError(
         f"dataset {manifest.name!r} has no version {version!r}; the newest retained are"
@@ -606,6 +603,16 @@ def _no_version_error(manifest: BoundedManifest, version: str) -> DatasetError:
         dataset=manifest.name,
         version=version,
     )
+
+
+def _find_rewritten(manifest: BoundedManifest, version: str) -> VersionRef | None:
+    """Return the version that an erasure made of the one with this id: it has the same number and
+    another id. None if there is none, or `version` is a name.
+    """
+    if "-" not in version:
+        return None
+    number = version_number(version)
+    return next((ref for ref in manifest.versions if ref.number == number), None)
 
 
 def require_readable_version(manifest: BoundedManifest, version: str) -> VersionRef:

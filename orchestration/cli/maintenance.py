@@ -89,7 +89,7 @@ def advance(
         )
         raise ConfigurationError(problem, step, setting="--make-current")
     app = load_application(reference)
-    group = advance_group(app, name)
+    group = datasets_advanced_with(app, name)
     systems = open_dataset_systems(group, lake)
     with (
         reporting(app, lake, systems_for(app, lake=lake), by) as reporter,
@@ -128,10 +128,9 @@ def show_stage(event: StageEvent) -> None:
         output.show_line(event.summary())
 
 
-def advance_group(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
-    """Return the dataset of this name and the members of its version set, which advance together.
-
-    Raises ConfigurationError if the application does not declare the dataset.
+def declared_dataset(app: Application, name: str) -> AdjunctDataset:
+    """Return the dataset of this name. Raises ConfigurationError if the application does not
+    declare it.
     """
     datasets = {dataset.name: dataset for dataset in app.datasets}
     if name not in datasets:
@@ -141,8 +140,17 @@ def advance_group(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
         )
         step = "Correct the name, or declare the dataset with app.table(…)."
         raise ConfigurationError(problem, step, application=app.name, dataset=name)
-    group = [datasets[name]]
-    version_set = datasets[name].version_set
+    return datasets[name]
+
+
+def datasets_advanced_with(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
+    """Return the dataset of this name and the members of its version set, which advance together.
+
+    Raises ConfigurationError if the application does not declare the dataset.
+    """
+    dataset = declared_dataset(app, name)
+    group = [dataset]
+    version_set = dataset.version_set
     if version_set:
         group = [member for member in app.datasets if member.version_set == version_set]
     return group_datasets(group, f"application {app.name!r}")[0]
@@ -268,7 +276,7 @@ def rebuild(
 
     If it is interrupted, `dataset advance` continues it.
     """
-    dataset = advance_group(load_application(reference), name)[0]
+    dataset = declared_dataset(load_application(reference), name)
     systems = open_dataset_systems([dataset], lake)
     with session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark:
         report = rebuild_dataset(

@@ -350,15 +350,16 @@ class Map(Spec):
         return new_names.get(column.lower())
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
+        # By new column, the steps to the value that it passes on; () for a computed column.
         passed: dict[str, tuple[str, ...]] = {}
         for text in self.expressions:
             expression = parse_expression(text)
             if expression.star:
                 for kept in expression.expand_star(arriving.known):
                     passed[kept] = (kept,)
-            elif expression.name is not None:
+            elif expression.name is not None:  # without an alias only Spark knows the name
                 passed[expression.name] = _passed_value(text)
-        return _rename_back(name, passed)
+        return _find_source(name, passed)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         (columns,) = arriving
@@ -398,7 +399,7 @@ def _passed_value(expression: str) -> tuple[str, ...]:
     return plain_path(value)
 
 
-def _rename_back(name: str, passed: Mapping[str, tuple[str, ...]]) -> str | None:
+def _find_source(name: str, passed: Mapping[str, tuple[str, ...]]) -> str | None:
     """Return the column or path in which the value called `name` was before an operator; None if
     the operator computes it.
 
@@ -789,7 +790,7 @@ class WithColumns(Spec):
             replaced = [kept for kept in passed if kept.lower() == column.lower()]
             for spelling in (column, *replaced):
                 passed[spelling] = value
-        return _rename_back(name, passed)
+        return _find_source(name, passed)
 
     def _kept(self, column: str) -> str | None:
         """Return the name that an input column has after this operator, None if its values are

@@ -280,16 +280,15 @@ def _default_problems(table: AnyTable, name: str, can: Capabilities) -> Problems
 
 
 def check_sink_columns(
-    operator: str, sink: TableSink, types: Types, stored: dict[str, str] | None = None
+    operator: str, sink: TableSink, types: Types, columns: dict[str, str] | None
 ) -> None:
     """Raise PlanningError for a sent column that the table certainly does not have, or has with
     another type.
 
-    `types` are those of the records' columns. `stored` is {column: type} as the store reports it,
-    used instead of the declared columns.
+    `types` are those of the records' columns; `columns` is {column: type} of the table, None if it
+    is unknown.
     """
     sink = replace(sink, types=types)
-    columns = sink.columns if stored is None else stored
     raise_first_problem(operator, sink.table, _column_problems(sink, columns))
 
 

@@ -253,7 +253,7 @@ class SendToTable(PassThroughSpec):
             )
             columns.require_columns(operator, (UPDATE,), step)
         context.declared.extend(compare_sink_types(sink))
-        check_sink_columns(operator, sink, types)
+        check_sink_columns(operator, sink, types, sink.columns)
         return columns
 
     @property

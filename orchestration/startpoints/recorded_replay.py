@@ -143,19 +143,21 @@ def _is_retained(lake: Lake, manifest: DatasetManifest, version: str, *, or_spar
     try:
         manifest.check_kept(version)
     except VersionDiscardedError:
-        return or_spared and is_readable(lake, manifest, version)
+        return or_spared and may_be_readable(lake, manifest, version)
     return True
 
 
-def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
-    """Return whether the files of a version still exist; those of a doomed version may."""
+def may_be_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
+    """Return whether the files of a version exist. True also for a doomed version, whose files may
+    be deleted at any time.
+    """
     try:
         sealed = read_batch_version(DatasetLog(lake, manifest.name), manifest, version)
     except (DatasetError, ObjectNotFoundError):
         return False
-    existing = manifest.reachable() | set(manifest.doomed)
+    not_deleted = manifest.reachable() | set(manifest.doomed)
     for generation in sealed.generations:
-        if generation.files and generation.folder not in existing:
+        if generation.files and generation.folder not in not_deleted:
             return False
     return True
 

@@ -193,14 +193,16 @@ class CheckedOutputs(Generic[Frame]):
         self.inspect(operator, frame, placed=False)
 
     def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
-        """Check that a remote table accepts the columns of the records."""
+        """Check that a remote table accepts the columns of the records, and inspect the plan, whose
+        records have to be in the table's partitions.
+        """
         table = self.planned.app.tables[send.table]
         updates = send.contract is not None
         names = self.frames.names(frame)
         check_record_columns(names, table, updates=updates, what=operator)
         sink = TableSink(table, send)
-        stored = sink.columns or self.stored.read(table.name, sink.function)
-        check_sink_columns(operator, sink, self.frames.sent_types(frame), stored)
+        columns = sink.columns or self.stored.read(table.name, sink.function)
+        check_sink_columns(operator, sink, self.frames.sent_types(frame), columns)
         self.inspect(operator, frame, placed=True)
 
     def refused_records(self, operator: str) -> Frame:

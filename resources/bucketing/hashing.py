@@ -73,9 +73,10 @@ def bucket_function(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain 
     def bucket(values: Sequence[Plain | None]) -> int:
         seed = SEED
         for hasher, value in zip(hashers, values, strict=True):
-            if value is not None:
+            if value is not None:  # as in Spark, a null leaves the hash as it is
                 seed = hasher(value, seed)
-        return (seed - ((seed & 0x80000000) << 1)) % n  # the hash is signed, and so is its modulus
+        signed = seed - (1 << 32) if seed >= 1 << 31 else seed
+        return signed % n  # Python's modulus is that of Spark's pmod: never negative
 
     return bucket
 

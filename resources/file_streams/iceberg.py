@@ -258,7 +258,7 @@ class _Look(NamedTuple):
         manifests = snapshot.manifests(self.table.io)
         self._check_no_deletes(snapshot, manifests)
         found = []
-        for entry in self._entries(manifests, live=True):
+        for entry in self._data_file_entries(manifests, live=True):
             time = times.get(entry.snapshot_id or 0, oldest)
             file = self._admitted(entry.data_file, str(entry.snapshot_id), time)
             found.append(_NumberedFile(time, entry.sequence_number or 0, file.path, file))
@@ -297,29 +297,34 @@ class _Look(NamedTuple):
             return []
         origin = str(snapshot.snapshot_id)
         time = snapshot.timestamp_ms * 1000
-        own = [
+        new_manifests = [
             one
             for one in snapshot.manifests(self.table.io)
             if one.added_snapshot_id == snapshot.snapshot_id
         ]
         files = []
-        deletes = sum(one.content == ManifestContent.DELETES for one in own)
-        for entry in self._entries(own, live=False):
+        delete_manifests = [one.content == ManifestContent.DELETES for one in new_manifests]
+        removed = 0
+        for entry in self._data_file_entries(new_manifests, live=False):
             if entry.snapshot_id != snapshot.snapshot_id:  # an older file, in a merged manifest
                 continue
             if entry.status == ManifestEntryStatus.DELETED:
-                deletes += 1
+                removed += 1
             elif entry.status == ManifestEntryStatus.ADDED:
                 files.append(self._admitted(entry.data_file, origin, time))
-        if deletes:
-            reason = f"deletes or overwrites rows ({deletes} files)"
+        if removed or any(delete_manifests):
+            reason = "deletes or overwrites rows"
             if self.declared.on_delete == "fail":
                 raise deletion_error(f"{self.declared.source}: snapshot {origin}", reason)
             return [skipped(f"snapshot {origin}", origin, time, reason)]
         return sorted(files, key=lambda file: file.path)
 
-    def _entries(self, manifests: Sequence[ManifestFile], *, live: bool) -> list[ManifestEntry]:
-        """Return the entries of data files in these manifests."""
+    def _data_file_entries(
+        self, manifests: Sequence[ManifestFile], *, live: bool
+    ) -> list[ManifestEntry]:
+        """Return the entries of data files in these manifests, none of delete files; with `live`,
+        without those of data files that are deleted.
+        """
         from pyiceberg.manifest import ManifestContent
 
         io = self.table.io
