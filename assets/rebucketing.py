@@ -91,9 +91,10 @@ class RebucketReport:
         verb = "rewritten"
         if self.dry_run:
             verb = "would be rewritten"
-        what = f"{len(self.versions)} version(s)"
         if self.follows_changes:
             what = "the served table"
+        else:
+            what = f"{len(self.versions)} version(s)"
         return (
             f"dataset {self.dataset}: {what} of {self.rows:,} stored rows {verb} from"
             f" {self.before} into {self.partitions} partitions; declare"

@@ -247,7 +247,8 @@ def located_error(
 ) -> ConfigurationError:
     """Return a ConfigurationError that begins with the line of user code that made the call."""
     place = find_calling_line()
-    located = problem
     if place is not None:
         located = f"{place}: {problem}"
+    else:
+        located = problem
     return ConfigurationError(located, next_step, argument=argument)

@@ -73,9 +73,10 @@ def _catalog_error(name: str, error: Exception) -> errors.ConfigurationError:
     from pyiceberg.utils.config import Config
 
     configured = Config().config.get("catalog", {})
-    problem = f"can't be opened: {errors.first_line(error)}"
     if isinstance(configured, dict) and name.lower() not in configured:
         problem = f"is not configured: configured are {', '.join(sorted(configured)) or 'none'}"
+    else:
+        problem = f"can't be opened: {errors.first_line(error)}"
     variables = f"PYICEBERG_CATALOG__{name.upper()}"
     return errors.ConfigurationError(
         f"the Iceberg catalogue {name!r} {problem}.",

@@ -33,9 +33,10 @@ def check_plain_function(
 
     `given` describes each argument. Functions whose signature is unknown pass.
     """
-    inner = function
     if isinstance(function, partial):
         inner = function.func
+    else:
+        inner = function
     name = getattr(inner, "__name__", type(inner).__name__)
     callees = (inner, type(inner).__call__)  # an object is async if its `__call__` is
     is_async = any(map(iscoroutinefunction, callees)) or any(map(isasyncgenfunction, callees))
@@ -137,9 +138,10 @@ def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) ->
         if len(shown) == _MAX_COLUMNS:
             shown.append("…")
             break
-        text = MASKED
         if name.lower() not in hidden:
             text = truncate_text(repr(value))
+        else:
+            text = MASKED
         shown.append(f"{name}: {text}")
     return f"{{{', '.join(shown)}}}"
 
@@ -162,9 +164,10 @@ def definition_line(function: object) -> CodeLine | None:
     """
     while isinstance(function, partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, partial) else function.__wrapped__
-    called = function
     if not hasattr(function, "__code__"):  # an object that can be called, or a built-in function
         called = getattr_static(function, "__call__", None)
+    else:
+        called = function
     code = getattr(called, "__code__", None)
     if code is None:
         return None

@@ -478,9 +478,10 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
     That is the head, or where versions are ordered by name, the newest of the same name.
     """
     manifest = member.manifest
-    ref = manifest.head_ref
     if manifest.declaration.order == "name":
         ref = {other.name: other for other in manifest.sealed}.get(new.name)
+    else:
+        ref = manifest.head_ref
     if ref is None or ref.valid_from != new.valid_from:
         return None
     if new.valid_from is not None:

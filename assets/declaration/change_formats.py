@@ -415,9 +415,10 @@ class DebeziumUnwrapped(_RecordIsRow):
             whys = unavailable_reasons(placeholder, field.name, field.type, keeps=self.completes)
             reasons += [F.when(writes & found[what], why) for what, why in whys.items()]
         if self.completes:
-            names = F.array().cast("array<string>")
             if unknown:
                 names = F.array_compact(F.array(*unknown))
+            else:
+                names = F.array().cast("array<string>")
             records = records.withColumn(KEPT, F.when(writes, names))
         return _MarkedRecords(records, reasons)
 

@@ -857,9 +857,10 @@ def _check_source_columns(dataset: BoundedDataset, records: Schema) -> None:
     what = f"dataset {dataset.name!r} (input {dataset.input})"
     argument = "extractor"  # that the next check is about, for its error
     try:
-        entries = records
         if dataset.extractor is not None:
             entries = dataset.extractor.schema(records, what)
+        else:
+            entries = records
         argument = "columns"
         _check_known(what, _plain_names(dataset, dataset.columns.names or ()), entries.names)
         argument = "key"

@@ -789,9 +789,10 @@ class _Decoding:
         """Return a column of the deleted row: as it was before, or for a delete without that row as
         it is in the record's own key. `null`, of the column's type, stands for what is not known.
         """
-        value = null
         if name in self.old:
             value = F.col(_BEFORE)[name]
+        else:
+            value = null
         if name not in self.own:
             return value
         own = F.col(f"__own{self.own.index(name)}")
@@ -811,9 +812,10 @@ def _absent_path_reason(path: str, *, first: bool) -> Column:
     whole = F.from_json(F.col(TEXT), _FIELDS)
     envelope = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
     source = F.from_json(envelope["source"], _FIELDS)
-    fields = source
     if name == path:  # a field of the envelope itself
         fields = envelope
+    else:
+        fields = source
     orders = _literals({connector: order_as_code(order) for connector, order in ORDERS.items()})
     names = F.nullif(F.array_join(F.array_sort(F.map_keys(fields)), ", "), F.lit(""))
     advice = concat_reason("; changes of its connector take ", orders[source["connector"]])

@@ -597,9 +597,10 @@ class _FunctionCalls:
     def _failure(self, error: Exception, where: str) -> DatasetError:
         """Return the error for one that the function raised."""
         # The message may contain values of the record.
-        text = str(error)
         if self.extractor.sensitive:
             text = "the message is not shown, because columns are sensitive"
+        else:
+            text = str(error)
         line = failing_line(error)
         if line is not None:
             text += f" ({line.describe()})"

@@ -696,9 +696,10 @@ def parse_valid_from(
             named = named.replace(tzinfo=zone)
         return named.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        expected = f"a name in the form {valid_from!r}"
         if valid_from == NAME:
             expected = "a date or time such as 2026-01-31"
+        else:
+            expected = f"a name in the form {valid_from!r}"
         raise MarkerConflictError(
             f"{what}: its name does not say since when it is valid: expected {expected}.",
             "Deliver it under such a name, or change valid_from=….",

@@ -156,9 +156,10 @@ class ParquetSnapshot:
         files. Raises DatasetError.
         """
         url = str(self.position)
-        folder = self.url.rstrip("/")
         if self._is_file:
             folder = self.url.rpartition("/")[0]
+        else:
+            folder = self.url.rstrip("/")
         if folder:  # "" for a file in the current folder
             url = f"{folder}/{url}"
 

@@ -140,9 +140,10 @@ def _combine_structs(
     members = []
     for member in known.members:
         other = new.member(member.name)
-        type_ = member.type
         if other is not None:
             type_ = _combine(member.type, other.type, choose)
+        else:
+            type_ = member.type
         members.append(Member(member.name, type_))
     members += [member for member in new.members if known.member(member.name) is None]
     return Struct(tuple(members))

@@ -128,9 +128,10 @@ class ChangeRecords:
             return [*own, changes.column("kind"), before, after, version, at]
         columns = []
         for name in self.form.columns.names:
-            entries = after
             if name in self.form.key:  # deletions have no entry, but a key
                 entries = keys
+            else:
+                entries = after
             columns.append(pc.struct_field(entries, [entries.type.get_field_index(name)]))
         return columns
 

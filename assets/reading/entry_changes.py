@@ -165,9 +165,10 @@ class EntryChanges:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the changes as a table."""
-        before = self._new.schema
         if self._old is not None:
             before = self._old.schema
+        else:
+            before = self._new.schema
         return pa.schema(
             [
                 pa.field("kind", pa.string()),

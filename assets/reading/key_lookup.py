@@ -712,19 +712,22 @@ class KeyFiles:
         # Only keys[low:high] may be in the file.
         parts = len(keys[0])
         low = bisect_left(keys, file.first[:parts])
-        high = len(keys)
         if file.last:
             high = bisect_right(keys, file.last[:parts])
+        else:
+            high = len(keys)
         if low >= high:
             return
         footer = self._footer(file.stored)
         for group in range(len(footer.starts)):
-            begin = low
             if group > 0:  # a key that begins before a row group may go on there
                 begin = bisect_left(keys, footer.starts[group][:parts], low, high)
-            end = high
+            else:
+                begin = low
             if group + 1 < len(footer.starts):
                 end = bisect_left(keys, footer.starts[group + 1], low, high)
+            else:
+                end = high
             if begin < end:
                 rows = self._group(file.stored, footer, group)
                 yield rows, rows.rows_of(keys[begin:end])
@@ -747,9 +750,10 @@ class KeyFiles:
             first = 0
             if group == first_group:
                 first = rows.first_at_or_after(start)
-            after = rows.rows
             if end is not None:
                 after = rows.first_at_or_after(end)
+            else:
+                after = rows.rows
             if after > first:
                 yield RowSpan(rows, first, after)
             if after < rows.rows:  # the end is in this row group

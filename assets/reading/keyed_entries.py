@@ -137,9 +137,10 @@ class TimedEntries:
         rows: list[int | None] = []
         early: list[bool] = []
         for number, time, has_key in zip(numbers, times, have_keys, strict=True):
-            found = _FoundRow(None, False)
             if has_key and time is not None:
                 found = self._find(number, time, oldest=oldest)
+            else:
+                found = _FoundRow(None, False)
             rows.append(found.row)
             early.append(found.is_early)
         return FoundEntries(pa.array(rows, pa.int64()), pa.array(early, pa.bool_()))

@@ -166,9 +166,10 @@ class ServedOverTime:
         highest = group + rank[order]
         is_newest = np.maximum.accumulate(highest) == highest
         # Of several rows of a group with which a commit began, the last one.
-        is_last = is_newest
         if len(group):
             is_last = np.append(_differs(group, at[order])[1:], True)
+        else:
+            is_last = is_newest
         is_served = is_newest & is_last
         order = order[is_served]
         group = group[is_served]

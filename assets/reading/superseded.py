@@ -209,9 +209,10 @@ class Mask:
             return rows
         partitions = sealed.layout.partitions
         words = self._words_in(rows.sparkSession, partitions).scalar()
-        bucket = F.lit(0)
         if sealed.partition_by:
             bucket = F.pmod(F.hash(*map(named_column, sealed.partition_by)), F.lit(partitions))
+        else:
+            bucket = F.lit(0)
         head_start = _head_start_column(self._head_starts(partitions))
         first_bit = F.get(words, head_start + bucket)
         bit_number = first_bit + F.col("_metadata.row_index")

@@ -686,9 +686,10 @@ def time_column_names(reader: Reader, *, interval_id: bool = False) -> TimeColum
     Where entries have another column with one of these names, or `interval_id` where that is shown,
     too, all of them begin with `__`.
     """
-    names = TimeColumnNames("valid_from", "valid_to", "is_current")
     if _valid_from_column(reader) == "valid_from":
         names = TimeColumnNames(None, "valid_to", "is_current")
+    else:
+        names = TimeColumnNames("valid_from", "valid_to", "is_current")
     shown = {*names}
     if interval_id:
         shown.add(INTERVAL_ID)

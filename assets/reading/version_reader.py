@@ -449,9 +449,10 @@ def _leading_values(what: str, fields: Sequence[Field], values: object) -> Key:
     given: tuple[object, ...] = (values,)
     if isinstance(values, tuple | list):
         given = tuple(values)
-    leading = fields
     if len(given) <= len(fields):  # of too many values, the error names all columns
         leading = fields[: len(given)]
+    else:
+        leading = fields
     plain = []
     for field, value in zip(leading, coerce_key(what, leading, given), strict=True):
         plain.append(plain_converter(field.type)(value))

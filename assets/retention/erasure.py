@@ -920,9 +920,10 @@ def replace_versions(
         version = replacements[version.id].sealed
     versions = []
     for ref in manifest.versions:
-        new = ref
         if ref.id in replacements:
             new = _with_current_state(ref, replacements[ref.id].new)
+        else:
+            new = ref
         versions.append(new.model_copy(update={"replaced": new_id_of(new.replaced)}))
     delivered = []
     for done in manifest.delivered:

@@ -81,9 +81,10 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     action = value.get("action")
     if action == _DISCARD_ACTION:
         return redacted
-    wanted = keys
     if action == ERASE_ACTION:
         wanted = keys.with_text()
+    else:
+        wanted = keys
     for name in redacted.keys() & _REASONS:
         if isinstance(redacted[name], str) and wanted.is_named_in(redacted[name]):
             redacted[name] = CLEARED

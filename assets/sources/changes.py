@@ -197,9 +197,10 @@ def late_change_reason(horizon: int, over_time: bool = False) -> str:
 
     With `over_time`, that is a time, in microseconds since the epoch.
     """
-    place = f"position {horizon}"
     if over_time:
         place = f"{datetime_from_micros(horizon):%Y-%m-%d %H:%M:%S.%f} UTC"
+    else:
+        place = f"position {horizon}"
     return f"it comes too late: deletions up to {place} are no longer stored"
 
 

@@ -264,9 +264,10 @@ class FileVersions(VersionSource):
         answer = self._next(manifest)
         if isinstance(answer, Delivery) or not answer.missing:
             return answer
-        missing = f"the completion object {answer.missing[0]}"
         if self._notes:
             missing = f"files, but {self._notes[0]}"
+        else:
+            missing = f"the completion object {answer.missing[0]}"
         return replace(answer, files=missing)
 
     def _list(self) -> list[Folder]:

@@ -147,9 +147,10 @@ class TableStateVersions(VersionSource):
         """Return the states after the last one that was delivered (None: all), in order, without
         those that were abandoned or given out already.
         """
-        states = history.states
         if last is not None:
             states = history.after(str(last.checksum), last.offset)
+        else:
+            states = history.states
         settled = manifest.given_up | self._given
         return [state for state in states if state.id not in settled]
 

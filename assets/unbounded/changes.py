@@ -675,9 +675,10 @@ def _build_chunk(advance: Advance, chunk: _Chunk, records: int) -> _WrittenChang
     # Rows that are held are stored as tombstones, but delete nothing.
     counters["deleted"] += count_deletions(written.generation) - counters.get("held", 0)
     if not advance.running:  # a bootstrap changes nothing that is served
-        ignored = NOTHING_IGNORED
         if chunk.rewinding is None:
             ignored = _count_ignored(written.advance, written.generation)
+        else:
+            ignored = NOTHING_IGNORED
         counters["superseded"] += ignored.changes
         counters["deleted"] -= ignored.deletions
         changed = written.generation.rows - ignored.changes - counters.get("carried", 0)

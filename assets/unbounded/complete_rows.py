@@ -393,9 +393,10 @@ class BucketCompletion:
         for found in self._stored.iterate(
             keys, np.arange(len(first)), pa.schema(columns), positions=True
         ):
-            is_known = np.ones(len(found.keys), bool)
             if columns:
                 is_known = ~lacks_whole_row(found.rows.column(SET_AT))
+            else:
+                is_known = np.ones(len(found.keys), bool)
             known = found.keys[is_known]
             position = found.rows.column(POSITION).to_numpy()[is_known]
             is_higher = ~is_stored[known] | (position > highest[known])
@@ -564,9 +565,10 @@ class BucketCompletion:
         if highest is None:
             return np.zeros(0, np.int64)
         is_partial = pa.array(_count_kept(changes) > 0)
-        values = changes.column(POSITION)
         if self._over_time:
             values = changes.column(VALID_FROM).cast("int64")
+        else:
+            values = changes.column(POSITION)
         is_older = pc.less_equal(values, highest)
         return np.unique(number[pc.or_(is_partial, is_older).to_numpy()])
 

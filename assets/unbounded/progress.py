@@ -92,9 +92,10 @@ def bootstrap_progress(
     system = systems[split_stream_name(manifest.declaration.input)[0]]
     start = offsets_by_partition(bootstrap.start)
     target = offsets_by_partition(bootstrap.target)
-    at = target
     if bootstrap.state == "running":
         at = offsets_by_partition(manifest.offsets)
+    else:
+        at = target
     total = sum(system.distance(ssp, start[ssp], end) for ssp, end in target.items())
     missing = {ssp: system.distance(ssp, at[ssp], end) for ssp, end in target.items()}
     return BootstrapProgress(
@@ -172,11 +173,12 @@ class StreamPosition:
         system = system.snapshot(stream)
         ssps = system.partitions(stream)
         oldest = system.oldest(ssps)
-        known = offsets_by_partition(manifest.offsets)
         if manifest.bootstrap.state == "running" and manifest.version is not None:
             known = offsets_by_partition(
                 {ssp: end for ssp, (_, end) in manifest.version.offsets.items()}
             )
+        else:
+            known = offsets_by_partition(manifest.offsets)
         offsets = {ssp: known.get(ssp, oldest[ssp]) for ssp in ssps}  # a new partition is unread
         return cls(system, offsets, oldest, system.upcoming(ssps), manifest.confirmed_at)
 

@@ -273,9 +273,10 @@ def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> list[str]:
     """Return the files that are missing or truncated: of the table that is built, else of the
     served version.
     """
-    generations = manifest.served_generations
     if manifest.bootstrap.state == "running":
         generations = manifest.bootstrap.building
+    else:
+        generations = manifest.served_generations
     return log.find_missing_files(f"{log.prefix}/data", generations)
 
 

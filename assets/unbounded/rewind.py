@@ -208,9 +208,10 @@ def _plan_partition(
     manifest = snapshot.manifest
     taken = None
     if manifest is not None:
-        read_to = manifest.offsets
         if manifest.bootstrap.state == "running":  # as of its end
             read_to = manifest.bootstrap.target
+        else:
+            read_to = manifest.offsets
         taken = offsets_by_partition(read_to).get(ssp)
     end = taken or snapshot.ends[ssp]
     rewind = PartitionRewind(ssp, describe_startpoint(startpoint), taken, start)

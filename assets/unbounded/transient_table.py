@@ -88,9 +88,10 @@ def ranges_from_version(dataset: str, version: str) -> Ranges:
         ranges = _STORED.validate_json(version.removeprefix(_FORM))
         return {SystemStreamPartition.parse(ssp): span for ssp, span in ranges.items()}
     except (ValueError, AdjunctError) as error:
-        problem = str(error)
         if isinstance(error, ValidationError):
             problem = first_validation_problem(error)
+        else:
+            problem = str(error)
         raise MalformedDocumentError(
             f"dataset {dataset!r} is transient, and {version!r} is not a version of it: {problem}.",
             "Run the application with the release that wrote its batch log, or a newer one.",

@@ -328,9 +328,10 @@ def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
         parts = [f"the order is {', '.join(new.names)}, was {', '.join(old.names)}"]
     if not parts:
         return Finding(True, f"the same {len(new.names)} columns as version {served}", facts)
-    passed = rule == "any"
     if rule == "additive":
         passed = not changes["removed"] and not changes["retyped"]
+    else:
+        passed = rule == "any"
     return Finding(passed, f"against version {served}: {'; '.join(parts)}", facts)
 
 
@@ -750,9 +751,10 @@ def _mistake_error(
     """Return the error for a mistake in a validator, which has raised `error`."""
     view = candidate.view
     version = view.sealed.name or view.version
-    text = first_message_line(error)
     if isinstance(error, errors.AdjunctError):
         text = error.problem
+    else:
+        text = first_message_line(error)
     return errors.ValidatorError(
         f"{_describe_validator(validator, candidate)} can't be evaluated: {type(error).__name__}:"
         f" {text[:_MESSAGE_LENGTH]}",

@@ -63,9 +63,10 @@ class StageEvent:
             event += f", version {self.version}"
         if self.stage == BUILDING:
             return f"{event}: building"
-        done = self.stage
         if self.stage == REJECT:
             done = "rejected and stored"
+        else:
+            done = self.stage
         event += f": {done} took {self.seconds:.2f} s"
         if self.detail:
             event += f": {self.detail}"

@@ -184,9 +184,10 @@ class _Reading:
         """Return the mistake in the type of a component, with a similar type if there is one."""
         name = self.local("component_file_model").type
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-        near = difflib.get_close_matches(name, [_TYPE, *_component_types(name)], n=1)
         if difflib.get_close_matches(name.rpartition(".")[2], [_TYPE.rpartition(".")[2]]):
             near = [_TYPE]
+        else:
+            near = difflib.get_close_matches(name, [_TYPE, *_component_types(name)], n=1)
         step = f"Did you mean {near[0]}?" if near else f"Give {_TYPE}, or another component."
         problem = f"the type {name!r} names no component: {reason}."
         return _Mistake(problem, step, *self.position_of("type"))

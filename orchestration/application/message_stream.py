@@ -695,9 +695,10 @@ class MessageStream:
             raise PlanningError(problem, step, application=application, operator=passed.operator)
         name = getattr(passed, "name", None) or passed
         kind = _DECLARED_KINDS.get(type(passed))
-        found = f"which application {application!r} has not declared"
         if kind is not None:
             found = f"which is {kind}"
+        else:
+            found = f"which application {application!r} has not declared"
         problem = f"{where} got {name!r}, {found}: expected a declared {what}."
         raise PlanningError(problem, _DECLARING_CALLS[what], application=application)
 

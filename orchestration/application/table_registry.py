@@ -211,9 +211,10 @@ class RegisteredTables:
         what it was before.
         """
         is_first = not table.has_begun
-        before = table.seen
         if is_first:
             before = await self._remembered(table)
+        else:
+            before = table.seen
         now = await _retried(table, table.function.inspect)
         if now is None:
             return None

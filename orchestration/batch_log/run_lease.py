@@ -668,9 +668,10 @@ def validate_span(argument: Literal["wait", "follow"], span: timedelta | float) 
     seconds = span.total_seconds() if isinstance(span, timedelta) else span
     may_be_zero = argument == "wait"
     if isinstance(seconds, int | float) and not isinstance(seconds, bool):
-        is_enough = seconds > 0
         if may_be_zero:
             is_enough = seconds >= 0
+        else:
+            is_enough = seconds > 0
         if is_enough and seconds <= LONGEST_STAY.total_seconds():
             return timedelta(seconds=seconds)
     least = "from 0, which does not wait," if may_be_zero else "of more than 0"

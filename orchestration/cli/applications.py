@@ -130,9 +130,10 @@ def plan(
             document = {"plan": shown.document, "spark": proof.to_json()}
             text = f"{shown.text}\n{proof.render()}\n"
             shown = _ShownPlan(what, document, text, differs=bool(proof.differences))
-    text = shown.text
     if form == "json":
         text = f"{output.format_json(shown.document)}\n"
+    else:
+        text = shown.text
     _emit(text, file, shown.what)
     if shown.differs:
         raise click.exceptions.Exit(DIFFERS)
@@ -185,9 +186,10 @@ def _read_plan(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        problem = f"--against {path} is not a JSON document: {error}."
         if isinstance(error, OSError):
             problem = f"--against {path} can't be read: {error.strerror}."
+        else:
+            problem = f"--against {path} is not a JSON document: {error}."
         step = (
             "Write the plan to compare with: adjunct plan MODULE:APP --format json --output FILE."
         )

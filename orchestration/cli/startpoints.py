@@ -161,9 +161,10 @@ def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit:
     changes = list(CheckpointManager(lake, name).history(limit, ssp))
     if not changes:
         _read_checkpoint(lake, name)  # raises an error if there is none
-        problem = f"application {name!r} has no retained history."
         if ssp:
             problem = f"application {name!r} has never read {ssp}."
+        else:
+            problem = f"application {name!r} has no retained history."
         step = f"See the partitions that it reads: adjunct checkpoint show {name}."
         raise ConfigurationError(problem, step, application=name)
     show_json([change.to_json() for change in changes])

@@ -415,9 +415,10 @@ def change_columns(
         confirm_at_terminal(
             f"{'; '.join(planned)}. Dropped values do not come back. Go on?", yes=yes
         )
-    done = planned
     if not dry_run:
         done = streams.change_columns(stream, renamed=renames, drop=drop)
+    else:
+        done = planned
     show_json({"changes": list(done), "dry_run": dry_run})
     for line in done or ("Nothing changes.",):
         show_line(line)

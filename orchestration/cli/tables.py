@@ -373,9 +373,10 @@ def _parse_state(text: str) -> IteratorState:
         stored = base64.b64decode(text, altchars=b"-_", validate=True)
         return IteratorState.from_bytes(stored)
     except (ValueError, IteratorStateError) as error:
-        why = str(error).rstrip(".")
         if isinstance(error, IteratorStateError):
             why = error.problem.rstrip(".")  # its next step is for users of Python
+        else:
+            why = str(error).rstrip(".")
         problem = f"--state {text!r:.80} is not a state: {why}."
         step = "Give the whole state that iterate printed, or start again without --state."
         raise ConfigurationError(problem, step, setting="--state") from error

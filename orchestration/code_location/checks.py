@@ -444,9 +444,10 @@ def expectation_check_results(
         if samples.get(operator):
             facts["adjunct/sample"] = dg.MetadataValue.json(list(samples[operator]))
             text += f", such as {samples[operator][0]}"
-        severity = dg.AssetCheckSeverity.WARN
         if expected.on_fail == "fail":
             severity = dg.AssetCheckSeverity.ERROR
+        else:
+            severity = dg.AssetCheckSeverity.WARN
         yield dg.AssetCheckResult(
             asset_key=check.asset_key,
             check_name=check.name,
@@ -719,9 +720,10 @@ def rejection_warning(dataset: str, ref: VersionRef, served: str | None) -> str:
         return (
             f"{rejected} It was not built: deliver the content again, and remove this one: {remove}"
         )
-    look = f"adjunct dataset items {dataset} --version {ref.id}"
     if served:
         look = f"adjunct dataset diff {dataset} {served} {ref.id}"
+    else:
+        look = f"adjunct dataset items {dataset} --version {ref.id}"
     accept = f"adjunct dataset accept {dataset} {ref.id} --reason …"
     return (
         f"{rejected} Look at it: {look}. Publish it all the same: {accept}; or remove it: {remove}"

@@ -706,9 +706,10 @@ class ApplicationTranslation(Translation):
         named = [name for name in step if name in STEPS]
         if len(named) != 1:
             found = f"a step has {' and '.join(named) or 'no operator'}: expected one operator."
-            next_step = f"Give one of {', '.join(STEPS)}."
             if named:
                 next_step = "Give one of them, indented with its arguments, after each `- `."
+            else:
+                next_step = f"Give one of {', '.join(STEPS)}."
             self.refuse(found, next_step, place)
         (name,) = named
         known = set(self.app._graph.operators)

@@ -122,9 +122,10 @@ class AdjunctComponent(dg.Component):
             return next(iter(declared.values()))
         if name in declared:
             return declared[name]
-        wanted = f"no {name!r}"
         if name is None:
             wanted = "one of several applications is asked for without a name"
+        else:
+            wanted = f"no {name!r}"
         problem = (
             f"application(): {wanted}: the component declares {', '.join(declared) or 'none'}."
         )

@@ -567,9 +567,10 @@ class _PartitionBuild:
         are built together.
         """
         ours = find_adjunct_error(error)
-        why = f"{type(error).__name__}: {error}"
         if ours is not None:
             why = ours.problem
+        else:
+            why = f"{type(error).__name__}: {error}"
         missing = {}
         for name in wanted:
             if name not in self.done:

@@ -614,9 +614,10 @@ class AssetGraph:
                 app.dataset(node.name).declared_at if node.kind == "dataset" else app.declared_at
             )
         owners = names.get_owners(subject)
-        owner = Owner("application", app.name)
         if node.kind == "dataset":
             owner = Owner("dataset", node.name)
+        else:
+            owner = Owner("application", app.name)
         condition = None if external else names.get_automation_condition(subject)
         return dg.AssetSpec(
             key=self._key(app, node),

@@ -269,9 +269,10 @@ def _file_stream_metadata(system: FileStreams, stream: str) -> dict[str, Any]:
 
 def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
     """Return the metadata of a dataset's declaration: key, input and partitioning."""
-    partitioning = f"{dataset.partitions} by {', '.join(dataset.partition_by)}"
     if dataset.broadcast:
         partitioning = "one broadcast copy"
+    else:
+        partitioning = f"{dataset.partitions} by {', '.join(dataset.partition_by)}"
     facts = {
         DATASET: dataset.name,
         "adjunct/kind": dataset.kind,

@@ -637,9 +637,10 @@ def _read_newest_runs(
         page = tick.instance.get_run_records(wanted, limit=_PAGE, cursor=after)
         for record in page:
             selected = record.dagster_run.asset_selection
-            is_theirs = wanted.job_name == tick.job
             if selected:
                 is_theirs = not selected.isdisjoint(outputs)
+            else:
+                is_theirs = wanted.job_name == tick.job
             if is_theirs and tick.is_here(record.dagster_run):
                 own.append(record)
         if len(page) < _PAGE:

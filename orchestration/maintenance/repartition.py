@@ -158,9 +158,10 @@ def repartition_dataset(
     bootstrap is not finished, and ConfigurationError for a broadcast dataset.
     """
     _, manifest = DatasetLog(lake, name).read()
-    rewrite = repartition_versions
     if isinstance(manifest, UnboundedManifest):
         rewrite = repartition_table
+    else:
+        rewrite = repartition_versions
     needed = partial(needed_versions, lake, name)
     report = rewrite(lake, name, partitions, reason=reason, by=by, roots=needed, dry_run=dry_run)
     if not dry_run:

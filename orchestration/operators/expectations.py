@@ -97,9 +97,10 @@ class Expect(PassThroughSpec):
         if on_fail == "letter" and batch.planned.has_diverted_consumer(operator):
             flagged = records.materialize(operator, flagged)
             records.divert(operator, records.filter(flagged, _FAILED))
-        kept = flagged
         if on_fail != "warn":
             kept = records.filter(flagged, f"not {_FAILED}")
+        else:
+            kept = flagged
         return records.select(kept, _quote_all(records.names(frame)))
 
     def _places(self, operator: str, names: Sequence[str], batch: Batch[Frame]) -> _Places:
@@ -168,9 +169,10 @@ class _Places:
         for name in self.masked:
             key.append(f"{name} = {MASKED}")
         stream = self.stream_of(record)
-        place = f"partition {record[PARTITION]} offset {record[OFFSET]}"
         if stream is not None:
             place = f"{stream}.{record[PARTITION]} offset {record[OFFSET]}"
+        else:
+            place = f"partition {record[PARTITION]} offset {record[OFFSET]}"
         if not key:
             return place
         return f"{', '.join(key)} at {place}"

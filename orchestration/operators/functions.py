@@ -265,9 +265,10 @@ class _BatchCalls:
         """Return the error for a result that is no dictionary with the declared columns."""
         found = repr(type(result))
         if isinstance(result, Mapping) and result:
-            found = f"the columns {', '.join(map(str, result))}"
             if self.call.sensitive:
                 found = "other columns"
+            else:
+                found = f"the columns {', '.join(map(str, result))}"
         label = function_label(self.call.function)
         names = ", ".join(self.call.schema.names)
         problem = f"a result of {label} has {found}; its schema says {names}"

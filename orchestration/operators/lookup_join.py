@@ -200,9 +200,10 @@ def _selection_problems(item: SelectedColumn, declared: dict[str, str] | None) -
     if declared is None:
         if item.type is None:
             whole = column_of(column, ())
-            given = f'select={{"{column}": "string"}}'
             if whole != column:
                 given = f'select={{"{whole}": "struct<…>"}}, of the whole column'
+            else:
+                given = f'select={{"{column}": "string"}}'
             yield (
                 f" declares no columns, so the type of {column!r} is not known.",
                 f"Give the type: {given}; or declare the columns of its function.",

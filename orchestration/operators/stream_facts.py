@@ -223,9 +223,10 @@ class Columns:
         for name in names:
             kind = self.type_of(name)
             if kind is not None and is_nested(kind):
-                path = name
                 if name in self.known:
                     path = write_path((name,))
+                else:
+                    path = name
                 problem = f"{operator}: {name!r} is {kind}: expected a simple value {use}."
                 step = simple_value_advice(path, kind)
                 raise PlanningError(problem, step, operator=operator, column=name)

@@ -194,9 +194,10 @@ def find_unmatched(
     """
     assert watermarks.after is not None, "nothing has passed"
     left, right = sides
-    other = left
     if of is left:
         other = right
+    else:
+        other = left
     # The latest match is `ahead` later than the row. A row of the other side is near if it may
     # match a row that is passed in this batch.
     until = to_microseconds(watermarks.after) - of.ahead
@@ -291,9 +292,10 @@ def _struct_of(kind: Type, values: Mapping[Steps, str]) -> Column:
     assert isinstance(kind, Struct), "the planner checks the paths of keys"
     members = []
     for member in kind.members:
-        value = F.lit(None)
         if member.name in within:
             value = _struct_of(member.type, within[member.name])
+        else:
+            value = F.lit(None)
         members.append(value.cast(str(member.type)).alias(member.name))
     known = reduce(or_, [named_column(column).isNotNull() for column in values.values()])
     return F.when(known, F.struct(*members))
@@ -575,9 +577,10 @@ class StreamJoin(Spec):
         # A row is needed while matches may arrive; if the other side is outer, until its rows
         # within reach are decided. It still is when the watermark is at the end of its reach: + 1.
         is_other_outer = self.how not in ("inner", side.name)
-        needed = side.ahead
         if is_other_outer:
             needed = self.bound.before + self.bound.after
+        else:
+            needed = side.ahead
         columns = [value.alias(name) for name, value in side.values(frame)]
         rows = counted.where(F.col(EXCLUSION).isNull()).select(
             *columns,

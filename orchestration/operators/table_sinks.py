@@ -237,9 +237,10 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
 
 def _inside_problems(sink: TableSink, function: str, can: Capabilities) -> Problems:
     """Yield why a table can't be sent updates of values inside columns."""
-    changed = tuple(sink.fields_of(UPDATE))
     if sink.send.update is not None:
         changed = sink.send.update.columns
+    else:
+        changed = tuple(sink.fields_of(UPDATE))
     name_by_path: dict[tuple[str, ...], str] = {}
     for name in filter(sink.names_inside, changed):
         path = parse_inner_name(name)
@@ -499,9 +500,10 @@ def _append_problems(sink: TableSink, name: str, text: str, declared: str) -> Pr
                 f" has the column {name!r} as {declared}, and {sent} is appended to it.",
                 _suggest_cast(text, sent, f"{element.type}{element.size}"),
             )
-    can_append = column.kind in _APPENDABLE
     if column.kind is Kind.JSON:
         can_append = getattr(sink.function, "appends_to_json", True)
+    else:
+        can_append = column.kind in _APPENDABLE
     if not can_append:
         yield (
             f" has the column {name!r} as {declared}, and an update would append to it.",

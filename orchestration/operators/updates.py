@@ -85,10 +85,11 @@ class Update:
         default record.
         """
         structs = [f"'{name}', {struct_expression(pairs)}" for name, pairs in self.parts.items()]
-        update = f"named_struct({', '.join(structs)})"
         if not structs:
             # Spark has no struct without fields: an update that only removes columns is a boolean.
             update = "true"
+        else:
+            update = f"named_struct({', '.join(structs)})"
         return (f"{update} as {UPDATE}", *default_expression(self.if_missing))
 
 

@@ -370,9 +370,10 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, records: 
     """Raise an error for a projection whose expressions do not fit the records, or do not have the
     types of the columns that it declares.
     """
-    rows = records
     if isinstance(dataset, UnboundedDataset):
         rows = derive_row_schema(dataset, records)
+    else:
+        rows = records
     what = f"dataset {dataset.name!r}"
     types = _types_of(rows)
     declared = Schema.from_ddl(projection.columns, what)
@@ -570,9 +571,10 @@ def _note_declared_types(
         return []
     first = unknown[0]
     shown = abbreviate([f"{pair.column!r} (to be {pair.other_type})" for pair in unknown])
-    what = f"the types of {shown}, as {first.other} declares, are"
     if len(unknown) == 1:
         what = f"the type of {shown}, as {first.other} declares, is"
+    else:
+        what = f"the types of {shown}, as {first.other} declares, are"
     step = (
         f'Make the type known: .with_columns({first.column}="cast({first.column} as'
         f' {first.other_type})"), or a function with schema=. Or leave strict out.'
@@ -749,9 +751,10 @@ def note_nondeterministic_results(
     `columns` are those after each operator, by its id. Users' functions are not checked.
     """
     for operator in app.operators:
-        read_from = operator.id  # an input, whose SQL is its event time
         if operator.inputs:
             read_from = operator.inputs[0]
+        else:
+            read_from = operator.id  # an input, whose SQL is its event time
         arriving = columns[read_from].types or {}
         changing: dict[str, None] = {}
         for text in operator.spec.sql:

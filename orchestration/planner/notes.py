@@ -708,9 +708,10 @@ def _enter_stream(operator: Operator, origin: _Origin) -> _Origin:
     """
     if operator.spec.role != "output":
         return origin
-    renumbered = origin.renumbered
     if len(origin.streams) > 1:
         renumbered = operator.id
+    else:
+        renumbered = origin.renumbered
     positions = operator.spec.writes or operator.id
     return replace(origin, renumbered=renumbered, positions=positions)
 
@@ -733,9 +734,10 @@ def _plan_table(
     left_out = ""
     if again.held_by:
         left_out = f"unchanged: {again.describe_holding()}"
-    replay = left_out
     if again.streams:
         replay = _describe_replay(kept.order, table, sent.changed.adds)
+    else:
+        replay = left_out
     return PlannedTable(
         operator.id,
         table.name,
@@ -930,8 +932,9 @@ def note_table_order(tables: tuple[PlannedTable, ...]) -> list[str]:
     for table in tables:
         if not table.harm:
             continue
-        effect = f"{table.operator}: {table.harm}"
         if table.order == "per source partition":
             effect = f"order holds per source partition only, because {table.why}: {table.harm}"
+        else:
+            effect = f"{table.operator}: {table.harm}"
         notes.append(f"Table {table.table}: {effect}. {table.mends}")
     return notes

@@ -255,9 +255,10 @@ class _Distribution:
         """Give a request to a task; of two for one partition the newer one stays."""
         ssp = request.ssp
         pending = self.pending[task]
-        newest = request
         if ssp in pending:
             newest = pick_newer(pending[ssp], request)
+        else:
+            newest = request
         pending[ssp] = newest
         if newest is not request:
             self.superseded.append(request)

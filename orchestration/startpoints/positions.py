@@ -383,9 +383,10 @@ def check_positions(
     """
     check_same_streams(app, streams, known)
     for ssp, past_end in positions.past_end.items():
-        reader = f"application {app.name!r} continues at "
         if ssp in positions.startpoints:
             reader = f"{_describe_owner(positions.startpoints[ssp])} at "
+        else:
+            reader = f"application {app.name!r} continues at "
         raise _past_end_error(app, ssp, past_end, reader, "Restore the stream, or")
     for source in app.inputs.values():
         lost = of_stream(positions.lost, source.stream)

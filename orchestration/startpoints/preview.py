@@ -303,9 +303,10 @@ def _mark_blocked(unreadable: Sequence[Unreadable], shown: Preview) -> Preview:
     for blocking in unreadable:
         if not _blocks(blocking, shown):
             continue
-        which = f"--all --task {str(blocking.at)!r}"
         if blocking.ssp:
             which = str(shown.request.ssp)
+        else:
+            which = f"--all --task {str(blocking.at)!r}"
         clear = f"adjunct startpoint clear MODULE:APP {which} --reason …"
         error = f"{blocking.summary()} Take that back first: {clear}."
         return with_fields(shown, error=error, falls_back=False)

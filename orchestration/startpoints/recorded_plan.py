@@ -62,9 +62,10 @@ class RecordedPlan(StoredDocument):
             return ()
         first = batches[0]
         last = batches[-1]
-        which = f"batch {first}"
         if last != first:
             which = f"{len(batches)} batches, {first} to {last}"
+        else:
+            which = f"batch {first}"
         lines = [f"recorded: what {which} read, kept until the replay has ended"]
         versions_of: dict[str, list[str]] = {}
         for read in self.versions_read():

@@ -122,9 +122,10 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = Fals
             continue
         first = read.batches[0]
         last = read.batches[-1]
-        readers = f"batch {first}"
         if last != first:
             readers = f"batches {first} to {last}"
+        else:
+            readers = f"batch {first}"
         raise VersionDiscardedError(
             f"dataset {read.dataset!r}: version {read.version}, which {readers} of application"
             f" {plan.application!r} read, is gone: {why}.",

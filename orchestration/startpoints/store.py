@@ -231,9 +231,10 @@ def concerns_stream(stream: str, key: str, value: object) -> bool:
     """
     if _parts(key)[:1] == ["settled"]:
         return False
-    unapplied = value
     if isinstance(value, Mapping):
         unapplied = value.get("pending", value)
+    else:
+        unapplied = value
     return f"{stream}." in f"{key} {unapplied}"  # before the number of a partition
 
 

@@ -152,9 +152,10 @@ class BatchInputs:
             if not (span.start.isdecimal() and span.end.isdecimal()):
                 return None
             epoch = self.intent.epochs.get(ssp, 0)
-            spans = [(int(span.start), int(span.end))]
             if stream in self.places:
                 spans = list_spans(self.places[stream], ssp.partition)
+            else:
+                spans = [(int(span.start), int(span.end))]
             ranges += [SourceRange(str(ssp), start, end, epoch) for start, end in spans]
         identity = self.identities.get(stream)
         reader = f"{application}@{identity}" if identity else application

@@ -396,9 +396,10 @@ def _analyze_projections(runtime: Runtime, app: Application) -> None:
         records = runtime.systems[system].info(stream).schema
         if records is None or not _hidden_columns(dataset) <= {*RECORD_META}:
             continue
-        rows = records
         if isinstance(dataset, UnboundedDataset):
             rows = derive_row_schema(dataset, records)
+        else:
+            rows = records
         frame = runtime.spark().createDataFrame([], f"{rows.ddl()}, {RECORD_META_DDL}")
         entries_from_frame(dataset, frame, derive_stored_schema(dataset, records))
 

@@ -530,9 +530,10 @@ class BatchTimes:
         batch.
         """
         before = self._inputs.times.operators.get(name)
-        after = before
         if self.after is not None:
             after = self.after.operators.get(name)
+        else:
+            after = before
         return Watermarks(before, after)
 
     @requested_once
@@ -687,9 +688,10 @@ class BatchTimes:
         for ssp, span in self._inputs.intent.ranges_of(stream).items():
             start = int(span.start)
             end = int(span.end)
-            not_read_before = [(0, end)]
             if ssp in known:
                 not_read_before = [*known[ssp].skipped, (known[ssp].read_to, end)]
+            else:
+                not_read_before = [(0, end)]
             parts = []
             for low, high in not_read_before:
                 first = max(low, start)
@@ -706,10 +708,11 @@ class BatchTimes:
         """Return the records with BEHIND: the watermark that a late record is below, else null."""
         marks = self._measured(stream).behind
         if marks is None:
-            none = F.lit(None).cast("timestamp")
             if self._is_dry_run:
                 # Not a constant: Spark would drop the branch for records that are behind.
                 none = F.when(F.col(OFFSET) < 0, F.col(TIMESTAMP))
+            else:
+                none = F.lit(None).cast("timestamp")
             return records.withColumn(BEHIND, none)
         behind = F.broadcast(frame_from_arrow(self._context.spark(), marks))
         return records.join(behind, [PARTITION, OFFSET], "left").select(*records.columns, BEHIND)

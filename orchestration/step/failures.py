@@ -494,9 +494,10 @@ def _explain_with_sample(
     minute.
     """
     functions = _functions(failed.spec)
-    what = failed.id
     if failure.part is None and functions:
         what = f"{failed.id}: {function_label(functions[0])}"
+    else:
+        what = failed.id
     seen = [failure]
 
     def same(other: Exception) -> bool:

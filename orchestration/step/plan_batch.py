@@ -69,7 +69,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
     snapshot_streams,
 )
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
-from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
+from dagster_adjunct.orchestration.startpoints.recorded_replay import load_plans, may_be_readable
 from dagster_adjunct.orchestration.startpoints.restatement import find_restatement
 from dagster_adjunct.orchestration.step.context import BatchVersions, StepContext, StepState, View
 from dagster_adjunct.orchestration.step.late_changes import pass_watermarks
@@ -512,9 +512,10 @@ def _plan_main_batch(
     epochs = {}
     waiting = []
     for ssp, span in ranges.items():
-        epoch = state.offsets.epochs.main.get(ssp, 0)
         if ssp in startpoints:
             epoch = state.offsets.epochs.next_of(ssp)
+        else:
+            epoch = state.offsets.epochs.main.get(ssp, 0)
         if epoch:
             epochs[ssp] = epoch
         time = context.app.inputs[ssp.qualified_stream].event_time
@@ -883,7 +884,7 @@ def _lease_recorded(context: StepContext, intent: Intent, served: ServedVersions
     for name in context.versions.lease(joined, reopened=True):
         manifest = context.versions.stored(name).require_manifest()
         for version in joined.list_all()[name]:
-            if not is_readable(context.lake, manifest, version):
+            if not may_be_readable(context.lake, manifest, version):
                 raise errors.VersionDiscardedError(
                     f"a recorded replay can't continue: dataset {name!r}: version {version} is"
                     " gone, maybe erased.",

@@ -91,9 +91,10 @@ def measure_stream_progress(
     ssps = [SystemStreamPartition(name, stream, number) for number in range(info.partitions)]
     upcoming = system.upcoming(ssps)
     starts = _list_stored_positions(state, ssps)
-    due = _describe_lost_end(system, starts, upcoming)
     if info.was_recreated(state.offsets.streams.get(source.stream)):
         due = f"{source.stream} was deleted and recreated"
+    else:
+        due = _describe_lost_end(system, starts, upcoming)
     fresh = [ssp for ssp in ssps if ssp not in starts]
     if fresh:
         begins_at_oldest = choose_default_offset(source, info, system) == "oldest"

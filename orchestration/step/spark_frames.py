@@ -426,9 +426,10 @@ def _with_lists(frame: DataFrame, update: Update) -> Update:
     appended = frame.selectExpr(*[expression for _, expression in update.append])
     lists: list[tuple[str, str]] = []
     for (name, text), column in zip(update.append, appended.schema.fields, strict=True):
-        listed = text
         if column.dataType.typeName() != "array":
             listed = f"case when ({text}) is not null then array({text}) end"
+        else:
+            listed = text
         lists.append((name, listed))
     return replace(update, append=tuple(lists))
 

@@ -118,9 +118,10 @@ class StateTable:
         generation = F.col(GENERATION_COLUMN)
         # False, but not as a literal: Spark forgets the partitioning of a relation that it knows to
         # be empty, and adds an exchange.
-        is_new = generation < F.lit(0)
         if self.writes.sent:
             is_new = generation.isin(*self.writes.sent)
+        else:
+            is_new = generation < F.lit(0)
         own = [named_column(name) for name in self.spec.schema.names]
         return self._keep_unexpired(rows.select(*own, is_new.alias(NEW)))
 

@@ -279,9 +279,10 @@ class _RunningStep:
         inputs = self._commit_intent(batch)
         committed = time.monotonic()
         try:
-            outputs = BatchMetrics({}, {})
             if inputs.intent.ranges:  # there may be nothing to restate
                 outputs = self._write_outputs(inputs)
+            else:
+                outputs = BatchMetrics({}, {})
         except errors.OffsetOutOfRangeError:
             if not find_lost_ranges(self.context, inputs.intent):
                 raise

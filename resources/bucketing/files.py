@@ -553,9 +553,10 @@ class Timeline:
                 pa.nulls(batch.num_rows, arrow_type("timestamp")),
                 pa.nulls(batch.num_rows, pa.bool_()),
             )
-        rows = batch
         if self._last is not None:
             rows = pa.concat_tables([self._last, batch])
+        else:
+            rows = batch
         self._last = rows.slice(rows.num_rows - 1)
         return self._fill_ends(rows, rows.num_rows - 1)
 
@@ -591,18 +592,20 @@ class Timeline:
         same = np.append(~key_changes(rows, self._key), False)[:count]
         begins = _micros(rows)
         ends = np.append(begins[1:], 0)[:count]
-        in_history = np.ones(count, dtype=bool)
         if self._options.edge is not None:
             in_history = ~(same & (ends <= self._options.edge))
+        else:
+            in_history = np.ones(count, dtype=bool)
         self._pruned += count - int(in_history.sum())
         kept = in_history
         tombstones = _deletions(rows.slice(0, count))
         if self._options.forget is not None:
             kept = kept & ~self._forgettable(kept, same, tombstones, begins[:count])
         # A row that follows a kept row of its key is not the key's first.
-        first = kept
         if count:
             first = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[:count]
+        else:
+            first = kept
         if count:
             self._follows_kept = bool(same[-1] and kept[-1])
         self._current += int((kept & ~same & ~tombstones).sum())

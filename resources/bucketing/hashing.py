@@ -89,9 +89,10 @@ def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.
         )
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint32)
     for column in columns:
-        array = column
         if isinstance(column, pa.ChunkedArray):
             array = column.combine_chunks()
+        else:
+            array = column
         with np.errstate(over="ignore"):
             mixed = _hash_array(array, hashes)
         if array.null_count:

@@ -253,11 +253,12 @@ class FolderFeed:
         # messages about them stay in the queue.
         left = {*waiting, *(new.listed.path for new in rest)}
         done = [file.path for file in arrivals.complete if file.path not in left]
-        more = bool(rest)
         if look.more and files:
             # The queue has more messages. While no file can be admitted, another look at once would
             # only receive the same ones again.
             more = True
+        else:
+            more = bool(rest)
         return Found(files, look.cursor(done, left), waiting, look.settled(left), more)
 
     def _first_of(self, fresh: Sequence[_NewFile]) -> Sequence[_NewFile]:

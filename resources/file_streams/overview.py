@@ -214,9 +214,10 @@ def delete_log(log: FileLog, seen: Commit, *, reason: str, by: str) -> DeletedOb
 
     Raises CommitConflictError if the stream has changed since the commit `seen`.
     """
-    last = seen
     if not commit_log.is_deletion_commit(seen):
         last = commit_log.commit_deletion(log.log, seen, reason=reason, by=by)
+    else:
+        last = seen
     sizes = list_deletable_objects(log, last)
     now = log.log.current()
     has_changed = now is None or now.id != last.id

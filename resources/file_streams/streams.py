@@ -454,9 +454,10 @@ class FileStreams(NumberedOffsets):
             before = log.parse(commit)
             if before is None:
                 return None
-            after = before
             if retention is not None:
                 after = log.retain(before, retention, at)
+            else:
+                after = before
             dropped = [*log.files_between(before, before.oldest, after.oldest)]
             after = log.forget(after, lambda: self.present_files(stream))
             # A writer that wrote a page before this commit, and commits after it, loses its race.

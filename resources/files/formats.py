@@ -328,9 +328,10 @@ def _csv_error(
         line = None
         if misfit["row"]:
             line = int(misfit["row"])
-        place = where
         if line is not None:
             place = f"{where}, line {line}"
+        else:
+            place = where
         described = describe_column(columns.schema.field(name))
         problem = f"{place}: {described}: the text is not UTF-8."
         return SchemaMismatchError(problem, "Write the file in UTF-8.", column=name, line=line)

@@ -257,9 +257,10 @@ class EntryCoder(Generic[K, V]):
             raise error.of_family(_family_of(prefix)) from error.__cause__
         size = len(serialized)
         most = self._limits.table_key - _LENGTH_BYTES
-        whole = size
         if prefix:
             whole = size + len(prefix) - _LENGTH_BYTES
+        else:
+            whole = size
         # If key and family together are too long for any store, that is the error (below).
         if size > self._key_most and whole <= segment.MAX_KEY_BYTES:
             self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)

@@ -196,9 +196,10 @@ class TablePages(Generic[T]):
             while self._place < len(self._iteration.partitions):
                 partition = self._iteration.partitions[self._place]
                 within = self._within
-                page = StoredPage(is_last=True)
                 if not within.is_empty:
                     page = await self._read(partition, within)
+                else:
+                    page = StoredPage(is_last=True)
                 # After a partition's last page comes the next partition, even if entries have been
                 # added since.
                 if page.is_last or not page:

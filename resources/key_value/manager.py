@@ -85,9 +85,10 @@ def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str
     is_folder = "://" not in root
     if is_sqlite_file and is_folder:
         folder = Path(root).resolve()
-        path = folder.with_name(f"{folder.name}.key-values.sqlite")
         if "path" in settings:
             path = folder / str(settings["path"])
+        else:
+            path = folder.with_name(f"{folder.name}.key-values.sqlite")
         return {"backend": "sqlite", **settings, "path": str(path)}
     if description.items() >= IN_OBJECTS.items():
         return {"backend": "objects", "url": lake, **settings}

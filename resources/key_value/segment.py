@@ -144,9 +144,10 @@ def family_subrange(
     not including `end`.
     """
     whole = family_range(prefix + key_prefix)
-    first = whole.start
     if start is not None:
         first = max(whole.start, prefix + start)
+    else:
+        first = whole.start
     last = whole.end
     if end is not None:
         last = prefix + end
@@ -742,9 +743,10 @@ class _Attempts:
             raise error
         seconds = random.uniform(0, self._bound)
         self._bound = min(2 * self._bound, _LONGEST_PAUSE)
-        limit = self._horizon
         if self.lost is None:
             limit = min(self._horizon, RETRY_SECONDS)
+        else:
+            limit = self._horizon
         if time.monotonic() + seconds - self.began > limit:
             raise error
         await pause(seconds)
@@ -764,12 +766,14 @@ def split_into_requests(
 
     A change that is too large by itself is a request of its own, which `check_limits` rejects.
     """
-    most = _MOST_CHANGES
     if limits.changes is not None:
         most = min(_MOST_CHANGES, limits.changes)
-    largest = _MOST_BYTES
+    else:
+        most = _MOST_CHANGES
     if limits.request is not None:
         largest = min(_MOST_BYTES, limits.request)
+    else:
+        largest = _MOST_BYTES
     part: list[SegmentChange] = []
     size = 0
     for change in changes:

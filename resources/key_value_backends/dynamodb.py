@@ -130,9 +130,10 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
     answered = zip(codes, reasons, strict=True)
     refused = [f"{code}: {why.get('Message')}" for code, why in answered if code not in _KNOWN]
     # If a condition has failed, a conflict at the gate does not matter.
-    looked_at = codes
     if current:
         looked_at = codes[1:]
+    else:
+        looked_at = codes
     term = None
     is_shut = codes[0] == _CONDITION_FAILED
     if is_shut:

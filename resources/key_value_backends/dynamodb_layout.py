@@ -339,9 +339,10 @@ class SegmentLayout:
         if within.start.startswith(prefix):
             lowest = within.start[len(prefix) :]
         end = within.end
-        highest = _ABOVE_ALL
         if end is not None and end.startswith(prefix):
             highest = end[len(prefix) :]
+        else:
+            highest = _ABOVE_ALL
         hash_key = self._hash(b"f") + prefix[2:]
         return KeyStretch(
             hash_key, _sort_key(b"\1" + lowest), _sort_key(b"\1" + highest), prefix, 1
@@ -362,9 +363,10 @@ class SegmentLayout:
         """
         first = family_prefix_at(within.start) or within.start
         lowest = max(first, _FIRST_FAMILY)
-        highest = _AFTER_FAMILIES
         if within.end is not None:
             highest = min(within.end, _AFTER_FAMILIES)
+        else:
+            highest = _AFTER_FAMILIES
         if lowest < highest:
             return KeyStretch(self._hash(b"d"), _sort_key(lowest), _sort_key(highest))
         return None
@@ -374,9 +376,10 @@ class SegmentLayout:
         be none.
         """
         lowest = max(within.start, _AFTER_FAMILIES)
-        highest = _ABOVE_ALL
         if within.end is not None:
             highest = within.end
+        else:
+            highest = _ABOVE_ALL
         if lowest < highest:
             return KeyStretch(self._hash(b"k"), _sort_key(lowest), _sort_key(highest))
         return None

@@ -370,9 +370,10 @@ class SqliteSegment:
         """Apply the changes in one transaction. Raises ConditionsFailed if a condition is not
         met.
         """
-        write = self._write
         if repeated:
             write = self._repeat
+        else:
+            write = self._write
 
         def transaction(connection: FileConnection) -> Failing | None:
             """Write and commit; return what `write` returns."""
@@ -547,9 +548,10 @@ def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
     """
     flat: list[Any] = []
     size = 0.0
-    count = _ROWS_ALL_MEASURED
     if values:
         count = 1
+    else:
+        count = _ROWS_ALL_MEASURED
     # Items of rows are kept in one list: Python's garbage collector would scan each row.
     while size < _PAGE_BYTES and (part := list(chain.from_iterable(islice(rows, count)))):
         flat += part

@@ -370,9 +370,10 @@ def replaced_sql(ranges: Sequence[ReplacedRange], *, exact: bool = True) -> str 
     """
     conditions = []
     for source, spans in group_by_source(ranges).items():
-        covered = spans
         if not exact:
             covered = [OffsetSpan(spans[0].start, max(span.end for span in spans))]
+        else:
+            covered = spans
         of_source = (
             f"{READER} = {quote_text(source.reader)} and {SOURCE} = {quote_text(source.source)}"
         )
@@ -442,9 +443,10 @@ def _complete_struct(mine: Struct, stored: Struct) -> Struct:
     members = []
     for member in mine.members:
         there = stored.member(member.name)
-        kind = member.type
         if there is not None:
             kind = _complete(member.type, there.type)
+        else:
+            kind = member.type
         members.append(Member(member.name, kind))
     names = {member.name.lower() for member in mine.members}
     for member in stored.members:

@@ -411,9 +411,10 @@ class _Walk:
             members[member.name] = member
             stored_name = self._before.choose(stored_steps, member.name, taken)
             self.names.append(((*stored_steps, member.name), stored_name))
-            place = member.name
             if steps:
                 place = f"{self._request.text(steps)}.{write_name(member.name)}"
+            else:
+                place = member.name
             self.changes.append(f"{place} ({member.type}) is added")
         if not self._ordered:
             return Struct(tuple(members.values()))

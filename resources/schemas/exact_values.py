@@ -160,9 +160,10 @@ def _exact_within(step: str, values: Sequence[object], kind: pa.DataType) -> pa.
         raise NestedValueError(step + error.path, error.reason, error.expected) from error
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         expected = str(tree_from_arrow(kind, step))
-        reason = str(error)
         if isinstance(error, pa.ArrowException | TypeError | OverflowError):
             reason = f"{_shown(_first_misfit(values, kind))} is no {expected}"
+        else:
+            reason = str(error)
         raise NestedValueError(step, reason, expected) from error
 
 

@@ -339,9 +339,10 @@ class Inference:
         """
         kinds = set(seen.kinds)
         if not kinds:
-            found = f"null in all of {seen.values:,} values"
             if not seen.values:  # a column of a file without records
                 found = "never a value"
+            else:
+                found = f"null in all of {seen.values:,} values"
             doubts.append(Doubt(path, found, "string"))
             return Simple("string")
         if kinds <= _IN_DOUBLE or kinds <= _IN_DECIMAL:

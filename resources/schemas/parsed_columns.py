@@ -229,9 +229,10 @@ def _build_simple(
         converted = None
         try:
             if value is not None:
-                converted = value
                 if convert is not None:
                     converted = convert(value)
+                else:
+                    converted = value
             pa.array([converted], kind)
         except CONVERSION_ERRORS as error:
             detail = ""

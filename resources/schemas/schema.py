@@ -384,9 +384,10 @@ def check_key_types(schema: Schema, key: Sequence[str], what: str) -> None:
         if not is_key_type(kind):
             expected = "a string, integer, date, timestamp, decimal or binary column"
             problem = f"{what}: key column {name!r} is {kind}: expected {expected}."
-            step = f"Convert it: {WHERE_COLUMNS_ARE_MADE}."
             if is_nested(kind):
                 step = simple_value_advice(str(value), kind, is_key_type)
+            else:
+                step = f"Convert it: {WHERE_COLUMNS_ARE_MADE}."
             raise SchemaMismatchError(problem, step, column=name)
 
 

@@ -119,9 +119,10 @@ class UnreadableValue:
         """Return a description of the problem; `place` is the location of the row, `hidden`
         masks the value.
         """
-        value = self.text
         if hidden:
             value = "***"
+        else:
+            value = self.text
         where = ""
         if place:
             where = f" of {place}"

@@ -81,9 +81,10 @@ def _merge_structs(known: Struct, declared: Struct, *, adds: bool) -> Struct:
     members = []
     for member in known.members:
         wanted = declared.member(member.name)
-        type_ = member.type
         if wanted is not None:
             type_ = _merge_types(member.type, wanted.type, adds=adds)
+        else:
+            type_ = member.type
         members.append(Member(member.name, type_))
     if adds:
         for wanted in declared.members:

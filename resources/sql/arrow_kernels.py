@@ -233,9 +233,10 @@ def contains(arrays: Any, wanted: Any) -> Any:
     lengths = pc.subtract(arrays.offsets[1:], arrays.offsets[:-1])
     rows = pa.array(range(len(arrays)), pa.int64())
     parents = _repeat(rows, lengths)  # the row of each element
-    sought = wanted
     if not isinstance(wanted, pa.Scalar):
         sought = wanted.take(parents)
+    else:
+        sought = wanted
     equal = pc.equal(elements, sought)
     with_equal = parents.filter(pc.fill_null(equal, False)).unique()
     with_null = parents.filter(pc.is_null(equal)).unique()
@@ -273,9 +274,10 @@ def explode(arrays: Any, arrow: pa.DataType, *, keep_empty: bool) -> Elements:
     rows = np.repeat(np.arange(len(arrays)), counts)
     numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     places = arrays.offsets.to_numpy()[rows] + numbers
-    values = arrays.values
     if pt.is_map(arrays.type):
         values = pa.StructArray.from_arrays([arrays.keys, arrays.items], fields=list(arrow))
+    else:
+        values = arrays.values
     taken = values.take(pa.array(places, pa.int64(), mask=lengths[rows] == 0))
     return Elements(pa.array(rows, pa.int64()), pa.array(numbers, pa.int64()), taken)
 

@@ -948,9 +948,10 @@ def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
     if kind not in _COMPARES.split():
         return kind in _OF_TIMES.split()
     above = parent.parent
-    owner = parent
     if kind == "If" and above is not None and type(above).__name__ == "Case":
         owner = above  # a branch of CASE is compared with its first value
+    else:
+        owner = parent
     others = [owner.args.get(name) for name in ("expression", "low", "high")]
     for part in filter(None, [owner.this, *others, *owner.expressions]):
         if part is not node and operands.group(part) in (None, "time"):

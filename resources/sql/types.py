@@ -277,9 +277,10 @@ def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
     """
     if node is None:
         return None
-    plain = node
     if type(node).__name__ == "Neg":
         plain = node.this
+    else:
+        plain = node
     if _is_whole(plain):
         return Digits(len(str(int(plain.name))), 0)
     return digits_as_decimal(known.type(node))
@@ -968,9 +969,10 @@ class KnownTypes:
                 return self.variable(node.name).path
             case "Column":
                 first, *fields = [part.name for part in node.parts]  # type: ignore[attr-defined]
-                path = write_name(first)
                 if first.lower() in self._variables:
                     path = self.variable(first).path
+                else:
+                    path = write_name(first)
                 return _path_within(path, "".join(f".{write_name(field)}" for field in fields))
             case "Dot":
                 return _path_within(self.path(node.this), f".{write_name(node.expression.name)}")

@@ -243,9 +243,10 @@ def _resolve_time(
 
 def _find_bound(system: StreamSystem, ssp: SystemStreamPartition, which: str) -> str:
     """Return the "oldest" or "upcoming" offset of a partition, whichever is asked for."""
-    find = system.upcoming
     if which == "oldest":
         find = system.oldest
+    else:
+        find = system.upcoming
     return check_offset(system, ssp, find([ssp]).get(ssp), f"asked for its {which} offset")
 
 

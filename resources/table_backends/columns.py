@@ -175,9 +175,10 @@ def parse_column(name: str, declared: str) -> Column:
     listed = _LIST.fullmatch(declared)
     if listed is not None:
         element = parse_column(name, listed[1] or listed[2] or listed[3])
-        kind = Kind.LIST
         if element.kind in _NOT_IN_LISTS:
             kind = Kind.OTHER
+        else:
+            kind = Kind.LIST
         return Column(name, f"array<{element.type}{element.size}>", "", kind, element)
     match = _SPELLED.fullmatch(declared)
     if match is None:

@@ -247,9 +247,10 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
     `sent`: DynamoDB may have received the request, so without an answer its outcome is unknown.
     """
     if isinstance(error, errors.AdjunctError):
-        state = State.REFUSED
         if isinstance(error, errors.TableUnavailableError):
             state = State.FAILED
+        else:
+            state = State.REFUSED
         return Problem(state, error, getattr(error, "retry_after", None))
     code = error_code(error)
     stale, _ = stale_reason(error)

@@ -381,9 +381,10 @@ class HttpTable(
 
     def path_of(self, key: Key) -> str:
         """The path of the key's resource, which is appended to the base URL."""
-        parts = key
         if len(self.key) == 1:
             parts = (key,)
+        else:
+            parts = key
         if not isinstance(parts, tuple) or len(parts) != len(self.key):
             raise key_length_error(self._label, key, self.key)
         texts = {
@@ -526,9 +527,10 @@ class HttpTable(
         unavailable = first_cause(error, HttpUnavailableError)
         if unavailable is None:
             return super().problem_of(error, sent=sent)
-        state = State.FAILED
         if sent and unavailable.had_effect is None:
             state = State.UNKNOWN
+        else:
+            state = State.FAILED
         return Problem(state, error, unavailable.retry_after)
 
     def _client(self) -> _Client:

@@ -490,9 +490,10 @@ class Statements:
         changes = []
         for column in self._changed(shape):
             name = quote_name(column)
-            value = f"{source}.{name}"
             if source == "s" and column not in given:  # `excluded` has all columns
                 value = "NULL"
+            else:
+                value = f"{source}.{name}"
             changes.append(f"{name} = {value}")
         for name in map(quote_name, shape.adds):
             added = f"{source}.{name}"

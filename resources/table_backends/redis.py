@@ -508,9 +508,10 @@ class RedisCodec(RowCodec):
         parts = []
         for name, value in checked.items():
             if name in names:
-                text = value
                 if value is None:
                     text = NULL
+                else:
+                    text = value
                 parts.append(b"%b$%d\r\n%b\r\n" % (names[name], len(text), text))
         return 2 * len(parts), b"".join(parts)
 

@@ -745,9 +745,10 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
     """
     entries = operation.entries
     kind = operation.kind
-    key_names = operation.key
     if isinstance(entries, ArrowEntries):  # they know the names of their key's columns
         key_names = entries.key_names
+    else:
+        key_names = operation.key
     to_key = codec.keys_by(key_names)
     check_value: Callable[[Row, Any], Any] = (
         codec.changes if kind is OperationKind.UPDATE else codec.whole
@@ -807,9 +808,10 @@ def plan_writes(
     in the store.
     """
     planner = _Planner(codec, operation, stored, WritePlan(problems=dict(valid.problems)))
-    plan_entry = planner.write
     if operation.conditions:
         plan_entry = planner.write_conditionally
+    else:
+        plan_entry = planner.write
     for entry in valid.entries:
         if (problem := plan_entry(entry)) is not None:
             planner.plan.problems[entry.place] = problem

@@ -194,9 +194,10 @@ class DeltaVersions:
 
     def find_state(self, history: TableHistory, state_id: str) -> TableState | None:
         number = int(state_id)
-        newest = number
         if history.states:
             newest = history.states[-1].number
+        else:
+            newest = number
         has_later_commits = history.complete_since <= number + 1
         if has_later_commits and number <= newest:
             return TableState(state_id, number, datetime.fromtimestamp(0, UTC))

@@ -112,9 +112,10 @@ class ArrowEntries:
         for name, column in columns.items():
             if _has_nanoseconds(column.type):  # stores take microseconds
                 columns[name] = cast_column(column, name, "timestamp", "an Arrow batch")
-        held = columns
         if updates:
             held = {name: column for name, column in columns.items() if name not in key}
+        else:
+            held = columns
         return ArrowEntries(
             to_struct_array({name: columns[name] for name in key}, rows.num_rows),
             to_struct_array(held, rows.num_rows),
@@ -425,9 +426,10 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
     (`group_preserving_key_order`).
     """
     whole = _entries_from_batch(batch, shape, marks, what)
-    kind = OperationKind.UPDATE
     if shape.contract is None:
         kind = OperationKind.PUT
+    else:
+        kind = OperationKind.UPDATE
     contract = shape.contract or UpdateContract.UPDATE_WITH_DEFAULTS  # of puts it has no meaning
     write = Operation(
         kind, whole, shape.args, shape.conditions, contract=contract, key=shape.key, rerun=True
@@ -457,9 +459,10 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
 
 def _entries_from_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:
     """Return all rows of a batch as entries, with the marks and times that its conditions need."""
-    marked = MarkColumns(None, None)
     if marks is not None:
         marked = marks.of(batch)
+    else:
+        marked = MarkColumns(None, None)
     columns = {}
     for name in batch.schema.names:
         if not name.startswith("__"):
@@ -493,9 +496,10 @@ def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     For a tombstone with null there, it is the time at which the tombstone was sent.
     """
     name = shape.conditions.newest_by
-    values = records
     if shape.typed:
         values = records.field("set")
+    else:
+        values = records
     if values.type.get_field_index(name) < 0:
         problem = f"{what}: records have no column {name!r}, which the table's newest_by needs."
         step = (

@@ -494,9 +494,10 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
     """
     if not operation.conditions.idempotent:
         return await below.send(operation)
-    blocked = ticket.blocked
     if operation.rerun:
         blocked = {**ticket.order.blocked, **ticket.blocked}
+    else:
+        blocked = ticket.blocked
     held: dict[int, Problem] = {}
     if blocked:
         for place, key_and_source in enumerate(_keys_and_sources(operation)):

@@ -263,9 +263,10 @@ class CompactLayer:
         except Exception as error:
             if is_first:
                 raise
-            state = State.REFUSED
             if isinstance(error, TransientError):
                 state = State.FAILED
+            else:
+                state = State.REFUSED
             return Outcomes.all(len(operation), Problem(state, error, of_request=True))
 
     async def _find_misfits(

@@ -693,9 +693,10 @@ class _SingleRequests:
                     self.problems[place] = problem
                     # Not even after a missing record: if another writer creates it meanwhile, the
                     # later entries would be applied without this one.
-                    left = problem
                     if problem.state is not State.MISSING:
                         left = problem.unsent
+                    else:
+                        left = problem
                     self.problems.update(dict.fromkeys(places[done + 1 :], left))
                     return
 

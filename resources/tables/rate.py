@@ -370,9 +370,10 @@ class RateLayer:
         except AdjunctError as error:
             # Nothing is wrong with the records: they must not become dead letters.
             # Nothing of this part was sent, but earlier parts may have been.
-            state = State.REFUSED
             if isinstance(error, TransientError):
                 state = State.FAILED
+            else:
+                state = State.REFUSED
             return Outcomes.all(len(operation), Problem(state, error, of_request=True))
         waited = self._count_wait(began)
         outcomes = await self.inner.send(operation)

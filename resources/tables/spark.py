@@ -773,7 +773,8 @@ def _describe_offset(records: Any, source: str) -> str:
     if not set(_OFFSET) <= set(records.schema.names):
         return ""
     partition, offset = (records.column(name)[0].as_py() for name in _OFFSET)
-    described = f"partition {partition}"
     if source:
         described = f"{source}.{partition}"
+    else:
+        described = f"partition {partition}"
     return f"{described} at offset {offset}"

@@ -112,9 +112,10 @@ class UpdateContractLayer:
         plan = plan_defaults(keys, defaults, outcomes.places(State.MISSING))
         if not plan.begun:
             return outcomes
-        kind = OperationKind.PUT
         if self._puts_if_absent:
             kind = OperationKind.PUT_IF_ABSENT
+        else:
+            kind = OperationKind.PUT
         created = list(plan.begun)
         rows = RowEntries(created, [defaults[place] for place in plan.begun.values()])
         # Without conditions, because a default is no message: it must not count as the newest or
@@ -166,9 +167,10 @@ class UpdateContractLayer:
         except RunLeaseLostError:
             raise
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            state = State.REFUSED
             if isinstance(error, TransientError):
                 state = State.FAILED
+            else:
+                state = State.REFUSED
             problem = Problem(state, error, of_request=True)
             outcomes = Outcomes.all(len(operation), problem)
             return _Answer(outcomes, not may_have_effect(operation, error))

@@ -116,13 +116,14 @@ class ExactSum:
             high = f"coalesce({high}, 0) + {low} div {split}"
             low = f"cast({low} % {split} / {_power(-scale)} as {WIDEST})"
             return (_decimal_partial(self._low, low, 0), _decimal_partial(self._high, high, 0))
-        total = f"sum({value})"
         if self.kind == "bigint":
             # A batch's sums of the upper and lower 32 bits fit in bigints; adding decimals would
             # take twice as long.
             total = (
                 f"cast(sum({value} >> 32) as {WIDEST}) * 4294967296L + sum({value} & 4294967295L)"
             )
+        else:
+            total = f"sum({value})"
         return (_decimal_partial(self._low, total, scale),)
 
     def total(self) -> str:
@@ -441,9 +442,10 @@ class Distinct(Aggregation):
     def _sketch(self, name: str, kind: str) -> Partial:
         """Return the partial value that approximates the number."""
         stored = quote_name(f"{name}$sketch")
-        value = f"concat('=', {_as_text(self.column, kind)})"  # sketches ignore empty texts
         if kind in INTEGERS:
             value = f"cast({quote_name(self.column)} as bigint)"
+        else:
+            value = f"concat('=', {_as_text(self.column, kind)})"  # sketches ignore empty texts
         return Partial(
             f"{name}$sketch",
             "binary",
@@ -588,9 +590,10 @@ def _power(exponent: int) -> str:
     """Return Spark SQL for 10**exponent in the narrowest decimal type: with a wider one, results
     would lose digits.
     """
-    kind = f"decimal({exponent + 1},0)"
     if exponent < 0:
         kind = f"decimal({-exponent},{-exponent})"
+    else:
+        kind = f"decimal({exponent + 1},0)"
     return f"cast('1E{exponent}' as {kind})"
 
 

@@ -178,9 +178,12 @@ def _suggest_wider_type(made: Aggregation, kind: str) -> str:
             " next run continues with it."
         )
     scale = stored.scale
-    fewer = f', or, with fewer digits after the point, "cast({column} as decimal(38,{scale // 2}))"'
     if not scale:
         fewer = ""
+    else:
+        fewer = (
+            f', or, with fewer digits after the point, "cast({column} as decimal(38,{scale // 2}))"'
+        )
     return (
         f"No decimal with {scale} digits after the point can hold it, and the stored sum has as"
         f' many. Sum doubles, which are rounded: .with_columns({flat}="cast({column} as'
@@ -219,9 +222,10 @@ def _add_retractions(
         """Return the tombstone of an absorbed session."""
         parts = []
         for field in fields:
-            part = F.lit(None).cast(field.dataType)
             if field.name in known:
                 part = absorbed.getField(field.name)
+            else:
+                part = F.lit(None).cast(field.dataType)
             parts.append(part.alias(field.name))
         return F.struct(*parts, F.lit(True).alias(TOMBSTONE))
 
@@ -507,9 +511,10 @@ class Window(PassThroughSpec):
         )
         state = batch.state.table(f"{self.name}-records", spec, of=self.name)
         new = prepare_records(counted, windows)
-        emitted = rows
         if only_closing:
             emitted = rows.filter(CLOSING)
+        else:
+            emitted = rows
         if is_session:
             every = self._repartition(merge_records(state.frame(), new, windows), partitions)
             assigned = _keep_single_partition(assign_sessions(every, rows, windows), partitions)
@@ -550,12 +555,13 @@ def _check_aggregated(
     wanted = "string" if is_accepted else "double"
     problem = f"{operator}: {name!r} is {made.describe()}, and column {column!r} is {kind}."
     cast = f'{flat_name(column)}="cast({column} as {wanted})"'
-    step = f"Cast it before, for example .with_columns({cast})."
     if is_nested(kind):
         step = (
             f"Compute a simple value of it before, in .with_columns(…), or use Count({column!r}) or"
             " Aggregate(…)."
         )
+    else:
+        step = f"Cast it before, for example .with_columns({cast})."
     raise PlanningError(problem, step, operator=operator, column=column)
 
 

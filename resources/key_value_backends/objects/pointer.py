@@ -290,9 +290,10 @@ def _commit_bytes(commit: CommitTokens, writes: Mapping[bytes, Versioned]) -> by
     tokens = commit.to_bytes()
     parts = [tokens]
     for key, (version, value) in writes.items():
-        length = REMOVED
         if value is not None:
             length = len(value)
+        else:
+            length = REMOVED
         parts += (_CHANGE.pack(len(key), length, version), key, value or b"")
     body = b"".join(parts)
     return _COMMIT.pack(len(body), len(tokens)) + body
@@ -495,9 +496,10 @@ class SwapBackoff:
         seconds of the try.
         """
         now = time.monotonic()
-        weight = 1 - 0.5 ** ((now - self._last) / _HALF_LIFE)
         if others > self._rivals:
             weight = 0.5  # the estimate grows at once, and shrinks only with time
+        else:
+            weight = 1 - 0.5 ** ((now - self._last) / _HALF_LIFE)
         self._last = now
         self._losses = 0
         self._rivals += weight * (min(others, _MOST) - self._rivals)

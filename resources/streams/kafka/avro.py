@@ -290,9 +290,10 @@ class Avro:
     def reader(self) -> FormatReader:
         declared = dict(avro_fields(self.schema))
         converters = {name: avro_converters(kind) for name, kind in declared.items()}
-        read_one = _record_reader(parse_avro_schema(self.schema), None)
         if self.registry:
             read_one = _registry_reader(self.schema, self.registry)
+        else:
+            read_one = _record_reader(parse_avro_schema(self.schema), None)
 
         def parse(datum: bytes) -> dict[str, Any]:
             try:

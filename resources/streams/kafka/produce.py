@@ -745,9 +745,10 @@ def produce_batches(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> Se
     """Send encoded records and the append's markers from this process, in a transaction if the
     topic is so declared.
     """
-    send = send_without_transaction
     if append.target.declared.transactional:
         send = send_in_transaction
+    else:
+        send = send_without_transaction
     return send(append, batches)
 
 

@@ -459,9 +459,10 @@ class Protobuf:
             from google.protobuf.message import DecodeError
 
             try:
-                bare = datum
                 if self.registry is not None:
                     bare = _without_head(datum, self.registry, indexes)
+                else:
+                    bare = datum
                 made = message.FromString(bare)
                 _check_wire_types(made)
                 return {name: get(made) for name, get in getters.items()}

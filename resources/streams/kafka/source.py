@@ -180,12 +180,14 @@ def _batch_from_messages(
     """
     count = len(got)
     header = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))
-    shown = pa.nulls(count, header)
     if with_headers:
         shown = pa.array(list(map(_name_parts, headers)), header)
-    epochs = np.zeros(count, np.int32)
+    else:
+        shown = pa.nulls(count, header)
     if any(headers):
         epochs = np.array(list(map(_epoch_of, headers)), np.int32)
+    else:
+        epochs = np.zeros(count, np.int32)
     columns = {
         PARTITION: pa.array(np.full(count, partition, np.int32)),
         OFFSET: pa.array([message.offset() for message in got], pa.int64()),

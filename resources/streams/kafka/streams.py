@@ -155,9 +155,10 @@ class DeclaredTopics:
             )
         else:
             created = self._find_created(self._namespace.read(), stream)
-            there = wanted  # without an earlier one, nothing differs
             if created is not None:
                 there = created.declaration
+            else:
+                there = wanted  # without an earlier one, nothing differs
         check_same_declaration(self._qualified(stream), there, wanted)
         return topic or self._build_created(stream, wanted).known()
 

@@ -159,9 +159,10 @@ def record_sequence(
     after.pop(producer, None)
     after[producer] = window
     is_file = producer.startswith(FILE_PRODUCER)
-    room = PRODUCERS
     if is_file:
         room = FILE_PRODUCERS
+    else:
+        room = PRODUCERS
     alike = [name for name in after if name.startswith(FILE_PRODUCER) == is_file]
     for name in alike[: max(0, len(alike) - room)]:
         del after[name]
@@ -196,9 +197,10 @@ class NewMarker:
 
     def entry(self, partition: int, offset: int, delivered: int) -> MarkerEntry:
         """Return the marker at an offset; `delivered` records precede it since the previous one."""
-        rows = delivered
         if isinstance(self.rows, Mapping):
             rows = self.rows[partition]
+        else:
+            rows = delivered
         return MarkerEntry(
             partition,
             offset,
@@ -764,12 +766,14 @@ class LakeAppends(StreamStates):
         valid_micros = append_checks.check_append(producer, sequence, version, valid_from)
         _, state = self.state(stream)
         sent = find_sequence(state.producers, producer, sequence, stream)
-        count = state.declaration.partitions
         if sent is not None and sent.partitions:
             count = sent.partitions
-        chosen = tuple(range(count))
+        else:
+            count = state.declaration.partitions
         if partitions is not None:
             chosen = tuple(sorted(set(partitions)))
+        else:
+            chosen = tuple(range(count))
         append_checks.check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
         # JSON has no NumPy integers
         counts = None

@@ -108,9 +108,10 @@ def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[s
     for source, added in spans.items():
         before = mine.get(source, Coverage())
         again = [ReplayedRange(one.start, one.end, one.epoch) for one in added if one.epoch]
-        replayed = before.replayed
         if again:
             replayed = _add_ranges((*before.replayed, *again))
+        else:
+            replayed = before.replayed
         until = max(before.until, *(span.end for span in added))
         mine[source] = Coverage(until=until, replayed=replayed)
     return after
@@ -549,9 +550,10 @@ class StreamState(StoredDocument):
         `earlier`.
         """
         replaced = EarlierColumns(columns=self.declaration.columns, names=self.declaration.names)
-        earlier = self.earlier
         if (declaration.columns, declaration.names) != (replaced.columns, replaced.names):
             earlier = (*self.earlier, replaced)
+        else:
+            earlier = self.earlier
         return self.model_copy(update={"declaration": declaration, "earlier": earlier})
 
     def entries(self) -> list[IndexEntry]:
@@ -845,9 +847,10 @@ def rebuild_index(
             del level[:FAN_OUT]
         levels.append(tuple(level))
         level = above
-    oldest = state.next
     if kept:
         oldest = kept[0].base
+    else:
+        oldest = state.next
     after = state.with_index(tail=tuple(tail), levels=tuple(levels))
     return after.model_copy(update={"oldest": oldest})
 

@@ -115,9 +115,10 @@ class RecordForm:
     def of(cls, columns: Schema, names: StoredNames, *, positions: bool) -> RecordForm:
         """Return the form of records with these columns, which files have under stored `names`."""
         schema = with_meta_columns(columns.to_arrow(), positions=positions)
-        stored = schema
         if names.names:
             stored = with_meta_columns(names.store(columns).to_arrow(), positions=positions)
+        else:
+            stored = schema
         return cls(schema, stored)
 
     def read(self, parquet: pq.ParquetFile, group: int) -> GroupRows:
@@ -670,9 +671,10 @@ class LakeReads(StreamStates, NumberedOffsets):
         at = self._locate(ranges, **options)
         declared = at.state.declaration.columns
         positions = options.get("positions", False)
-        schema = declared
         if columns is not None:
             schema = declared.select(columns)
+        else:
+            schema = declared
         yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
 
         wanted = positions or bool(at.replaced)

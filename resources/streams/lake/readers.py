@@ -210,9 +210,10 @@ def read_new(
     # those it has read may still be unread, so every batch up to the end reports what is replaced.
     # Before its first batch it has read nothing.
     at_end = parent is None or ends == state.next
-    read = position.read
     if at_end:
         read = state.read
+    else:
+        read = position.read
     after = ReaderPosition(stream=state.id, offsets=ends, read=read)
     known = translate_coverage(position.read, state.read, lineage_lookup(streams))
     replaced = manifest.find_replaced_since(known, state.read)

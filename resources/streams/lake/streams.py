@@ -611,9 +611,10 @@ def delete_stream(
     fail because of missing files.
     """
     log = streams.log(stream)
-    last = seen
     if not commit_log.is_deletion_commit(seen):
         last = commit_log.commit_deletion(log, seen, reason=reason, by=by)
+    else:
+        last = seen
     sizes = list_deletable_objects(streams, stream, last)
     now = log.current()
     if now is None or now.id != last.id:

@@ -62,7 +62,7 @@ def check_sink(operator: str, sink: TableSink) -> None:
     from dagster_adjunct.orchestration.operators.lookup_join import raise_first_problem
 
     raise_first_problem(operator, sink.table, find_sink_problems(sink))
-    check_sink_columns(operator, sink, SENT)
+    check_sink_columns(operator, sink, SENT, sink.columns)
 
 
 @pytest.mark.parametrize(
