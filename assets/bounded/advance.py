@@ -584,10 +584,13 @@ def commit_waits(group: AdvanceGroup, waits: Mapping[str, Awaiting]) -> AdvanceG
 
 
 def _waiting_manifest(member: Member, awaiting: Awaiting) -> BoundedManifest | None:
-    """Return the manifest with what is awaited, None if nothing changes."""
+    """Return the manifest with what is awaited; None if nothing changes. Without `since`, nothing
+    of a version has arrived: the first commit then only says where the dataset begins to read.
+    """
     manifest = member.manifest
-    awaited = None
-    if awaiting.since is not None:
+    if awaiting.since is None:
+        awaited = None
+    else:
         awaited = Awaited(version=awaiting.version, missing=awaiting.missing, since=awaiting.since)
     fields = {**input_position(manifest, awaiting), "awaited": awaited}
     if manifest.model_copy(update=fields) == member.committed:

@@ -668,25 +668,36 @@ def parse_valid_from(
     Raises MarkerConflictError, which rejects the version, if the name has no time, the markers have
     none or several, or the time is outside the years 1 to 9999 of UTC.
     """
-    what = f"dataset {dataset!r}, version {version!r}"
     if valid_from == MARKER:
-        times = sorted(set(marked))
-        if len(times) == 1 and fits_utc(times[0]):
-            return times[0]
-        listed = ", ".join(f"{time:%Y-%m-%d %H:%M:%S %Z}" for time in times)
+        return _require_marked_time(dataset, version, sorted(set(marked)))
+    return _parse_named_time(dataset, version, valid_from, zone)
+
+
+def _require_marked_time(dataset: str, version: str, times: Sequence[datetime]) -> datetime:
+    """Return the only one of the different times of a version's markers. Raises
+    MarkerConflictError.
+    """
+    if len(times) == 1 and fits_utc(times[0]):
+        return times[0]
+    listed = ", ".join(f"{time:%Y-%m-%d %H:%M:%S %Z}" for time in times)
+    if not times:
+        problem = "no marker has a time"
+    elif len(times) == 1:
+        problem = f"its markers have a time outside the years 1 to 9999 of UTC ({listed})"
+    else:
         problem = f"its markers have different times ({listed})"
-        if not times:
-            problem = "no marker has a time"
-        elif len(times) == 1:
-            problem = f"its markers have a time outside the years 1 to 9999 of UTC ({listed})"
-        raise MarkerConflictError(
-            f"{what}: {problem} since when it is valid: expected one, because valid_from is"
-            ' "marker".',
-            "Deliver it under a new name, with one time: append_markers(…, valid_from=…), or"
-            ' "valid_from" in the completion object.',
-            dataset=dataset,
-            version=version,
-        )
+    raise MarkerConflictError(
+        f"dataset {dataset!r}, version {version!r}: {problem} since when it is valid: expected one,"
+        ' because valid_from is "marker".',
+        "Deliver it under a new name, with one time: append_markers(…, valid_from=…), or"
+        ' "valid_from" in the completion object.',
+        dataset=dataset,
+        version=version,
+    )
+
+
+def _parse_named_time(dataset: str, version: str, valid_from: str, zone: tzinfo) -> datetime:
+    """Return the time in a version's name. Raises MarkerConflictError."""
     try:
         if valid_from == NAME:
             named = datetime.fromisoformat(version)
@@ -701,7 +712,8 @@ def parse_valid_from(
         else:
             expected = f"a name in the form {valid_from!r}"
         raise MarkerConflictError(
-            f"{what}: its name does not say since when it is valid: expected {expected}.",
+            f"dataset {dataset!r}, version {version!r}: its name does not say since when it is"
+            f" valid: expected {expected}.",
             "Deliver it under such a name, or change valid_from=….",
             dataset=dataset,
             version=version,

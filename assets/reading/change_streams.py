@@ -187,10 +187,14 @@ class ChangeStreams(NumberedOffsets):
         )
 
     def _columns(self, history: ServedHistory) -> NamedColumns:
-        """Return the columns of a dataset as they are now. Raises StreamNotFoundError."""
-        columns = history.manifest.named_columns
-        if history.manifest.version is not None:
-            columns = history.manifest.version.named_columns
+        """Return the columns of the version that is served; if none is, those that the dataset has
+        had. Raises StreamNotFoundError if it never had a version.
+        """
+        served = history.manifest.version
+        if served is None:
+            columns = history.manifest.named_columns
+        else:
+            columns = served.named_columns
         if columns is None:
             name = f"{self.name}.{history.log.name}"
             raise errors.StreamNotFoundError(

@@ -79,8 +79,8 @@ class Awaiting(_Answer):
     missing markers.
 
     `idle` means that nothing new has arrived. `since` is the time since when the version is
-    awaited, None until the advance records it. `files` says in words what is missing where versions
-    are files.
+    awaited, None until the advance finds that one is. `files` says in words what is missing where
+    versions are files.
     """
 
     version: str | None

@@ -136,7 +136,7 @@ class Frames(Records[Frame], Protocol[Frame]):
         self, operator: str, frame: Frame, lookup: TableLookup, *, sensitive: bool
     ) -> pa.Table:
         """Return the distinct keys of the records, in the columns `key_columns(…)`; keys with a
-        null are left out.
+        null are left out. If they are `sensitive`, errors show no value of them.
         """
 
     def add_answers(
@@ -478,12 +478,12 @@ class TableLookups(Generic[Frame]):
         frame = frames.materialize(operator, frame)
         sensitive = bool(self.planned.sensitive(operator, frames.names(frame)))
         asked = lookups.describe_lookup(lookup, frames.columns(frame))
-        record = self.planned.recorded_answers(operator, asked)
+        recorded = self.planned.recorded_answers(operator, asked)
         table = context.as_known(context.app.tables[lookup.table])
         reader = context.open_tables.reader(table, context.spark, frames.session)
         keys = frames.distinct_keys(operator, frame, lookup, sensitive=sensitive)
         answers, metrics = lookups.answer_keys(
-            keys, lookup, record, reader, frames.tasks_at(operator)
+            keys, lookup, recorded, reader, frames.tasks_at(operator)
         )
         self.counts.measure(lookup.table, metrics, metrics.counts())
         return frames.add_answers(operator, frame, lookup, answers)

@@ -115,7 +115,7 @@ def distinct_keys(
 
 
 def answer_keys(
-    keys: pa.Table, lookup: TableLookup, record: RecordedAnswers, reader: BulkReader, tasks: int
+    keys: pa.Table, lookup: TableLookup, recorded: RecordedAnswers, reader: BulkReader, tasks: int
 ) -> tuple[pa.Table, TableMetrics]:
     """Return the answers for these distinct keys, and the metrics of reading the table.
 
@@ -130,10 +130,10 @@ def answer_keys(
     metrics = TableMetrics()
     turn = 1
     while True:
-        recorded = record.read(turn)
-        if recorded is not None:
+        earlier = recorded.read(turn)
+        if earlier is not None:
             turn += 1
-            part = recorded.replace_schema_metadata(None).cast(schema)
+            part = earlier.replace_schema_metadata(None).cast(schema)
             known.append(part)
             answered.update(_as_keys(part, lookup))
             continue
@@ -147,7 +147,7 @@ def answer_keys(
         wanted = _as_keys(fresh, lookup)
         read = reader.read(wanted, lookup.args, tasks)
         metrics += read.metrics
-        kept = record.keep(turn, _build_answers(fresh, wanted, read.records, lookup))
+        kept = recorded.keep(turn, _build_answers(fresh, wanted, read.records, lookup))
         if kept is not None:
             turn += 1
             known.append(kept.replace_schema_metadata(None))

@@ -343,15 +343,12 @@ def _create_table(
     clustered = ""
     if layout.bucket_by:
         clustered = f" CLUSTERED BY ({', '.join(map(quote_name, layout.bucket_by))})"
-        if layout.key:  # as the writer has checked
+        if layout.key:  # the writer refuses rows in another order
             clustered += f" SORTED BY ({', '.join(map(quote_name, layout.key))})"
         clustered += f" INTO {layout.partitions} BUCKETS"
-    # The table's own location is never read: rows are in the partitions. Without any, the scan is
-    # empty but bucketed.
-    folder = "_adjunct"
-    if generations:
-        folder = generations[0].folder
-    root = quote_text(store.spark_uri(folder))
+    # The table's own location is never read, and need not exist: rows are in the partitions.
+    # Without any, the scan is empty but bucketed.
+    root = quote_text(store.spark_uri("_adjunct"))
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {name} ({layout.ddl}, `{GENERATION_COLUMN}` INT) USING parquet"
         f" PARTITIONED BY (`{GENERATION_COLUMN}`){clustered} LOCATION {root}"

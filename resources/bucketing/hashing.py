@@ -153,12 +153,14 @@ _HASHED_AS_INT = ("bool", "date32[day]", "int8", "int16", "int32")
 
 
 def _numbers(array: pa.Array) -> npt.NDArray[np.int32] | Int64:
-    """Return the numbers of 32 or 64 bits that Spark hashes for values of this type.
+    """Return the numbers of 32 or 64 bits that Spark hashes for values of this type. What stands
+    for a null is no hash: callers leave the row's hash as it is there.
 
     Raises SchemaMismatchError for types that can't be hashed.
     """
     kind = array.type
     if pt.is_decimal128(kind) and kind.precision <= 18:
+        # Up to 18 digits, the whole number is in the lower of its two words.
         words = np.frombuffer(array.buffers()[1], dtype="<i8").reshape(-1, 2)
         return words[array.offset : array.offset + len(array), 0]
     if pt.is_timestamp(kind):

@@ -194,8 +194,10 @@ class PostgresSegments:
 
         statements = PostgresStatements(self.schema, table)
         # The last attempt may begin at the horizon, and earlier ones may arrive late.
-        kept = 2 * self.horizon
-        return PostgresSegment(self._pools.here, statements, partition, self._errors(table), kept)
+        tokens_kept = 2 * self.horizon
+        return PostgresSegment(
+            self._pools.here, statements, partition, self._errors(table), tokens_kept
+        )
 
     def location(self, table: TableId, partition: int) -> str:
         place = format_address(self._settings(_label(table)))

@@ -404,7 +404,7 @@ class PostgresSegment:
     """Sends the requests to one partition.
 
     All segments of the backend share connections: those of an event loop, or those of all threads
-    without one.
+    without one. `tokens_kept` is for how many seconds the tokens of requests stay.
     """
 
     def __init__(
@@ -413,14 +413,15 @@ class PostgresSegment:
         statements: PostgresStatements,
         partition: int,
         errors: PostgresSegmentErrors,
-        kept: float,
+        tokens_kept: float,
     ) -> None:
         self._pool = pool
         self._statements = statements
         self._errors = errors
+        # The addresses of its entries are from `_prefix` up to `_end`.
         self._prefix = partition.to_bytes(4, "big")
         self._end = (partition + 1).to_bytes(4, "big")
-        self._prune = statements.prune.format(round(kept)).encode()
+        self._prune = statements.prune.format(round(tokens_kept)).encode()
         self.value_bytes: float | None = None  # average of the last page
 
     async def apply(

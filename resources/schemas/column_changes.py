@@ -349,7 +349,10 @@ class _Request:
 
 
 class _Walk:
-    """Compares stored and declared types at every depth, and collects what changes."""
+    """Compares stored and declared types at every depth, and collects what changes: the stored
+    `names` of all members (as `StoredNames.names`), the stored steps to the dropped ones
+    (`retired`), a line for each of the `changes`, and `problems`.
+    """
 
     def __init__(
         self, request: _Request, names: StoredNames, fixed: FixedColumns, ordered: bool
@@ -371,8 +374,8 @@ class _Walk:
         `stored_steps` by its stored names.
         """
         kept: dict[str, Member] = {}
-        taken = [self._before.of(stored_steps, member.name) for member in stored.members]
-        for member, stored_name in zip(stored.members, taken, strict=True):
+        stored_names = [self._before.of(stored_steps, member.name) for member in stored.members]
+        for member, stored_name in zip(stored.members, stored_names, strict=True):
             inner = (*steps, member.name)
             inner_stored = (*stored_steps, stored_name)
             if inner in self._request.drops:
@@ -389,7 +392,7 @@ class _Walk:
             kept[name] = Member(name, self._evolve_type(member.type, wanted, inner, inner_stored))
         if not kept:
             self.problems.append(f"{self._request.text(steps)} would have no members: drop it")
-        return self._add_members(kept, declared, steps, stored_steps, taken)
+        return self._add_members(kept, declared, steps, stored_steps, stored_names)
 
     def _add_members(
         self,
@@ -397,10 +400,10 @@ class _Walk:
         declared: Struct | None,
         steps: Steps,
         stored_steps: Steps,
-        taken: list[str],
+        stored_names: list[str],
     ) -> Struct:
         """Return the struct of the kept members and the added ones, in the order of the declaration
-        if that counts. `taken` are the stored names of all members that it had.
+        if that counts. `stored_names` are the stored names of all members that it had.
         """
         if declared is None:
             return Struct(tuple(kept.values()))
@@ -409,7 +412,7 @@ class _Walk:
             if member.name in kept:
                 continue
             members[member.name] = member
-            stored_name = self._before.choose(stored_steps, member.name, taken)
+            stored_name = self._before.choose(stored_steps, member.name, stored_names)
             self.names.append(((*stored_steps, member.name), stored_name))
             if steps:
                 place = f"{self._request.text(steps)}.{write_name(member.name)}"

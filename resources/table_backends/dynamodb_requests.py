@@ -848,8 +848,9 @@ class TableRequests:
     def _add_to_newer(
         self, key: KeyItem, late: EncodedChanges, of_source: Guard, guard: Guard, answer: _Answer
     ) -> Problem | None:
-        """Apply the late part of an update to the record in `answer`, if there is one and the
-        mark allows it.
+        """Apply the late part of an update to the record in `answer`, that of the write before
+        which failed or has stored the mark; if there is none, or the mark of the source does not
+        allow it (`of_source`), skip it. `guard` is that of the whole update.
         """
         for _ in range(_MAX_CONFLICTS):
             if not answer.present or not of_source.holds(answer.item):
@@ -857,7 +858,8 @@ class TableRequests:
             answer = self._send(update_item(self.codec, key, late, of_source, answer.item))
             if not answer.failed:
                 return None
-            # Either a sum is too large, or a map was created or removed meanwhile.
+            # A sum is too large, which `check_sums` raises; or a map was created or removed
+            # meanwhile, so it is tried again.
             if answer.present and of_source.holds(answer.item):
                 self.codec.check_sums(late, answer.item)
         return self._conflict(key)

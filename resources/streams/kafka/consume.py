@@ -149,8 +149,8 @@ class _WrongMember(ValueError):
 
 
 def _check_members(header: bytes) -> None:
-    """Raise _WrongMember for a member that is stated twice, or probably misspelt: its check
-    would be off.
+    """Raise _WrongMember for a member that is stated twice, or probably misspelt: what it states
+    would not be checked. Other unknown members are passed over.
     """
     known = list(MarkerHeader.model_fields)
     try:

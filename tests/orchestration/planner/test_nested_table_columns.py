@@ -141,7 +141,7 @@ def test_newest_by_is_a_column_not_a_value_inside_one() -> None:
     update = Update(set=(("address.city", "city"),))
     send = TableSend("t", UpdateContract.UPDATE_ONLY, update=update)
     with pytest.raises(PlanningError) as caught:
-        check_sink_columns("update-1", TableSink(table, send, SENT), SENT)
+        check_sink_columns("update-1", TableSink(table, send, SENT), SENT, None)
     assert "a value inside a column" in caught.value.problem
 
 
