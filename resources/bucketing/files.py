@@ -598,13 +598,12 @@ class Timeline:
         tombstones = _deletions(rows.slice(0, count))
         if self._options.forget is not None:
             kept = kept & ~self._forgettable(kept, same, tombstones, begins[:count])
-        # A row that follows a kept row of its key is not the key's first.
         if count:
+            # A row that follows a kept row of its key is not the key's first.
             first = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[:count]
-        else:
-            first = kept
-        if count:
             self._follows_kept = bool(same[-1] and kept[-1])
+        else:
+            first = kept  # both are empty
         self._current += int((kept & ~same & ~tombstones).sum())
         if self._anchor is not None or not in_history.all():
             return self._keep_anchors(rows, ends, same, first, in_history, kept)

@@ -535,6 +535,7 @@ def _xxhash_stripes(data: Bytes, starts: Int64, stripes: Int64, seeds: UInt64) -
     lanes = np.stack([seeds + (_P1 + _P2 & _ALL), seeds + _P2, seeds, seeds - _P1], axis=1)
     # `count` is the number of rows that have a stripe of this index: the first ones.
     counts = np.searchsorted(-stripes, -np.arange(stripes[0]))
+    # The number of stripes that are mixed for many rows at once; the others row by row.
     together = int(np.count_nonzero(counts >= _FEW_ROWS))
     for index, count in enumerate(counts[:together]):
         words = _read(data, starts[:count] + 32 * index, 32).view("<u8").reshape(-1, 4)

@@ -144,7 +144,7 @@ class _WrittenRows:
         self._range_of = options.range_of if options.over_time is None else VALID_FROM
         self._compared = options.differing
         if self._compared and not set(self._compared) <= set(layout.columns):
-            self._compared = None
+            self._compared = None  # where one is missing, nothing is counted as differing
         self._tombstones = 0
         self._positions: tuple[Any, Any] | None = None
         self._range: tuple[int, int] | None = None
@@ -265,7 +265,7 @@ class BucketFileWriter:
 
     def write(self, batch: pa.Table) -> None:
         """Write rows, in order. They have the layout's columns, and `__digest` if the file is to
-        have a digest.
+        have a digest. Raises what `_check` and `check_key_order` raise.
         """
         if not batch.num_rows:
             return
@@ -405,7 +405,9 @@ class BucketFileWriter:
         self._queue(batch)
 
     def _queue(self, batch: pa.Table) -> None:
-        """Count rows, and write them once they make a row group."""
+        """Count rows, without the tombstones to omit, and write them once they make a row group.
+        Raises ManifestMismatchError if their keys do not ascend.
+        """
         batch = self._without_deleted(batch)
         if not batch.num_rows:
             return
@@ -707,20 +709,20 @@ def write_arrow_buckets(
     within a bucket.
     """
     if layout.bucket_by:
-        numbers = assign_buckets(
+        bucket_of_row = assign_buckets(
             [table.column(name) for name in layout.bucket_by], layout.partitions
         )
     else:
-        numbers = np.zeros(table.num_rows, dtype=np.int32)
+        bucket_of_row = np.zeros(table.num_rows, dtype=np.int32)
 
     def write(bucket: int) -> BucketFile | None:
-        rows = table.take(np.nonzero(numbers == bucket)[0])
+        rows = table.take(np.nonzero(bucket_of_row == bucket)[0])
         parts = (
             rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP)
         )
         return write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts)
 
-    buckets, rows = np.unique(numbers, return_counts=True)
+    buckets, rows = np.unique(bucket_of_row, return_counts=True)
     # Each call copies the rows of its bucket: limit how much is copied at the same time.
     at_once = _COPIED_AT_ONCE * table.num_rows // (table.nbytes * int(rows.max(initial=0)) + 1)
     files = map_in_threads(write, buckets.tolist(), min(at_once, REQUESTS_AT_ONCE))
@@ -765,7 +767,7 @@ def write_buckets(
         by.insert(0, F.col(_BUCKET))
     if by:
         df = df.sortWithinPartitions(*by)
-    if DIGEST not in df.columns:  # else it also checks the buckets
+    if DIGEST not in df.columns:  # that of `_partition_by_bucket` also checks the buckets
         df = df.withColumn(DIGEST, digest)
     df = df.select(*map(quote_name, _input_columns(layout, options, df.columns)))
     with tasks.translate_spark_errors():
@@ -806,7 +808,7 @@ def _partition_by_bucket(
         _misplaced_row_column(options.what, layout)
     )
     if one_task:
-        # The tasks compute both before all rows go to one.
+        # Both are computed for each partition of the frame, before all rows go to one task.
         columns = {_BUCKET: bucket, DIGEST: checked if partitioned else digest}
         return df.withColumns(columns).coalesce(1)
     if not partitioned:
@@ -858,9 +860,9 @@ def _task(
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         # Transient errors are raised, so that Spark retries the task.
-        yield from tasks.encode_task_errors(written(batches))
+        yield from tasks.encode_task_errors(write_files(batches))
 
-    def written(batches: Iterator[Any]) -> Iterator[Any]:
+    def write_files(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
 
         context = TaskContext.get()

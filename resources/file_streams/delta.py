@@ -255,14 +255,14 @@ class _Look(NamedTuple):
         """
         if self.declared.start == "current":
             return self._all_files(self.table)
-        # Their names begin with the version, in 20 digits.
+        # The names of the log's files begin with the version, in 20 digits.
         names = self._log_names()
         versions = [int(name[:20]) for name in names if re.fullmatch(r"\d{20}\.json", name)]
         if 0 in versions:
             return self.since(-1)
         # The first commits are gone: begin with the oldest version that a checkpoint describes.
-        points = [int(name[:20]) for name in names if re.match(r"\d{20}\.checkpoint", name)]
-        oldest = min(points, default=self.table.version())
+        checkpoints = [int(name[:20]) for name in names if re.match(r"\d{20}\.checkpoint", name)]
+        oldest = min(checkpoints, default=self.table.version())
         return self._all_files(_open_readable(self.declared.source, oldest)) + self.since(oldest)
 
     def since(self, at: int) -> list[AdmittedFile]:

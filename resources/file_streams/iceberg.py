@@ -198,10 +198,11 @@ class _Look(NamedTuple):
             return _AddedFiles([], _NONE)
         ancestry = self._ancestry()
         ids = [snapshot.snapshot_id for snapshot in ancestry]
-        # The id of the newest snapshot that has expired, _NONE if none has.
-        expired = None
         if ancestry:
+            # The id of the newest snapshot that has expired, _NONE if none has.
             expired = ancestry[-1].parent_snapshot_id or _NONE
+        else:
+            expired = None  # the table has no current snapshot any more
         if at in ids:
             fresh = ancestry[: ids.index(at)]
         elif at == expired:

@@ -351,11 +351,11 @@ class FileLog:
                 pages.append(page)
                 continue
             files = _read_files(self.log.store, page)
-            kept = [file for file in files if file.path in there]
-            if 2 * len(kept) > len(files):
+            existing = [file for file in files if file.path in there]
+            if 2 * len(existing) > len(files):
                 pages.append(page)
-            elif kept:
-                pages.append(self._write(kept))
+            elif existing:
+                pages.append(self._write(existing))
         return self._with_pages(state, pages)
 
     def list_unreachable(self, state: FileLogState, now: datetime) -> list[ObjectInfo]:

@@ -749,7 +749,7 @@ def _cut(reader: _PieceReader, piece: FilePiece) -> list[FilePiece]:
     for number in reader.cuts(piece):
         if number >= piece.end:
             break
-        # Of a cut before the piece, this has no records, and no size.
+        # If the cut is not after the start of the rest, this part has no records, and no size.
         before = FilePiece(piece.file, rest.start, number)
         if _size(before) >= TASK_BYTES:
             parts.append(before)

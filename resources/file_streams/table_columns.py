@@ -193,12 +193,12 @@ def _is_as_wide(declared: str, stored: str) -> bool:
     for order in (_WHOLE, _FLOATS):
         if declared in order and stored in order:
             return order.index(declared) >= order.index(stored)
-    mine = decimal_digits(declared)
-    theirs = decimal_digits(stored)
-    if mine is None or theirs is None:
+    wider = decimal_digits(declared)
+    narrower = decimal_digits(stored)
+    if wider is None or narrower is None:  # one of them is no decimal
         return False
-    whole = mine.precision - mine.scale
-    return mine.scale >= theirs.scale and whole >= theirs.precision - theirs.scale
+    whole = wider.precision - wider.scale
+    return wider.scale >= narrower.scale and whole >= narrower.precision - narrower.scale
 
 
 def _type_of(column: TableColumn) -> Type:

@@ -88,7 +88,7 @@ class PartitionField:
             return f"{self.transform}({self.column})"
         return f"{self.transform}({self.number}, {self.column})"
 
-    def transform_of(self) -> Transform[Any, Any]:
+    def to_pyiceberg(self) -> Transform[Any, Any]:
         """Return PyIceberg's transform."""
         from pyiceberg import transforms
 
@@ -320,9 +320,11 @@ class _Commit:
         return replaced_sql(self.batch.replaces, exact=False)
 
     def _look_again(self, table: Table) -> None:
-        """Raise _FoundBatch if somebody has committed the batch, and raise if this run may not.
+        """Raise _FoundBatch if somebody has committed the batch, and the error of `before_commit`
+        if this run may not write any more.
 
-        Files of which rows are replaced may be others now, so that they are looked for again.
+        If the batch replaces rows, also raises CommitFailedException: other files may have these
+        rows now, so that the next attempt looks for them again.
         """
         from pyiceberg.exceptions import CommitFailedException
 
@@ -445,7 +447,7 @@ def _build_spec(table: IcebergTable, schema: IcebergSchema) -> PartitionSpec:
     fields = []
     for number, text in enumerate(table.partition_by):
         parsed = parse_partition_field(text)
-        transform = parsed.transform_of()
+        transform = parsed.to_pyiceberg()
         path = ".".join(split_path(parsed.column))
         try:
             column = schema.find_field(path)

@@ -240,7 +240,7 @@ class Inference:
             for name, inner in value.items():
                 self._follow_distinct((*steps, name), inner)
             return
-        if self.records == 1:  # what this record lacks is not in all of them
+        if self.records == 1:  # a later record's new path is not in all records
             self._distinct[steps] = set()
         values = self._distinct.get(steps)
         if values is None:
@@ -423,9 +423,9 @@ class Inference:
         if "" in seen.members or repeated_names(map(str.lower, seen.members)):
             names = f"names that are empty or differ only in case, in {objects:,} objects"
             return self._map_type(_merge_members(seen), names, path, doubts)
-        called = _Names(seen)
-        if called.are_keys:
-            return self._map_type(called.values, str(called), path, doubts)
+        object_names = _Names(seen)
+        if object_names.are_keys:
+            return self._map_type(object_names.values, str(object_names), path, doubts)
         members = []
         rare: list[Doubt] = []
         for name, member in seen.members.items():
@@ -433,9 +433,10 @@ class Inference:
             type_ = self._type_of(member, inner, doubts)
             rare += _rare(member, inner, objects, "objects", type_)
             members.append(Member(name, type_))
-        if called.might_be_keys:
-            value = self._type_of(called.values, f"{path}[*]", [])
-            rare = [Doubt(path, str(called), f"a struct; it might be a map<string,{value}>")]
+        if object_names.might_be_keys:  # one doubt instead of one for each rare name
+            value = self._type_of(object_names.values, f"{path}[*]", [])
+            declared = f"a struct; it might be a map<string,{value}>"
+            rare = [Doubt(path, str(object_names), declared)]
         doubts += rare
         return Struct(tuple(members))
 

@@ -294,9 +294,10 @@ def require_path(name: str, types: Mapping[str, str], what: str) -> Path:
     Raises SchemaMismatchError for a missing column or field, and for a path through anything but
     structs; `what` names whose columns these are.
     """
-    steps = split_path(name)
     if name in types:
-        steps = (name,)
+        steps: tuple[str, ...] = (name,)
+    else:
+        steps = split_path(name)
     if not steps or steps[0] not in types:
         column = steps[0] if steps else name
         container = container_of(column)

@@ -73,7 +73,6 @@ def fit_to_schema(
         kind = arrow_type(field.type)
         mismatch = find_type_mismatch(column.type, kind, field.name)
         if mismatch is not None:
-            step = "Cast the column before you send it."
             if pt.is_timestamp(column.type) and field.type == "timestamp":
                 step = time_zone_advice(field.name)
             elif pt.is_floating(column.type) and pt.is_integer(kind):
@@ -81,6 +80,8 @@ def fit_to_schema(
                     f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps missing"
                     " values."
                 )
+            else:
+                step = "Cast the column before you send it."
             raise SchemaMismatchError(f"{what}: {mismatch}.", step, column=field.name)
         columns.append(
             cast_column(column, field.name, field.type, what, place, sensitive=field.sensitive)

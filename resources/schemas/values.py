@@ -116,8 +116,8 @@ class UnreadableValue:
         }.get(self.rule, "Correct the value, or write null instead.")
 
     def problem(self, place: str = "", *, hidden: bool = False) -> str:
-        """Return a description of the problem; `place` is the location of the row, `hidden`
-        masks the value.
+        """Return a description of the problem; `place` is the location of the row. A `hidden` value
+        is described as `***`.
         """
         if hidden:
             value = "***"

@@ -48,8 +48,9 @@ def check_append(
         return None
     zoned = isinstance(valid_from, datetime) and valid_from.tzinfo is not None
     if version is None or not zoned or not fits_utc(valid_from):
-        what = "without end_of_dataset"
-        if version is not None:
+        if version is None:
+            what = "without end_of_dataset"
+        else:
             what = f"of version {version!r}"
         problem = (
             f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time"

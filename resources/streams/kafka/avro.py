@@ -301,8 +301,9 @@ class Avro:
             except Unfit:
                 raise
             except _UNREADABLE as error:
-                problem = "it ends too early"
-                if not isinstance(error, EOFError | IndexError):
+                if isinstance(error, EOFError | IndexError):
+                    problem = "it ends too early"
+                else:
                     problem = type(error).__name__
                 raise Unfit(f"not Avro of its schema: {problem}") from error
 

@@ -247,8 +247,10 @@ class _RangeConsumer:
             received_at = time.monotonic()
             while self._left:
                 # No more than can be left, since the call returns as soon as it has as many.
-                width = sum(wanted.end - self._positions[wanted.partition] for wanted in ranges)
-                got = self._consumer.consume(min(MAX_MESSAGES, width), _POLL_SECONDS)
+                offsets_left = sum(
+                    wanted.end - self._positions[wanted.partition] for wanted in ranges
+                )
+                got = self._consumer.consume(min(MAX_MESSAGES, offsets_left), _POLL_SECONDS)
                 ended = list[int]()
                 if any(message.error() for message in got):
                     got, ended = self._handle_errors(got)

@@ -423,14 +423,14 @@ def _record_times(batch: pa.RecordBatch, topic: TopicFacts) -> Iterable[int]:
         return repeat(0, batch.num_rows)
     stated = batch.column(TIMESTAMP)
     found = first_unreadable(batch, [TIMESTAMP])
-    # Truncating to microseconds loses nothing: Kafka stores milliseconds.
     rejected: object = None
     if found is not None:
         rejected = found.text
     else:
+        # Truncating to microseconds loses nothing: Kafka stores milliseconds.
         given = stated.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
         least = pc.min(given).as_py()
-        if least is not None and least < 1000:
+        if least is not None and least < 1000:  # 0 ms would mean the time of the append
             rejected = readable_value(pc.min(stated))
     if rejected is not None:
         problem = (
@@ -525,7 +525,7 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
     marks = _read_marks(append.target, append.producer)
     last = None
     after_last = 0
-    if 0 in marks:
+    if 0 in marks:  # where each append of the producer leaves its mark
         last, after_last = marks[0]
     digest = _Digest()
     if last is not None and append.sequence < last.sequence:
@@ -534,6 +534,7 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
         )
     if last is not None and append.sequence == last.sequence:
         for batch in batches:
+            # A deque of no length only runs through the records, so that each is counted.
             deque(digest.count_through(records_from_batch(batch, append)), maxlen=0)
         sequence = append.sequence
         name = str(append.target)
@@ -795,7 +796,7 @@ def _run_tasks(
             rows: list[dict[str, Any]] = []
             for span in sent.spans:
                 rows.append({**asdict(span), "duplicate": sent.duplicate})
-            if not rows:  # which says that the task ran
+            if not rows:  # a row without a partition says that the task ran
                 rows.append({"rows": 0, "duplicate": sent.duplicate})
             yield pa.RecordBatch.from_pylist(rows, schema=_SPANS.to_arrow())
 

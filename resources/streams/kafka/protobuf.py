@@ -343,8 +343,9 @@ class FieldWriter:
 
 
 def _scalar(field: Any, value: Any) -> Any:
-    """Return a simple value of a column for a field of this type; for an enum, its name may be the
-    text of a number. The inverse of the conversion by `_value_getter`.
+    """Return a simple value of a column for a field of this type: the number of an enum's name, or
+    of the text of a number that the enum does not declare. The inverse of the conversion by
+    `_value_getter`.
     """
     if field.enum_type is not None:
         known = field.enum_type.values_by_name
@@ -358,8 +359,10 @@ def _key_from_text(field: Any, text: str) -> Any:
     """Return the key of a map from its text; the inverse of `_key_text`."""
     if field.cpp_type == field.CPPTYPE_STRING:
         return text
-    key: Any = text == "true"
-    if field.cpp_type != field.CPPTYPE_BOOL:
+    key: Any
+    if field.cpp_type == field.CPPTYPE_BOOL:
+        key = text == "true"
+    else:
         key = int(text)
     if _key_text(key) != text:  # such as " 7": another key could become the same
         raise ValueError(text)

@@ -92,7 +92,7 @@ class _CreatedStream(StoredDocument):
     topic: str
     declaration: StreamDeclaration
 
-    def known(self) -> KafkaTopic:
+    def to_topic(self) -> KafkaTopic:
         """Return the topic's declaration, as the settings would have it."""
         schema = self.declaration.columns
         if not self.declaration.key:
@@ -129,7 +129,7 @@ class DeclaredTopics:
         created = self._created.get(stream) or self._find_created(self._namespace.read(), stream)
         if created is None:
             return KafkaTopic()
-        return created.known()
+        return created.to_topic()
 
     def topics(self) -> dict[str, str]:
         """Return the topic names of the streams that were declared or created, by stream."""
@@ -150,17 +150,17 @@ class DeclaredTopics:
         wanted = self._declared(stream, schema, key, partitions)
         topic = self._settings.topics.get(stream)
         if topic is not None:
-            there = StreamDeclaration(
+            earlier = StreamDeclaration(
                 columns=topic.schema(), key=topic.key_names, partitions=partitions
             )
         else:
             created = self._find_created(self._namespace.read(), stream)
             if created is not None:
-                there = created.declaration
+                earlier = created.declaration
             else:
-                there = wanted  # without an earlier one, nothing differs
-        check_same_declaration(self._qualified(stream), there, wanted)
-        return topic or self._build_created(stream, wanted).known()
+                earlier = wanted  # the stream is new, so that nothing differs
+        check_same_declaration(self._qualified(stream), earlier, wanted)
+        return topic or self._build_created(stream, wanted).to_topic()
 
     def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
         """Store the declaration of a created stream for other processes, unless the settings
@@ -168,17 +168,18 @@ class DeclaredTopics:
         """
         if stream in self._settings.topics:
             return
-        made = self._build_created(stream, self._declared(stream, schema, key, partitions))
+        created = self._build_created(stream, self._declared(stream, schema, key, partitions))
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            there = self._find_created(snapshot, stream)
-            if there is None:
-                return {stream: made.model_dump(mode="json")}, None
-            check_same_declaration(self._qualified(stream), there.declaration, made.declaration)
+            """Return what to store, if no other process has, and no result."""
+            stored = self._find_created(snapshot, stream)
+            if stored is None:
+                return {stream: created.model_dump(mode="json")}, None
+            check_same_declaration(self._qualified(stream), stored.declaration, created.declaration)
             return {}, None
 
         self._namespace.transact(decide, by="create")
-        self._created[stream] = made
+        self._created[stream] = created
 
     def _declared(
         self, stream: str, schema: Schema, key: Sequence[str], partitions: int
@@ -322,8 +323,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         compaction = None
         # With cleanup.policy=compact,delete a topic does not keep the newest record of every key.
         if policies == {"compact"}:
-            kept_ms = int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS))
-            compaction = LogCompaction(timedelta(milliseconds=kept_ms))
+            tombstones_kept_ms = int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS))
+            compaction = LogCompaction(timedelta(milliseconds=tombstones_kept_ms))
         declared = facts.declared
         return StreamInfo(
             stream,

@@ -189,7 +189,7 @@ def evolve_declaration(
     changes: ColumnChanges = NO_CHANGES,
 ) -> EvolvedDeclaration:
     """Return the stored declaration with the columns that `wanted` adds or widens, and those that
-    `changes` renames or drops.
+    `changes` renames or drops; the same object if they do not change it.
 
     The order of columns does not matter, since records are matched by name. Raises
     StreamExistsError for other changes.
@@ -197,12 +197,12 @@ def evolve_declaration(
     evolution = evolve(
         stored.columns, stored.names, wanted.columns, changes, _fixed_columns(stored)
     )
-    stored = _with_columns(stored, evolution, changes)
+    evolved = _with_columns(stored, evolution, changes)
     # Callers don't declare the columns' names in files, so these are no difference.
-    comparable = wanted.model_copy(update={"names": stored.names})
+    comparable = wanted.model_copy(update={"names": evolved.names})
     check_same_declaration(
         f"lake.{name}",
-        stored,
+        evolved,
         comparable,
         list(evolution.problems),
         "Declare the stream as it exists, or use another name. Columns of a lake stream can be"
@@ -210,7 +210,7 @@ def evolve_declaration(
         f" with configure, and partitions with adjunct stream repartition {name} --partitions N"
         " --reason ….",
     )
-    return EvolvedDeclaration(stored, evolution)
+    return EvolvedDeclaration(evolved, evolution)
 
 
 def _fixed_columns(stored: LakeStreamDeclaration) -> FixedColumns:
@@ -596,7 +596,7 @@ def list_deletable_objects(streams: LakeStreams, stream: str, last: Commit) -> d
     log = streams.log(stream)
     sizes = commit_log.list_log_objects(log)
     keys: Collection[str] = sizes
-    if commit_log.is_deletion_commit(last):
+    if commit_log.is_deletion_commit(last):  # after it, the stream may have been recreated
         keys = commit_log.exclude_newer_manifests(log, last, sizes)
     return {key: sizes[key] for key in keys if not key.startswith(f"{log.prefix}/readers/")}
 
