@@ -379,7 +379,7 @@ class SharedValue:
         )
         self._store = lake.store
         self._key = f"metadata/{'/'.join(checked)}.json"
-        self._seen: StoredObject | None = None
+        self._seen: StoredObject | None = None  # None: to be read first
 
     def forget(self) -> None:
         """Drop the cached value, so that the next `transact` reads it again.

@@ -358,12 +358,12 @@ class S3Tree:
 
     @contextlib.contextmanager
     def on_disk(self, file: ListedFile) -> Iterator[Path]:
-        with contextlib.ExitStack() as kept:
+        with contextlib.ExitStack() as stack:
             with errors.translate_file_errors(
                 tempfile.gettempdir(), f"a copy of {self.url}/{file.path}"
             ):
                 path = (
-                    Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="adjunct-")))
+                    Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="adjunct-")))
                     / "file"
                 )
 

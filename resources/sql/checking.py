@@ -646,9 +646,9 @@ class Operands(KnownTypes):
         unknown.
         """
         kind = self.kind(node)
-        word = None
-        if kind is not None:
-            word = _WORD.match(kind)
+        if kind is None:
+            return None
+        word = _WORD.match(kind)
         if word is None:
             return None
         return _GROUP_OF.get(word[0])
@@ -725,14 +725,16 @@ def _expects(*groups: str) -> Rule:
 
     def problem(operands: Operands, node: exp.Expr) -> str | None:
         operand = node.this
+        # The parser puts such a node around the arguments of some functions.
         is_added = type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe")
-        if is_added:  # by the parser
+        if is_added:
             operand = operand.this
         group = operands.group(operand)
         if group is None or group in groups:
             return None
-        expected = "a single value"
-        if groups != _SCALARS:
+        if groups == _SCALARS:
+            expected = "a single value"
+        else:
             expected = " or ".join(_GROUP_WORDS.get(name, name) for name in groups)
         return f"takes {operands.describe(operand)}: expected {expected}"
 

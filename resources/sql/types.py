@@ -982,10 +982,10 @@ class KnownTypes:
 
     def type(self, node: exp.Expr | None) -> str | None:
         """Return the type of a syntax node; None where it is uncertain."""
-        rule = None
-        if node is not None:
-            rule = TYPE_RULES.get(type(node).__name__)
-        if rule is None or node is None:
+        if node is None:
+            return None
+        rule = TYPE_RULES.get(type(node).__name__)
+        if rule is None:
             return None
         return rule(self, node)
 

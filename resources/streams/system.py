@@ -842,11 +842,12 @@ def check_places(stream: str, places: pa.Table, records: pa.Table) -> pa.Table:
     for place in places.to_pylist():
         partition = place[PARTITION]
         offset = place[OFFSET]
-        if (partition, offset) not in found:
+        is_missing = (partition, offset) not in found
+        if is_missing:
             problem = f"{stream}.{partition} has no record at offset {offset}."
-            break
-        if (partition, offset) in named:
+        else:
             problem = f"offset {offset} of {stream}.{partition} is named twice."
+        if is_missing or (partition, offset) in named:
             break
         named.add((partition, offset))
     step = "Name offsets of records, each once, as find_records returns them."
