@@ -30,9 +30,10 @@ def check_name(kind: str, name: str) -> str:
                 " beginning with a letter or digit."
             )
             safe = re.sub(r"[^A-Za-z0-9_-]+", "-", str(name)).strip("-_")[:100]
-            step = "Choose another name."
             if safe:
                 step = f"Choose another name, such as {safe!r}."
+            else:
+                step = "Choose another name."
         raise InvalidNameError(problem, step, name=str(name))
     return name
 

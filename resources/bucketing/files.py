@@ -616,9 +616,9 @@ class Timeline:
         """Return the kept rows with their ends, each after the anchor of its interval; `rows` may
         have one more row.
 
-        The others say of each row: when it ends; whether the next row is of the `same` key; whether
-        it is its key's `first`; whether it did not end before the history begins (`in_history`);
-        and whether it is `kept`.
+        The other arguments say of each row: when it ends; whether the next row is of the `same`
+        key; whether it is its key's `first`; whether it did not end before the history begins
+        (`in_history`); and whether it is `kept`.
         """
         # Whether the next row continues the interval of a row that ended before the history.
         continued = np.zeros(len(ends), np.bool_)

@@ -373,17 +373,17 @@ class BucketFileWriter:
         """
         count = batch.num_rows - 1
         differs = pa.array(key_changes(batch, self._layout.key))
-        kept = batch.slice(0, count).filter(differs)
-        self._superseded += count - kept.num_rows
+        last_of_keys = batch.slice(0, count).filter(differs)
+        self._superseded += count - last_of_keys.num_rows
         if self._scattered is not None:
             self._scattered.add(batch, differs.to_numpy(zero_copy_only=False))
-        if DIGEST in batch.column_names and kept.num_rows < count:
+        if DIGEST in batch.column_names and last_of_keys.num_rows < count:
             digests = batch.column(DIGEST)
             has_other_values = pc.not_equal(digests.slice(0, count), digests.slice(1))
             conflicting = pc.and_(pc.invert(differs), has_other_values)
             self._conflicting += _count_true(conflicting)
             self._name_conflicting(batch.slice(0, count), conflicting)
-        return kept
+        return last_of_keys
 
     def _name_conflicting(self, rows: pa.Table, conflicting: pa.Array) -> None:
         """Add the keys of the rows for which `conflicting` is true to those that the stats name."""
@@ -439,9 +439,9 @@ class BucketFileWriter:
             dropped = pc.and_(batch.column(TOMBSTONE), is_old)
         else:
             return batch
-        kept = batch.filter(pc.invert(dropped))
-        self._deleted += batch.num_rows - kept.num_rows
-        return kept
+        remaining = batch.filter(pc.invert(dropped))
+        self._deleted += batch.num_rows - remaining.num_rows
+        return remaining
 
     def _flush(self) -> None:
         """Write the waiting batches as row groups. A row group for each would be too small to be
@@ -519,10 +519,10 @@ class BucketFileWriter:
             found["scattered"] = self._scattered.count
             found["scattered_keys"] = self._scattered.named
         # Tombstones were omitted for one of two reasons.
-        left_out = "forgotten"
         if self._options.drop_tombstones:
-            left_out = "deleted"
-        found[left_out] = self._deleted
+            found["deleted"] = self._deleted
+        else:
+            found["forgotten"] = self._deleted
         found |= self._written.stats()
         stats = {name: value for name, value in found.items() if value}
         if self._options.last_per_key:
@@ -585,7 +585,7 @@ class _ScatteredKeys:
         count = batch.num_rows - 1
         moves = key_changes(batch, [self._scatters]) & ~differs
         varies = key_changes(batch, [DIGEST, TOMBSTONE]) & ~differs
-        # By key: whether any of its rows does. The first key may continue the last batch.
+        # By key: whether that holds for any of its rows. The first key may continue the last batch.
         key_of_row = np.concatenate([[0], np.cumsum(differs)])
         keys = int(key_of_row[-1]) + 1
         moved = np.bincount(key_of_row[:count], moves, keys) > 0

@@ -506,18 +506,19 @@ def _file_column(field: pa.Field, names: Sequence[MappedField] | None) -> TableC
     is None, else the one to which `names` map its name; -1 if it has none.
     """
     at = -1
-    inner: Sequence[MappedField] | None = None
+    part_names: Sequence[MappedField] | None = None
     if names is None:
         at = int((field.metadata or {}).get(_FIELD_ID, -1))
     else:
-        inner = ()
+        part_names = ()
         mapped = next((one for one in names if field.name in one.names), None)
         if mapped is not None:
-            inner = mapped.fields
+            part_names = mapped.fields
             if mapped.field_id is not None:
                 at = mapped.field_id
     kind, parts = arrow_parts(field.type)
-    return TableColumn(field.name, at, kind, tuple(_file_column(part, inner) for part in parts))
+    columns = tuple(_file_column(part, part_names) for part in parts)
+    return TableColumn(field.name, at, kind, columns)
 
 
 class IcebergStreams(TableStreams):

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-_declared: dict[str, dict[str, FileStreamDeclaration]] = {}
+_declared: dict[str, dict[str, FileStreamDeclaration]] = {}  # by system and stream
 _THREADS = 16
 _LOOK_SECONDS = 20.0
 
@@ -164,6 +164,7 @@ class FileStreams(NumberedOffsets):
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
         self._states: dict[str, FileLogState] | None = None
+        # By stream: why files wait, by path, as the last look has found.
         self._waiting: dict[str, dict[str, str]] = {}
 
     # -- what there is

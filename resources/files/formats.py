@@ -801,8 +801,9 @@ def _parse_line(line: bytes, number: int, columns: DeclaredColumns, where: str) 
             column = unknown[0]
             problem = f"field {column!r} is not declared"
         else:
-            found = "null"
-            if record is not None:
+            if record is None:
+                found = "null"
+            else:
                 found = JSON_KINDS[type(record)]
             problem = f"it is {found}, expected an object"
     declared = ", ".join(f"{field.name} {field.type}" for field in schema.fields)

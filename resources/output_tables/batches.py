@@ -337,11 +337,13 @@ def fit_table(
         try:
             arrays.append(values.cast(column.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            reason = str(error).rstrip(".")
-            cause: Exception | None = error
+            cause: Exception | None
             if column.name in sensitive:
                 reason = "a value that is not shown"
-                cause = None
+                cause = None  # its text has the value
+            else:
+                reason = str(error).rstrip(".")
+                cause = error
             problem = f"column {column.name!r} does not fit table {what}: {reason}."
             step = f"Cast it before it is sent; the table has {column.type}."
             raise errors.SchemaMismatchError(

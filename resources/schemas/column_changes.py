@@ -374,7 +374,7 @@ class _Walk:
         """Return the struct with the changed members; `steps` lead to it by its names, and
         `stored_steps` by its stored names.
         """
-        kept: dict[str, Member] = {}
+        kept: dict[str, Member] = {}  # by their names after the renames
         stored_names = [self._before.of(stored_steps, member.name) for member in stored.members]
         for member, stored_name in zip(stored.members, stored_names, strict=True):
             member_steps = (*steps, member.name)

@@ -155,6 +155,7 @@ class Inference:
         self._columns: dict[str, _Seen] = {}
         self.records = 0
         self._paths = 0
+        # By the steps to values that might be a key so far (`_follow_distinct`): the values.
         self._distinct: dict[tuple[str, ...], set[Any]] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -544,9 +545,10 @@ def _doubt_fractions(seen: _Seen, path: str, doubts: list[Doubt]) -> None:
     """Add a doubt if numbers with and without fractions were seen at a path."""
     if not seen.kinds["whole number"]:
         return
-    declared = "double"
     if max(seen.numbers.largest, -seen.numbers.smallest) > _EXACT_IN_DOUBLE:
         declared = "double, which does not hold all of these whole numbers"
+    else:
+        declared = "double"
     doubts.append(Doubt(path, _mixture(seen), declared))
 
 

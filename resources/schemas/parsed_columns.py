@@ -253,10 +253,10 @@ def _build_at_once(values: list[Any], type_name: str, convert: Converter | None)
     are_exact = types <= _ARROW_TYPES.get(type_name, frozenset())
     if are_exact and not isinstance(convert, Rewrite):
         with suppress(*CONVERSION_ERRORS):
-            made = pa.array(values, kind)
+            array = pa.array(values, kind)
             # Whether an infinity fits is left to the converter.
-            if type_name != "double" or not pc.any(pc.is_inf(made)).as_py():
-                return made
+            if type_name != "double" or not pc.any(pc.is_inf(array)).as_py():
+                return array
     return pa.array([None if value is None else convert(value) for value in values], kind)
 
 

@@ -360,9 +360,10 @@ def _no_struct_error(
     is of this type, which is no struct.
     """
     value = write_path(before)
-    step = f"Name {value!r} itself."
     if isinstance(type_, Array | Map):
         step = f"Make the value a column of its own: {WHERE_COLUMNS_ARE_MADE}."
+    else:
+        step = f"Name {value!r} itself."
     problem = (
         f"{what}: the path {name!r} does not exist: {value!r} is {type_}, and paths go through"
         " structs only."

@@ -196,7 +196,7 @@ class _View:
         self._names = names
         self._now = now
         self._keep_others = keep_others
-        self.found: list[tuple[Steps, str]] = []
+        self.found: list[tuple[Steps, str]] = []  # as `StoredNames.names`
         self.left_out: set[Steps] = set()
 
     def name_members(self, struct: Struct, now: Struct | None, parent: Steps) -> Struct:

@@ -138,6 +138,7 @@ _LEFT_TO_PARSER = re.compile(
     r"\b(?:date|timestamp)\s*['\"]|(?<![\w`.])(?:\d{10,}|\d+L)|\b(?:from|for)\b|\bnot\s+is\b",
     re.IGNORECASE | re.ASCII,
 )
+# By keyword, the nodes of which each needs it once.
 _WORDS: dict[str, tuple[str, ...]] = {
     "is": ("Is",),
     "not": ("Not",),
@@ -348,9 +349,10 @@ class _Compiler:
     def condition(self, node: exp.Expr) -> _Value:
         """Return a compiled node, which is boolean or null. Raises _NotCompiled."""
         value = self.value(node)
-        allowed = ["boolean", "void"]
         if type(node.parent).__name__ in ("If", "Case"):
             allowed = ["boolean"]
+        else:
+            allowed = ["boolean", "void"]
         if value.type not in allowed:
             raise _NotCompiled(f"a condition of type {value.type}")
         return _cast(value, "boolean")

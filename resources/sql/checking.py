@@ -591,11 +591,12 @@ def _find_wrong_count(operands: Operands, node: exp.Expr) -> Mistake | None:
     given = lambda_arguments(operands, node)
     if given is None:
         return None
-    fewest = len(given)
-    wanted = str(fewest)
     if function_of_lambda(node) in ("Transform", "ArrayFilter"):
         fewest = 1
         wanted = "1 or 2, the second is the index"
+    else:
+        fewest = len(given)
+        wanted = str(fewest)
     count = len(node.expressions)
     if fewest <= count <= len(given):
         return None

@@ -397,12 +397,12 @@ def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes
     """Return a function that reads messages by the schemas that they name, resolved to the declared
     one.
     """
-    known: dict[int, Callable[[bytes], dict[str, Any]]] = {}
+    readers: dict[int, Callable[[bytes], dict[str, Any]]] = {}  # by the id of the writer's schema
     reader = parse_avro_schema(declared)
 
     def read(data: bytes) -> dict[str, Any]:
         registered = schema_registry.read_schema_id(data, registry, "AVRO", "Avro")
-        if registered.id not in known:
+        if registered.id not in readers:
             try:
                 writer = parse_avro_schema(registered.text, registered.references)
             except ConfigurationError as error:
@@ -412,7 +412,7 @@ def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes
             expanded = parse_avro_schema(registered.text, registered.references, expand=True)
             _check_record_cases(expanded, parse_avro_schema(declared, expand=True))
             same = json.loads(registered.text) == json.loads(declared)  # nothing to resolve
-            known[registered.id] = _record_reader(writer, None if same else reader)
-        return known[registered.id](data[HEADER_BYTES:])
+            readers[registered.id] = _record_reader(writer, None if same else reader)
+        return readers[registered.id](data[HEADER_BYTES:])
 
     return read

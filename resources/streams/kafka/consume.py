@@ -196,8 +196,9 @@ def check_topic_identity(topic: TopicFacts, partition: int) -> None:
     """
     described = KafkaAdmin(topic.settings).describe(topic.topic)
     if described is None or described.id != topic.identity:
-        now = "missing"
-        if described is not None:
+        if described is None:
+            now = "missing"
+        else:
             now = described.id
         problem = (
             f"{topic.ssp(partition)}: topic {topic.topic!r} was deleted or recreated while it was"

@@ -111,8 +111,9 @@ def translate_produce_error(
         return _unavailable_error(
             target, f"Kafka did not accept the records ({error.name()}: {reason})"
         )
-    record = "the records"
-    if key is not None:
+    if key is None:
+        record = "the records"
+    else:
         record = f"the record with the key {_describe_key(key)}"
     step = f"Check the settings and the access rules of topic {target.topic!r}, then append again."
     problem = f"{target}: Kafka rejected {record} ({error.name()}: {reason})."
@@ -282,7 +283,8 @@ class Sender:
         """Queue records for the partitions of their keys (or for this one), waiting while the queue
         is full.
 
-        Raises the error of a record that was not delivered, which may be one of an earlier call.
+        Checks the run's fence before each record. Raises the error of a record that was not
+        delivered, which may be one of an earlier call.
         """
         from confluent_kafka import KafkaException
 
@@ -822,12 +824,12 @@ def _select_columns(frame: DataFrame, declared: KafkaTopic, order_by: Sequence[s
     """
     schema = declared.schema()
     dropped = {*RECORD_META, *order_by} - {TIMESTAMP, TOMBSTONE, EPOCH, *schema.names}
-    kept = []
+    columns = []
     for name in frame.columns:
         if name not in dropped:
-            kept.append(named_column(name))
+            columns.append(named_column(name))
     order = [named_column(name).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
-    return frame.select(*kept, *order)
+    return frame.select(*columns, *order)
 
 
 def result_from_spans(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendResult:

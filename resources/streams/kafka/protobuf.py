@@ -466,9 +466,9 @@ class Protobuf:
                     bare = _without_head(datum, self.registry, indexes)
                 else:
                     bare = datum
-                made = message.FromString(bare)
-                _check_wire_types(made)
-                return {name: get(made) for name, get in getters.items()}
+                parsed = message.FromString(bare)
+                _check_wire_types(parsed)
+                return {name: get(parsed) for name, get in getters.items()}
             except Unfit:
                 raise
             except (DecodeError, ValueError, OverflowError) as error:

@@ -328,8 +328,8 @@ class _SideReader:
         column = self.form.malformed
         if column != FAIL:
             is_bad = pa.array([row in bad for row in range(len(data))], pa.bool_())
-            kept = pc.if_else(is_bad, data, pa.scalar(None, pa.binary()))
-            columns[column] = pc.coalesce(columns.get(column, kept), kept)
+            bad_bytes = pc.if_else(is_bad, data, pa.scalar(None, pa.binary()))
+            columns[column] = pc.coalesce(columns.get(column, bad_bytes), bad_bytes)
         elif bad:
             raise self.unreadable_error(batch, data.to_pylist(), bad, stream)
 
@@ -364,9 +364,10 @@ def _describe_bytes(data: bytes) -> str:
         return "empty"
     # A character may be cut.
     text = data[: MAX_SHOWN * 4].decode("utf-8", "replace").rstrip("\ufffd")
-    shown = data[:MAX_SHOWN].hex()
     if text and text.isprintable() and "\ufffd" not in text:
         shown = text[: MAX_SHOWN * 2]
+    else:
+        shown = data[:MAX_SHOWN].hex()
     return f"{len(data)} bytes: {shorten_text(shown)}"
 
 

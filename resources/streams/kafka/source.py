@@ -150,12 +150,12 @@ def read_record_batches(
     for wanted, got in read_ranges(topic, ranges):
         headers = [message.headers() for message in got]
         is_record = [not is_marker(of_message) for of_message in headers]
-        kept = list(compress(got, is_record))
+        records = list(compress(got, is_record))
         headers = list(compress(headers, is_record))
-        if kept:
-            check_key_partitions(topic, wanted.partition, kept)
+        if records:
+            check_key_partitions(topic, wanted.partition, records)
             with_headers = declared.headers is not None
-            yield decode(_batch_from_messages(kept, headers, wanted.partition, with_headers))
+            yield decode(_batch_from_messages(records, headers, wanted.partition, with_headers))
 
 
 def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -631,7 +631,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return a view whose reads raise KeyOrderError for a record that is not in the
         partition of its key.
         """
-        # A snapshot stays one, but asks again: its topics do not say that keys are checked.
+        # The view of a snapshot is a snapshot, too, but without its answers: the topics among these
+        # do not say that keys are checked.
         return self._view(answers=None if self._answers is None else {}, keys_checked_for=dataset)
 
     def _view(
@@ -738,8 +739,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return the offsets of these partitions, in a snapshot of all; the oldest are requested
         first.
         """
-        wanted = partitions
-        if self._answers is not None:
+        if self._answers is None:
+            wanted = partitions
+        else:  # the answer is kept for all questions
             wanted = range(facts.partitions)
 
         def ask() -> OffsetBounds:
@@ -754,8 +756,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return the offset of each partition's first record at or after a time (ms since the
         epoch), in a snapshot for all partitions.
         """
-        wanted = partitions
-        if self._answers is not None:
+        if self._answers is None:
+            wanted = partitions
+        else:  # the answer is kept for all questions
             wanted = range(facts.partitions)
 
         def ask() -> dict[int, int]:
@@ -775,7 +778,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     def _ranges(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange]
     ) -> tuple[TopicFacts, list[TopicRange]]:
-        """Return the ranges of one stream, validated against the topic's current offsets."""
+        """Return the topic of these ranges of one stream, and the ranges, validated against the
+        topic's current offsets.
+        """
         facts = self._describe_topic_of(ranges)
         bounds = self._offsets(facts, [ssp.partition for ssp in ranges])
         wanted = []

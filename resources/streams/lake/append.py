@@ -534,8 +534,8 @@ def _stored_checksum(
     """Return the checksum of the stored records of an append, over the columns that the repeated
     records have too; a text that equals no checksum if the records are no longer known.
     """
-    kept = repeat.without_lost(retired).before
-    if not kept.columns.fields:  # no column of the first append is left to compare
+    compared = repeat.without_lost(retired).before
+    if not compared.columns.fields:  # no column of the first append is left to compare
         return _UNKNOWN_CHECKSUM
     if not sent.first:  # its offsets were forgotten when the stream was repartitioned
         return _UNKNOWN_CHECKSUM
@@ -545,9 +545,10 @@ def _stored_checksum(
             return _UNKNOWN_CHECKSUM
         spans[partition] = Span(start, end)
     segments = manifest.list_overlapping(state, files, spans)
-    parts = read_tables(files, kept.columns, kept.names, segments, spans, positions=False)
-    empty = with_meta_columns(kept.columns.to_arrow()).empty_table()
-    return arrow_checksum(pa.concat_tables([empty, *parts]), kept.columns)
+    columns = compared.columns
+    parts = read_tables(files, columns, compared.names, segments, spans, positions=False)
+    empty = with_meta_columns(columns.to_arrow()).empty_table()
+    return arrow_checksum(pa.concat_tables([empty, *parts]), columns)
 
 
 class _ChosenRecords(NamedTuple):

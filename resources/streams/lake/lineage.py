@@ -90,8 +90,8 @@ class Lineage:
         """Return the repartitioning of this identity if its records were replayed later, else
         None.
 
-        `reads` are the reader's coverages of the identities in `ids`. The latest identity of which
-        the reader has replayed repartitioned records decides.
+        `reads` are the reader's coverages of the identities in `ids`. If the reader has replayed
+        records after several repartitionings, the latest of these decides whether all were.
         """
         index = self.index_of(identity)
         if index is None:

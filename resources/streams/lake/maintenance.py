@@ -158,7 +158,7 @@ def merge_files(
     options = WriteOptions(prefix, range_of=TIMESTAMP)
     layout = declaration.layout_of((EPOCH, *find_position_columns(stored, run)))
     folder = manifest.data_folder(prefix, attempt)
-    parts: dict[int, list[_StoredFile]] = defaultdict(list)
+    parts: dict[int, list[_StoredFile]] = defaultdict(list)  # by partition
     markers: list[MarkerEntry] = []
     positioned = True
     for segment in run:

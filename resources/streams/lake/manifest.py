@@ -619,7 +619,7 @@ class StreamFiles:
 
     store: ObjectStore
     prefix: str
-    _cache: dict[str, tuple[IndexEntry, ...]] = field(default_factory=dict)
+    _cache: dict[str, tuple[IndexEntry, ...]] = field(default_factory=dict)  # by keys of pages
 
     def read(self, page: Page) -> tuple[IndexEntry, ...]:
         """Return the page's entries. Raises MalformedDocumentError or ManifestMismatchError."""
@@ -673,7 +673,7 @@ def walk_segments(
     """Return the segments for which `wanted` is true, oldest first. Reads only the pages for which
     it is true.
 
-    It must be true for a page if it is for one of its entries.
+    `wanted` must be true for a page if it is true for one of the page's entries.
     """
     return (entry for entry in _walk(state, files, wanted) if isinstance(entry, Segment))
 

@@ -98,7 +98,7 @@ def plan_rewrite(
     `partitions` is the old number of partitions. Raises ConfigurationError for markers that differ
     between partitions, or contain checksums of records.
     """
-    marked: list[list[MarkerEntry]] = [[] for _ in range(partitions)]
+    marked: list[list[MarkerEntry]] = [[] for _ in range(partitions)]  # by partition, in order
     # By place of a version's markers in their partitions, when the last of them was appended.
     appended: dict[int, int] = {}
     for segment in segments:
@@ -327,7 +327,7 @@ def _write_step(
     before = state.declaration.layout_of(hidden)
     layout = new.layout_of(hidden)
     writers: dict[int, BucketFileWriter] = {}
-    done: list[FileEntry] = []
+    written: list[FileEntry] = []
     try:
         for rows in _read_rows(stored, before, step):
             key_values = [rows.column(name) for name in layout.bucket_by]
@@ -339,9 +339,9 @@ def _write_step(
                     )
                 writers[bucket].write(rows.take(np.nonzero(buckets == bucket)[0]))
         for _, writer in sorted(writers.items()):
-            made = writer.finish()
-            if made is not None:
-                done.append(FileEntry.of(made))
+            finished = writer.finish()
+            if finished is not None:  # else its partition got no row
+                written.append(FileEntry.of(finished))
     finally:
         for writer in writers.values():
             writer.discard()
@@ -350,8 +350,8 @@ def _write_step(
         low, high = step.ranges[file.partition]
         expected += max(high - low, 0)
     what = f"repartitioning of segment {step.segment.id}"
-    check_row_count(prefix, what, sum(file.rows for file in done), expected)
-    return WrittenFiles(attempt, tuple(done))
+    check_row_count(prefix, what, sum(file.rows for file in written), expected)
+    return WrittenFiles(attempt, tuple(written))
 
 
 def _read_rows(stored: StreamFiles, layout: BucketLayout, step: RewriteStep) -> Iterator[pa.Table]:

@@ -152,12 +152,12 @@ def select_earlier_columns(data: Any, before: Schema, now: Schema, order_by: Seq
     If a value does not fit the earlier type, a Spark frame gets null for it; in an Arrow table the
     whole column stays as it is, and fails when it is written.
     """
-    kept = {*before.names, *OPTIONAL_META, *order_by}
+    names = {*before.names, *OPTIONAL_META, *order_by}
     if is_table(data):
-        table = data.select([name for name in data.column_names if name in kept])
+        table = data.select([name for name in data.column_names if name in names])
         return _narrow_table(table, before, now)
     types = types_from_spark(data.schema)
-    columns = [_narrow_column(name, types[name], before) for name in types if name in kept]
+    columns = [_narrow_column(name, types[name], before) for name in types if name in names]
     return data.select(*columns)
 
 

@@ -380,7 +380,7 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
         exist.
         """
         changes = ColumnChanges(renamed or {}, tuple(drop))
-        done: list[str] = []
+        described: list[str] = []  # what changes, as the last call of `decide` has found it
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             state = self._parse(self._require_commit(stream, commit))
@@ -397,14 +397,14 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
                 step = "Correct the change, and repeat it."
                 raise SchemaMismatchError(problem, step, stream=f"lake.{stream}")
             self._check_markers(stream, state, evolution)
-            done[:] = evolution.changes
+            described[:] = evolution.changes
             now = _with_columns(stored, evolution, changes)
             if now is stored or dry_run:
                 return None
             return state.with_declaration(now).body()
 
         self._transact(stream, decide, "change columns")
-        return tuple(done)
+        return tuple(described)
 
     def _check_markers(self, stream: str, state: StreamState, evolution: Evolution) -> None:
         """Raise SchemaMismatchError if markers have checksums of records that could no longer be
