@@ -46,7 +46,7 @@ class StreamName(NamedTuple):
 
 
 def split_stream_name(qualified: str) -> StreamName:
-    """Return the system and the stream that "system.stream" names, both checked."""
+    """Return the system and the stream that "system.stream" names. Raises InvalidNameError."""
     system, dot, stream = str(qualified).partition(".")
     if not dot:
         problem = f"stream {qualified!r} names no system: expected SYSTEM.STREAM."
@@ -65,8 +65,8 @@ def split_stream_name(qualified: str) -> StreamName:
 
 
 def unqualify_stream_name(system: str, name: str) -> str:
-    """Return the stream's name without its system, which may precede it ("SYSTEM.STREAM") and
-    must be `system`.
+    """Return the stream's name without its system, which may precede it ("SYSTEM.STREAM"). Raises
+    ConfigurationError unless that is `system`.
     """
     if "." not in name:
         return check_name("stream", name)

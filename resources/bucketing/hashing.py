@@ -82,7 +82,9 @@ def bucket_function(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain 
 
 
 def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.int32]:
-    """Return Spark's `hash(columns…)` of each row. Nulls do not contribute to it."""
+    """Return Spark's `hash(columns…)` of each row. Nulls do not contribute to it. Raises
+    SchemaMismatchError without columns, and for types that can't be hashed.
+    """
     if not columns:
         raise SchemaMismatchError(
             "a hash needs columns, and none are named.", "Name at least one key column."
@@ -266,7 +268,7 @@ _WIDTHS |= dict.fromkeys(("tinyint", "smallint", "int", "date", "boolean"), "int
 
 def _width(kind: str) -> Width:
     """Return how Spark hashes values of this type: as 32 or 64 bits, as bytes, or as the bytes
-    of a large integer.
+    of a large integer. Raises SchemaMismatchError for types that can't be hashed.
     """
     digits = decimal_digits(kind)
     if digits is not None:

@@ -295,8 +295,8 @@ class _Look(NamedTuple):
         return _Commit.parse(version, data)
 
     def _added(self, commit: _Commit) -> list[AdmittedFile]:
-        """Return the files that a commit has added, none for a compaction; where it deleted rows,
-        what is declared for that.
+        """Return the files that a commit has added, none for a compaction. If it deleted rows,
+        raises AdmittedFileError, or, with `on_delete="ignore"`, returns an entry that says so.
         """
         origin = str(commit.version)
         added = commit.changing("add")
@@ -320,7 +320,9 @@ class _Look(NamedTuple):
         return self._admitted(found)
 
     def _all_files(self, table: Any) -> list[AdmittedFile]:
-        """Return all files of a version, with the times when they were written."""
+        """Return all files of a version, with the times when they were written. Raises
+        AdmittedFileError if rows of them are deleted by deletion vectors.
+        """
         version = table.version()
         with translate_delta_errors(self.declared.source):
             if "deletionVectors" in (table.protocol().reader_features or ()):

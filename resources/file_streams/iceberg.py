@@ -287,8 +287,8 @@ class _Look(NamedTuple):
             )
 
     def _added(self, snapshot: Snapshot) -> list[AdmittedFile]:
-        """Return the files that a snapshot has added, none for a compaction; where it deleted rows,
-        what is declared for that.
+        """Return the files that a snapshot has added, none for a compaction. If it deleted rows,
+        raises AdmittedFileError, or, with `on_delete="ignore"`, returns an entry that says so.
         """
         from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
         from pyiceberg.table.snapshots import Operation

@@ -279,7 +279,8 @@ class FileStreams(NumberedOffsets):
         return admission.state
 
     def _admit_once(self, stream: str, all_files: bool = False) -> _Admission:
-        """Look at the source once, and admit what it finds in one commit.
+        """Look at the source once, and admit what it finds in one commit. Raises the errors of the
+        declared rules.
 
         The first look always commits, so that the stream has a state and a stored declaration, by
         which commands show what is wrong with its files; a later one only if the files, the cursor

@@ -118,7 +118,8 @@ def _locate(
     name: str, kind: Type, columns: Sequence[TableColumn], known: Located | None, place: _Place
 ) -> Located:
     """Return where files have the column of this name and type. `columns` are those that the table
-    has now; `known` says where it was located before, None at the first time.
+    has now; `known` says where it was located before, None at the first time. Raises
+    SchemaMismatchError if the table does not have it, or has another one under its name.
     """
     named = next((column for column in columns if column.name == name), None)
     if known is None:

@@ -131,7 +131,7 @@ class QuoteReader(ArrowReadableFile):
 
     def quote_error(self, where: str) -> SchemaMismatchError | None:
         """Return the error for the first misplaced quote so far, or for a value without its
-        closing quote.
+        closing quote; None if all quotes are right.
         """
         if self._misplaced is not None:
             found = self._misplaced

@@ -186,7 +186,7 @@ class TableOutput(ABC):
     def find_batch(
         self, producer: str, number: int, clock: datetime, lake: int
     ) -> CommittedBatch | None:
-        """Return the batch of this number if the table has it.
+        """Return the batch of this number if the table has it, else None.
 
         Raises ProducerConflictError if the table has a later one, another one of this number, or
         one of another lake.

@@ -116,7 +116,7 @@ class DeltaOutput(TableOutput):
         return _find_in(table, producer, 0)
 
     def _open(self) -> DeltaTable | None:
-        """Return the table as it is now; None if there is none."""
+        """Return the table as it is now; None if there is none. Raises TableUnavailableError."""
         delta: Any = import_package("Delta", "deltalake", "delta")
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -214,8 +214,8 @@ class DeltaOutput(TableOutput):
         return replace(found, duplicate=False)
 
     def _find_same(self, table: DeltaTable | None, batch: OutputBatch) -> CommittedBatch | None:
-        """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`, and
-        ConfigurationError as `check_same_replay`.
+        """Return the batch if the table has it, else None. Raises ProducerConflictError as
+        `same_batch`, and ConfigurationError as `check_same_replay`.
         """
         if table is None:
             return None

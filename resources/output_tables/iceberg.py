@@ -237,7 +237,7 @@ class IcebergOutput(TableOutput):
         self, catalog: Catalog, batch: OutputBatch, commit: str, error: Exception
     ) -> CommittedBatch | None:
         """Return the batch if this attempt has committed it, although it ended with an `error`: its
-        reply may have been lost.
+        reply may have been lost. None if it has not.
 
         If the table can't be read either, the batch is run again, and looks first. Raises
         TableError for a table that has become another one meanwhile.
@@ -378,8 +378,8 @@ def _find_in(table: Table, producer: str) -> CommittedBatch | None:
 
 
 def _find_same(table: Table, batch: OutputBatch, name: str) -> CommittedBatch | None:
-    """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`, and
-    ConfigurationError as `check_same_replay`.
+    """Return the batch if the table has it, else None. Raises ProducerConflictError as
+    `same_batch`, and ConfigurationError as `check_same_replay`.
     """
     found = _find_in(table, batch.producer)
     same = same_batch(name, found, batch.producer, batch.number, batch.clock, batch.lake)
@@ -389,7 +389,7 @@ def _find_same(table: Table, batch: OutputBatch, name: str) -> CommittedBatch | 
 
 
 def _find_commit(table: Table, batch: OutputBatch, commit: str) -> CommittedBatch | None:
-    """Return the batch if this very attempt has committed it."""
+    """Return the batch if this very attempt has committed it, else None."""
     found = _find_in(table, batch.producer)
     return found if found is not None and found.commit == commit else None
 

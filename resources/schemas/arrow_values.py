@@ -183,7 +183,7 @@ def _offsets(lengths: pa.Array) -> pa.Array:
 
 def _sort_entries(counts: Any, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return keys and values sorted by key within each map; `counts` are the maps' numbers of
-    entries.
+    entries. Raises ArrowInvalid if a key occurs twice in a map.
     """
     maps = np.repeat(np.arange(len(counts)), counts)
     if not _are_sorted(maps, keys):

@@ -505,7 +505,9 @@ def read_text(text: str) -> Any:
 
 
 def _observe_decimal(seen: _Seen, value: Decimal) -> None:
-    """Add the digits of a Decimal to what was seen at its path."""
+    """Add the digits of a Decimal to what was seen at its path. Raises SchemaMismatchError for NaN
+    and infinities.
+    """
     _, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         raise SchemaMismatchError(f"{value} is no number.", "Use null for it.", argument="records")

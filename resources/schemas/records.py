@@ -269,7 +269,7 @@ def _table_from_rows(
     rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None, required: Collection[str]
 ) -> pa.Table:
     """Return rows as a table with all columns that a row or the schema has; null where a row
-    lacks one.
+    lacks one. Raises as `to_arrow_table`.
     """
     are_rows = isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows)
     if not are_rows or isinstance(rows, str | bytes):
@@ -294,7 +294,9 @@ def _table_from_rows(
 
 
 def _nested_column(values: Sequence[Any], field: Field, what: str) -> pa.Array:
-    """Return Python values as a column of the declared nested type."""
+    """Return Python values as a column of the declared nested type. Raises SchemaMismatchError for
+    the first one that does not fit.
+    """
     kind = arrow_type(field.type)
     try:
         return to_exact_array(values, kind)

@@ -399,7 +399,7 @@ def check_select(
     with that of this table (`v.city`) are checked.
     """
     select = parse_select(text, table)
-    if select is None or _names_hidden(select.expressions):  # needs_spark_analysis says so
+    if select is None or _names_hidden(select.expressions):  # Spark has to analyze it
         return
     if select.mistake:
         raise PlanningError(

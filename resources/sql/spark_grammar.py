@@ -382,7 +382,7 @@ def _alias(source: exp.Expr, table: str) -> str | None:
     return source.alias_or_name.lower()
 
 
-def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts | None:
+def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts:
     """Return the parts of a SELECT from one table, which `alias` names. Changes the tree."""
     _remove_qualifier(tree, alias)
     where = tree.args.get("where")

@@ -36,7 +36,7 @@ def check_append(
     producer: str, sequence: int, version: str | None, valid_from: datetime | None
 ) -> int | None:
     """Validate the arguments of an append; return `valid_from` in microseconds since the epoch, as
-    markers store it.
+    markers store it, None if it is None.
 
     Raises ConfigurationError for a producer, a sequence or a version that can't be stored, and for
     `valid_from` without time zone or version, or outside the years 1 to 9999 of UTC.

@@ -412,8 +412,9 @@ class StreamSystem(ABC):
 
     Reads are of exact, bounded ranges, so that a batch can be read again as it was. All methods
     raise StreamNotFoundError for a missing stream. What is optional is declared in `capabilities`;
-    a system whose streams can be written is a `StreamWriter`, one whose offsets are growing numbers
-    extends `NumberedOffsets`, and one that is read by this process only `DriverReads`.
+    by default, the methods for it raise ConfigurationError. A system whose streams can be written
+    is a `StreamWriter`, one whose offsets are growing numbers extends `NumberedOffsets`, and one
+    that is read by this process only `DriverReads`.
 
     `name` is the name that it is registered with. `default_offset` is where a partition without a
     checkpoint begins, if neither the input nor the stream says so; None is "upcoming".

@@ -148,7 +148,9 @@ class AvroValues:
         return [next(made) if valid else None for valid in values.is_valid().to_pylist()]
 
     def _convert_simple(self, values: pa.Array, declared: Any) -> list[Any]:
-        """Return values that are no struct, array or map, as fastavro writes them."""
+        """Return values that are no struct, array or map, as fastavro writes them. Raises
+        SchemaMismatchError.
+        """
         name, logical = type_name(declared)
         if logical == "timestamp-millis":  # fastavro would truncate
             try:

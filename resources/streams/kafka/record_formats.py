@@ -488,7 +488,9 @@ def _check_columns(given: Schema, written: Schema, stream: str) -> None:
 
 
 def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
-    """Return the headers in JSON texts; the inverse of `_headers_json`."""
+    """Return the headers in JSON texts; the inverse of `_headers_json`. Raises
+    SchemaMismatchError.
+    """
     kind = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
     made: list[Any] = []
     try:

@@ -825,7 +825,7 @@ class LakeAppends(StreamStates):
     def _transact(
         self, stream: str, decide: Callable[[Commit | None], dict[str, Any] | None], by: str
     ) -> Commit | None:
-        """Commit what `decide` returns, as `CommitLog.transact` does; return the commit.
+        """Commit what `decide` returns, and return the commit, as `CommitLog.transact` does.
 
         In a snapshot, `decide` is first called with the commit that the snapshot has read, or with
         the current one if others append to the stream at the same time.

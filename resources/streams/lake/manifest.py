@@ -541,7 +541,7 @@ class StreamState(StoredDocument):
 
     @property
     def rewritten(self) -> RepartitionRecord | None:
-        """The last repartitioning."""
+        """The last repartitioning, None if there was none."""
         return self.rewritings[-1] if self.rewritings else None
 
     def with_index(self, **changes: Any) -> StreamState:

@@ -164,7 +164,7 @@ def _check_timestamp(schema: Schema, timestamp: str, what: str) -> None:
 
 def _follow_keys(stored: LakeStreamDeclaration, now: Schema, changes: ColumnChanges) -> Keys | None:
     """Return the keys of `find_by` after the columns have changed, without those of which a column
-    was dropped, or got a type by which records can't be found.
+    was dropped, or got a type by which records can't be found; None if there are no keys.
     """
     keys = []
     for key in stored.find_by or ():
@@ -552,7 +552,9 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
 
 @validated
 def open_system(lake: Lake, name: str) -> StreamSystem:
-    """Return the stream system registered as `name`; `lake` stores what the system itself can't."""
+    """Return the stream system registered as `name`; `lake` stores what the system itself can't.
+    Raises ConfigurationError if there is none, or its name or `default_offset` is wrong.
+    """
     if name == LAKE:
         return LakeStreams(lake)
     systems = system.registered_systems()
