@@ -147,9 +147,10 @@ def too_many_error(call: RejectedCall) -> ConfigurationError:
         f"{call.label} takes {len(by_position)} arguments by position"
         f" ({', '.join(by_position) or 'none'}), and {given} are given."
     )
-    step = "Leave the others out."
     if by_name:
         step = f"Name the others: {_keywords(by_name)}."
+    else:
+        step = "Leave the others out."
     return located_error(problem, step)
 
 

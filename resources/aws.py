@@ -126,12 +126,12 @@ def new_session(
     file, a process, a role, or `load`, if it is given.
     """
     session = _plain_session(profile)
-    first = session.get_component("credential_provider")
-    plain = [first]  # its parsed configuration is used once: files may have changed later
+    # The session's own chain is used once: later, files may have changed since it has read them.
+    unused = [session.get_component("credential_provider")]
 
     def find() -> Credentials | None:
-        if plain:
-            chain = plain.pop()
+        if unused:
+            chain = unused.pop()
         else:
             chain = _plain_session(profile).get_component("credential_provider")
         found: Credentials | None = chain.load_credentials()

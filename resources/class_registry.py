@@ -60,7 +60,9 @@ class ClassRegistry(Generic[T]):
         )
 
     def from_description(self, description: Mapping[str, Any]) -> T:
-        """Return a new object with the class and settings that `describe` has returned."""
+        """Return a new object with the class and settings that `describe` has returned. Raises
+        ConfigurationError if no class has the name, or the class rejects the settings.
+        """
         settings = dict(description)
         name = settings.pop("backend", None)
         make = self._find(str(name))

@@ -573,13 +573,15 @@ def describe_file_error(error: OSError, place: str | Path) -> FileProblem:
         reason = f"{reason}: no inode is free, though there may be room"
     if error.errno in _FILE_STEPS:
         return FileProblem(reason, _FILE_STEPS[error.errno])
-    step = (
-        "Check whether the disk is full or failing, then run it again. What was committed is kept."
-    )
     if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
         step = (
             "Give this user read and write access, or choose another path (for temporary files:"
             " TMPDIR)."
+        )
+    else:
+        step = (
+            "Check whether the disk is full or failing, then run it again. What was committed is"
+            " kept."
         )
     return FileProblem(reason, step)
 

@@ -74,7 +74,7 @@ def rewrite_pages(
     `read` returns the entries of a page, `write` stores (key, value) pairs as a new page. A
     document without pages counts as one page without entries.
     """
-    by_page: dict[int, dict[str, Any]] = {}
+    by_page: dict[int, dict[str, Any]] = {}  # by the number of the page, the changes in it
     for key, value in changes.items():
         by_page.setdefault(document.page_of(key), {})[key] = value
     touched: dict[int, Entries] = {}
@@ -197,7 +197,7 @@ class MetadataStore:
         pages.
         """
         before = self.lake.now() - _GRACE
-        old: dict[str, list[str]] = {}
+        old: dict[str, list[str]] = {}  # by the prefix of a namespace, keys of its objects
         for item in self.lake.store.list(_ROOT):
             prefix, kind, _ = item.key.rsplit("/", 2)
             if kind in ("pages", "manifests") and item.modified < before:
@@ -379,7 +379,7 @@ class SharedValue:
         )
         self._store = lake.store
         self._key = f"metadata/{'/'.join(checked)}.json"
-        self._seen: StoredObject | None = None
+        self._seen: StoredObject | None = None  # None: to be read first
 
     def forget(self) -> None:
         """Drop the cached value, so that the next `transact` reads it again.

@@ -30,9 +30,10 @@ def check_name(kind: str, name: str) -> str:
                 " beginning with a letter or digit."
             )
             safe = re.sub(r"[^A-Za-z0-9_-]+", "-", str(name)).strip("-_")[:100]
-            step = "Choose another name."
             if safe:
                 step = f"Choose another name, such as {safe!r}."
+            else:
+                step = "Choose another name."
         raise InvalidNameError(problem, step, name=str(name))
     return name
 
@@ -45,7 +46,7 @@ class StreamName(NamedTuple):
 
 
 def split_stream_name(qualified: str) -> StreamName:
-    """Return the system and the stream that "system.stream" names, both checked."""
+    """Return the system and the stream that "system.stream" names. Raises InvalidNameError."""
     system, dot, stream = str(qualified).partition(".")
     if not dot:
         problem = f"stream {qualified!r} names no system: expected SYSTEM.STREAM."
@@ -64,8 +65,8 @@ def split_stream_name(qualified: str) -> StreamName:
 
 
 def unqualify_stream_name(system: str, name: str) -> str:
-    """Return the stream's name without its system, which may precede it ("SYSTEM.STREAM") and
-    must be `system`.
+    """Return the stream's name without its system, which may precede it ("SYSTEM.STREAM"). Raises
+    ConfigurationError unless that is `system`.
     """
     if "." not in name:
         return check_name("stream", name)

@@ -187,7 +187,7 @@ def failing_line(error: BaseException) -> CodeLine | None:
 
 def failing_line_in_text(text: str) -> CodeLine | None:
     """Return the innermost line of user code in the text of a traceback, as Spark's workers send
-    it.
+    it; None if there is none.
     """
     return _innermost((match["file"], int(match["line"])) for match in _LINE.finditer(text))
 

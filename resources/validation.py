@@ -250,7 +250,7 @@ def _translate_model_errors(cls: type[BaseModel]) -> Callable[..., None]:
     def __init__(self: BaseModel, *args: Any, **kwargs: Any) -> None:
         if args and takes_names_only:
             raise too_many_error(RejectedCall(cls.__name__, [], known, args, kwargs))
-        # Dagster's resources would ignore it
+        # Dagster's resources would ignore arguments that they do not know.
         unknown = []
         for name in kwargs:
             if name not in known and not name.startswith("_"):

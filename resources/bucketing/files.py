@@ -598,13 +598,12 @@ class Timeline:
         tombstones = _deletions(rows.slice(0, count))
         if self._options.forget is not None:
             kept = kept & ~self._forgettable(kept, same, tombstones, begins[:count])
-        # A row that follows a kept row of its key is not the key's first.
         if count:
+            # A row that follows a kept row of its key is not the key's first.
             first = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[:count]
-        else:
-            first = kept
-        if count:
             self._follows_kept = bool(same[-1] and kept[-1])
+        else:
+            first = kept  # both are empty
         self._current += int((kept & ~same & ~tombstones).sum())
         if self._anchor is not None or not in_history.all():
             return self._keep_anchors(rows, ends, same, first, in_history, kept)
@@ -617,9 +616,9 @@ class Timeline:
         """Return the kept rows with their ends, each after the anchor of its interval; `rows` may
         have one more row.
 
-        The others say of each row: when it ends; whether the next row is of the `same` key; whether
-        it is its key's `first`; whether it did not end before the history begins (`in_history`);
-        and whether it is `kept`.
+        The other arguments say of each row: when it ends; whether the next row is of the `same`
+        key; whether it is its key's `first`; whether it did not end before the history begins
+        (`in_history`); and whether it is `kept`.
         """
         # Whether the next row continues the interval of a row that ended before the history.
         continued = np.zeros(len(ends), np.bool_)

@@ -82,7 +82,9 @@ def bucket_function(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain 
 
 
 def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.int32]:
-    """Return Spark's `hash(columns…)` of each row. Nulls do not contribute to it."""
+    """Return Spark's `hash(columns…)` of each row. Nulls do not contribute to it. Raises
+    SchemaMismatchError without columns, and for types that can't be hashed.
+    """
     if not columns:
         raise SchemaMismatchError(
             "a hash needs columns, and none are named.", "Name at least one key column."
@@ -266,7 +268,7 @@ _WIDTHS |= dict.fromkeys(("tinyint", "smallint", "int", "date", "boolean"), "int
 
 def _width(kind: str) -> Width:
     """Return how Spark hashes values of this type: as 32 or 64 bits, as bytes, or as the bytes
-    of a large integer.
+    of a large integer. Raises SchemaMismatchError for types that can't be hashed.
     """
     digits = decimal_digits(kind)
     if digits is not None:
@@ -535,6 +537,7 @@ def _xxhash_stripes(data: Bytes, starts: Int64, stripes: Int64, seeds: UInt64) -
     lanes = np.stack([seeds + (_P1 + _P2 & _ALL), seeds + _P2, seeds, seeds - _P1], axis=1)
     # `count` is the number of rows that have a stripe of this index: the first ones.
     counts = np.searchsorted(-stripes, -np.arange(stripes[0]))
+    # The number of stripes that are mixed for many rows at once; the others row by row.
     together = int(np.count_nonzero(counts >= _FEW_ROWS))
     for index, count in enumerate(counts[:together]):
         words = _read(data, starts[:count] + 32 * index, 32).view("<u8").reshape(-1, 4)

@@ -144,7 +144,7 @@ class _WrittenRows:
         self._range_of = options.range_of if options.over_time is None else VALID_FROM
         self._compared = options.differing
         if self._compared and not set(self._compared) <= set(layout.columns):
-            self._compared = None
+            self._compared = None  # where one is missing, nothing is counted as differing
         self._tombstones = 0
         self._positions: tuple[Any, Any] | None = None
         self._range: tuple[int, int] | None = None
@@ -265,7 +265,7 @@ class BucketFileWriter:
 
     def write(self, batch: pa.Table) -> None:
         """Write rows, in order. They have the layout's columns, and `__digest` if the file is to
-        have a digest.
+        have a digest. Raises what `_check` and `check_key_order` raise.
         """
         if not batch.num_rows:
             return
@@ -373,17 +373,17 @@ class BucketFileWriter:
         """
         count = batch.num_rows - 1
         differs = pa.array(key_changes(batch, self._layout.key))
-        kept = batch.slice(0, count).filter(differs)
-        self._superseded += count - kept.num_rows
+        last_of_keys = batch.slice(0, count).filter(differs)
+        self._superseded += count - last_of_keys.num_rows
         if self._scattered is not None:
             self._scattered.add(batch, differs.to_numpy(zero_copy_only=False))
-        if DIGEST in batch.column_names and kept.num_rows < count:
+        if DIGEST in batch.column_names and last_of_keys.num_rows < count:
             digests = batch.column(DIGEST)
             has_other_values = pc.not_equal(digests.slice(0, count), digests.slice(1))
             conflicting = pc.and_(pc.invert(differs), has_other_values)
             self._conflicting += _count_true(conflicting)
             self._name_conflicting(batch.slice(0, count), conflicting)
-        return kept
+        return last_of_keys
 
     def _name_conflicting(self, rows: pa.Table, conflicting: pa.Array) -> None:
         """Add the keys of the rows for which `conflicting` is true to those that the stats name."""
@@ -405,7 +405,9 @@ class BucketFileWriter:
         self._queue(batch)
 
     def _queue(self, batch: pa.Table) -> None:
-        """Count rows, and write them once they make a row group."""
+        """Count rows, without the tombstones to omit, and write them once they make a row group.
+        Raises ManifestMismatchError if their keys do not ascend.
+        """
         batch = self._without_deleted(batch)
         if not batch.num_rows:
             return
@@ -437,9 +439,9 @@ class BucketFileWriter:
             dropped = pc.and_(batch.column(TOMBSTONE), is_old)
         else:
             return batch
-        kept = batch.filter(pc.invert(dropped))
-        self._deleted += batch.num_rows - kept.num_rows
-        return kept
+        remaining = batch.filter(pc.invert(dropped))
+        self._deleted += batch.num_rows - remaining.num_rows
+        return remaining
 
     def _flush(self) -> None:
         """Write the waiting batches as row groups. A row group for each would be too small to be
@@ -517,10 +519,10 @@ class BucketFileWriter:
             found["scattered"] = self._scattered.count
             found["scattered_keys"] = self._scattered.named
         # Tombstones were omitted for one of two reasons.
-        left_out = "forgotten"
         if self._options.drop_tombstones:
-            left_out = "deleted"
-        found[left_out] = self._deleted
+            found["deleted"] = self._deleted
+        else:
+            found["forgotten"] = self._deleted
         found |= self._written.stats()
         stats = {name: value for name, value in found.items() if value}
         if self._options.last_per_key:
@@ -583,7 +585,7 @@ class _ScatteredKeys:
         count = batch.num_rows - 1
         moves = key_changes(batch, [self._scatters]) & ~differs
         varies = key_changes(batch, [DIGEST, TOMBSTONE]) & ~differs
-        # By key: whether any of its rows does. The first key may continue the last batch.
+        # By key: whether that holds for any of its rows. The first key may continue the last batch.
         key_of_row = np.concatenate([[0], np.cumsum(differs)])
         keys = int(key_of_row[-1]) + 1
         moved = np.bincount(key_of_row[:count], moves, keys) > 0
@@ -707,20 +709,20 @@ def write_arrow_buckets(
     within a bucket.
     """
     if layout.bucket_by:
-        numbers = assign_buckets(
+        bucket_of_row = assign_buckets(
             [table.column(name) for name in layout.bucket_by], layout.partitions
         )
     else:
-        numbers = np.zeros(table.num_rows, dtype=np.int32)
+        bucket_of_row = np.zeros(table.num_rows, dtype=np.int32)
 
     def write(bucket: int) -> BucketFile | None:
-        rows = table.take(np.nonzero(numbers == bucket)[0])
+        rows = table.take(np.nonzero(bucket_of_row == bucket)[0])
         parts = (
             rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP)
         )
         return write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts)
 
-    buckets, rows = np.unique(numbers, return_counts=True)
+    buckets, rows = np.unique(bucket_of_row, return_counts=True)
     # Each call copies the rows of its bucket: limit how much is copied at the same time.
     at_once = _COPIED_AT_ONCE * table.num_rows // (table.nbytes * int(rows.max(initial=0)) + 1)
     files = map_in_threads(write, buckets.tolist(), min(at_once, REQUESTS_AT_ONCE))
@@ -765,7 +767,7 @@ def write_buckets(
         by.insert(0, F.col(_BUCKET))
     if by:
         df = df.sortWithinPartitions(*by)
-    if DIGEST not in df.columns:  # else it also checks the buckets
+    if DIGEST not in df.columns:  # that of `_partition_by_bucket` also checks the buckets
         df = df.withColumn(DIGEST, digest)
     df = df.select(*map(quote_name, _input_columns(layout, options, df.columns)))
     with tasks.translate_spark_errors():
@@ -806,7 +808,7 @@ def _partition_by_bucket(
         _misplaced_row_column(options.what, layout)
     )
     if one_task:
-        # The tasks compute both before all rows go to one.
+        # Both are computed for each partition of the frame, before all rows go to one task.
         columns = {_BUCKET: bucket, DIGEST: checked if partitioned else digest}
         return df.withColumns(columns).coalesce(1)
     if not partitioned:
@@ -858,9 +860,9 @@ def _task(
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         # Transient errors are raised, so that Spark retries the task.
-        yield from tasks.encode_task_errors(written(batches))
+        yield from tasks.encode_task_errors(write_files(batches))
 
-    def written(batches: Iterator[Any]) -> Iterator[Any]:
+    def write_files(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
 
         context = TaskContext.get()

@@ -255,14 +255,14 @@ class _Look(NamedTuple):
         """
         if self.declared.start == "current":
             return self._all_files(self.table)
-        # Their names begin with the version, in 20 digits.
+        # The names of the log's files begin with the version, in 20 digits.
         names = self._log_names()
         versions = [int(name[:20]) for name in names if re.fullmatch(r"\d{20}\.json", name)]
         if 0 in versions:
             return self.since(-1)
         # The first commits are gone: begin with the oldest version that a checkpoint describes.
-        points = [int(name[:20]) for name in names if re.match(r"\d{20}\.checkpoint", name)]
-        oldest = min(points, default=self.table.version())
+        checkpoints = [int(name[:20]) for name in names if re.match(r"\d{20}\.checkpoint", name)]
+        oldest = min(checkpoints, default=self.table.version())
         return self._all_files(_open_readable(self.declared.source, oldest)) + self.since(oldest)
 
     def since(self, at: int) -> list[AdmittedFile]:
@@ -295,8 +295,8 @@ class _Look(NamedTuple):
         return _Commit.parse(version, data)
 
     def _added(self, commit: _Commit) -> list[AdmittedFile]:
-        """Return the files that a commit has added, none for a compaction; where it deleted rows,
-        what is declared for that.
+        """Return the files that a commit has added, none for a compaction. If it deleted rows,
+        raises AdmittedFileError, or, with `on_delete="ignore"`, returns an entry that says so.
         """
         origin = str(commit.version)
         added = commit.changing("add")
@@ -320,7 +320,9 @@ class _Look(NamedTuple):
         return self._admitted(found)
 
     def _all_files(self, table: Any) -> list[AdmittedFile]:
-        """Return all files of a version, with the times when they were written."""
+        """Return all files of a version, with the times when they were written. Raises
+        AdmittedFileError if rows of them are deleted by deletion vectors.
+        """
         version = table.version()
         with translate_delta_errors(self.declared.source):
             if "deletionVectors" in (table.protocol().reader_features or ()):

@@ -313,7 +313,7 @@ class FolderFeed:
             if before is None:
                 fresh.append(_NewFile(file, self._problem_of_late(file, look)))
             elif before.etag != file.etag and not known.has_contents(file.path, file.etag):
-                # Not if earlier contents are back, which were admitted.
+                # Contents that are back, and were admitted before, are not admitted again.
                 fresh.append(_NewFile(file, self._problem_of_changed(file, before, look)))
             elif known.all_files and before.etag == file.etag and self._was_damaged(before):
                 # Perhaps it can be read as it is declared now.
@@ -345,8 +345,8 @@ class FolderFeed:
         """Return why a file with other contents than before is set aside, "" if its contents are
         admitted. Raises AdmittedFileError if the rule for changed files is "fail".
 
-        In this order: what was damaged, empty or set aside by a command is admitted; what was late
-        still is; for all others, the rule for changed files decides.
+        In this order: what was damaged, empty or set aside by a command is admitted; for what was
+        late, the rule for late files decides; for all others, the rule for changed files.
         """
         set_aside_by = rule_of(before.problem)
         if set_aside_by in _DELIVERED_AGAIN:

@@ -198,10 +198,11 @@ class _Look(NamedTuple):
             return _AddedFiles([], _NONE)
         ancestry = self._ancestry()
         ids = [snapshot.snapshot_id for snapshot in ancestry]
-        # The id of the newest snapshot that has expired, _NONE if none has.
-        expired = None
         if ancestry:
+            # The id of the newest snapshot that has expired, _NONE if none has.
             expired = ancestry[-1].parent_snapshot_id or _NONE
+        else:
+            expired = None  # the table has no current snapshot any more
         if at in ids:
             fresh = ancestry[: ids.index(at)]
         elif at == expired:
@@ -286,8 +287,8 @@ class _Look(NamedTuple):
             )
 
     def _added(self, snapshot: Snapshot) -> list[AdmittedFile]:
-        """Return the files that a snapshot has added, none for a compaction; where it deleted rows,
-        what is declared for that.
+        """Return the files that a snapshot has added, none for a compaction. If it deleted rows,
+        raises AdmittedFileError, or, with `on_delete="ignore"`, returns an entry that says so.
         """
         from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
         from pyiceberg.table.snapshots import Operation
@@ -505,18 +506,19 @@ def _file_column(field: pa.Field, names: Sequence[MappedField] | None) -> TableC
     is None, else the one to which `names` map its name; -1 if it has none.
     """
     at = -1
-    inner: Sequence[MappedField] | None = None
+    part_names: Sequence[MappedField] | None = None
     if names is None:
         at = int((field.metadata or {}).get(_FIELD_ID, -1))
     else:
-        inner = ()
+        part_names = ()
         mapped = next((one for one in names if field.name in one.names), None)
         if mapped is not None:
-            inner = mapped.fields
+            part_names = mapped.fields
             if mapped.field_id is not None:
                 at = mapped.field_id
     kind, parts = arrow_parts(field.type)
-    return TableColumn(field.name, at, kind, tuple(_file_column(part, inner) for part in parts))
+    columns = tuple(_file_column(part, part_names) for part in parts)
+    return TableColumn(field.name, at, kind, columns)
 
 
 class IcebergStreams(TableStreams):

@@ -145,7 +145,7 @@ class ReplacedPage(StoredDocument):
 class FileLogState(StoredDocument):
     """What the current commit of a stream says.
 
-    `looked` is whether a look has succeeded: until then, another declaration may take the place.
+    `looked` is whether a look has succeeded: until then, another declaration may replace this one.
     `cursor` is up to where the source has been looked at, in a form of the source's own.
     `set_aside` counts the files that were set aside, by the rule that did it. `replaced` are the
     pages that others may still read.
@@ -351,11 +351,11 @@ class FileLog:
                 pages.append(page)
                 continue
             files = _read_files(self.log.store, page)
-            kept = [file for file in files if file.path in there]
-            if 2 * len(kept) > len(files):
+            existing = [file for file in files if file.path in there]
+            if 2 * len(existing) > len(files):
                 pages.append(page)
-            elif kept:
-                pages.append(self._write(kept))
+            elif existing:
+                pages.append(self._write(existing))
         return self._with_pages(state, pages)
 
     def list_unreachable(self, state: FileLogState, now: datetime) -> list[ObjectInfo]:
@@ -364,11 +364,11 @@ class FileLog:
         an hour ago.
         """
         limit = now - GRACE
-        kept = {page.key for page in state.pages}
-        kept |= {page.key for page in state.replaced if page.at > to_microseconds(limit)}
+        needed = {page.key for page in state.pages}
+        needed |= {page.key for page in state.replaced if page.at > to_microseconds(limit)}
         unreachable = []
         for item in self.log.store.list(f"{self.log.prefix}/pages/"):
-            if item.key not in kept and item.modified < limit:
+            if item.key not in needed and item.modified < limit:
                 unreachable.append(item)
         return unreachable + self.log.list_old_manifests(limit)
 

@@ -149,9 +149,10 @@ def _client_of(process: int, queue_url: str) -> Any:
     from dagster_adjunct.resources.objects.s3_store import S3Request, send_request
 
     found = _REGION.search(urlsplit(queue_url).hostname or "")
-    region = None
     if found is not None:
         region = found["region"]
+    else:
+        region = None  # the one of boto3's own chain
     return send_request(
         S3Request(f"opening the queue {queue_url}"),
         lambda: new_session().create_client("sqs", region_name=region),
@@ -178,7 +179,7 @@ def _paths_of(body: str, bucket: str, prefix: str) -> tuple[str, ...]:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"it is no notification of S3 ({type(error).__name__})") from error
     here = [key for created_in, key in found if created_in == bucket and key.startswith(prefix)]
-    if found and not here:  # a message about no new object is not about another place
+    if found and not here:  # a message that names no new object is no error
         other, key = found[0]
         raise ValueError(f"it is about {key!r} in bucket {other!r}")
     # Consoles create empty objects as folders.

@@ -82,16 +82,16 @@ class FileReader:
         if self.files.format in ("parquet", "avro"):  # which say the number themselves
             return self.files.count(file)
         rows = size = 0
-        kept = []
+        tables = []  # to keep, with the numbers of their first records
         for number, table in self.files.tables(file):
             rows += table.num_rows
             size += table.nbytes
-            kept.append((number, table))
+            tables.append((number, table))
             if size > _MOST_OF_A_FILE:
-                kept.clear()
+                tables.clear()
         if size <= _MOST_OF_A_FILE:
             with _lock:
-                _counted[self._key(file)] = tuple(kept)
+                _counted[self._key(file)] = tuple(tables)
         return rows
 
     def tables(self, piece: FilePiece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:

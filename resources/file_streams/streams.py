@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-_declared: dict[str, dict[str, FileStreamDeclaration]] = {}
+_declared: dict[str, dict[str, FileStreamDeclaration]] = {}  # by system and stream
 _THREADS = 16
 _LOOK_SECONDS = 20.0
 
@@ -164,6 +164,7 @@ class FileStreams(NumberedOffsets):
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
         self._states: dict[str, FileLogState] | None = None
+        # By stream: why files wait, by path, as the last look has found.
         self._waiting: dict[str, dict[str, str]] = {}
 
     # -- what there is
@@ -278,7 +279,8 @@ class FileStreams(NumberedOffsets):
         return admission.state
 
     def _admit_once(self, stream: str, all_files: bool = False) -> _Admission:
-        """Look at the source once, and admit what it finds in one commit.
+        """Look at the source once, and admit what it finds in one commit. Raises the errors of the
+        declared rules.
 
         The first look always commits, so that the stream has a state and a stored declaration, by
         which commands show what is wrong with its files; a later one only if the files, the cursor
@@ -749,7 +751,7 @@ def _cut(reader: _PieceReader, piece: FilePiece) -> list[FilePiece]:
     for number in reader.cuts(piece):
         if number >= piece.end:
             break
-        # Of a cut before the piece, this has no records, and no size.
+        # If the cut is not after the start of the rest, this part has no records, and no size.
         before = FilePiece(piece.file, rest.start, number)
         if _size(before) >= TASK_BYTES:
             parts.append(before)

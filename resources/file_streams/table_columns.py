@@ -118,7 +118,8 @@ def _locate(
     name: str, kind: Type, columns: Sequence[TableColumn], known: Located | None, place: _Place
 ) -> Located:
     """Return where files have the column of this name and type. `columns` are those that the table
-    has now; `known` says where it was located before, None at the first time.
+    has now; `known` says where it was located before, None at the first time. Raises
+    SchemaMismatchError if the table does not have it, or has another one under its name.
     """
     named = next((column for column in columns if column.name == name), None)
     if known is None:
@@ -193,12 +194,12 @@ def _is_as_wide(declared: str, stored: str) -> bool:
     for order in (_WHOLE, _FLOATS):
         if declared in order and stored in order:
             return order.index(declared) >= order.index(stored)
-    mine = decimal_digits(declared)
-    theirs = decimal_digits(stored)
-    if mine is None or theirs is None:
+    wider = decimal_digits(declared)
+    narrower = decimal_digits(stored)
+    if wider is None or narrower is None:  # one of them is no decimal
         return False
-    whole = mine.precision - mine.scale
-    return mine.scale >= theirs.scale and whole >= theirs.precision - theirs.scale
+    whole = wider.precision - wider.scale
+    return wider.scale >= narrower.scale and whole >= narrower.precision - narrower.scale
 
 
 def _type_of(column: TableColumn) -> Type:

@@ -179,7 +179,9 @@ class TableFile:
 def _constants(
     file: AdmittedFile, located: Mapping[str, Located], schema: Schema
 ) -> dict[str, pa.Array]:
-    """Return the columns that have the same value in all records of a file, in arrays of one."""
+    """Return the columns that have the same value in all records of a file, in arrays of one.
+    Raises SchemaMismatchError for a column that no look at the table has located yet.
+    """
     constants = {}
     for field in schema.fields:
         if field.name not in located:

@@ -172,11 +172,12 @@ class DeclaredColumns:
             keys = [(place.given, name), (place.declared, name)]
             if self._names.dropped & {*keys}:  # type: ignore[operator]
                 return _NoMember.LEFT_OUT
-            after = [self._names.renamed[key] for key in keys if key in self._names.renamed]
-            ends_here = not after or after[0] in seen  # the latter if renames go in a circle
+            newer = [self._names.renamed[key] for key in keys if key in self._names.renamed]
+            # A newer name was seen before if renames go in a circle.
+            ends_here = not newer or newer[0] in seen
             if ends_here:
                 return _NoMember.LEFT_OUT if self.ignores_undeclared else _NoMember.UNDECLARED
-            name = after[0]
+            name = newer[0]
         return member
 
     def leads_nowhere(self, path: str) -> bool:
@@ -194,7 +195,7 @@ class DeclaredColumns:
         that it lacks. Raises SchemaMismatchError.
         """
         sources: dict[str, str] = {}
-        now: list[str] = []
+        present: list[str] = []  # names that the file has, declared ones in place of older ones
         repeated = repeated_names(names)  # which `check_column_names` reports, also if left out
         for name in names:
             found = self._find_member(name, self._struct, _Place())
@@ -209,13 +210,14 @@ class DeclaredColumns:
                         column=declared,
                     )
                 sources[declared] = name
-                now.append(declared)
+                present.append(declared)
             elif found is _NoMember.UNDECLARED or name in repeated:
-                now.append(name)
+                present.append(name)
         may_lack = self.rules is not None and self.rules.missing == "null"
         if may_lack:
-            now += [name for name in self.schema.names if name not in {*now, *self.required}]
-        check_column_names(now, self.schema, where, next_step=self._next_step(now))
+            known = {*present, *self.required}
+            present += [name for name in self.schema.names if name not in known]
+        check_column_names(present, self.schema, where, next_step=self._next_step(present))
         return sources
 
     def _next_step(self, names: Sequence[str]) -> str:
@@ -323,8 +325,9 @@ class DeclaredColumns:
                 _add_part(found, member.name, values, member.name)
         columns = {}
         for field in (schema or self.schema).to_arrow():
-            columns[field.name] = found.get(field.name)
-            if field.name not in found:
+            if field.name in found:
+                columns[field.name] = found[field.name]
+            else:
                 columns[field.name] = pa.nulls(table.num_rows, field.type)
         return pa.table(columns)
 
@@ -403,24 +406,29 @@ class DeclaredColumns:
         """
         if not self.reads_others:
             return record
-        kept: dict[str, Any] = self._keep(record, self._struct, _Place())
-        return kept
+        fields: dict[str, Any] = self._without_others(record, self._struct, _Place())
+        return fields
 
-    def _keep(self, value: Any, declared: Type, place: _Place) -> Any:
+    def _without_others(self, value: Any, declared: Type, place: _Place) -> Any:
         """Return a decoded JSON value as `without_others` does, at every depth."""
         if isinstance(declared, Array) and isinstance(value, list):
             inside = place.inside("[]")
-            return [self._keep(item, declared.element, inside) for item in value]
+            return [self._without_others(item, declared.element, inside) for item in value]
         if isinstance(declared, Map) and isinstance(value, dict):
             inside = place.inside("[*]")
-            return {key: self._keep(item, declared.value, inside) for key, item in value.items()}
+            return {
+                key: self._without_others(item, declared.value, inside)
+                for key, item in value.items()
+            }
         if not isinstance(declared, Struct) or not isinstance(value, dict):
             return value
         kept = {}
         for name, item in value.items():
             member = self._find_member(name, declared, place)
             if isinstance(member, Member):
-                kept[name] = self._keep(item, member.type, place.within(name, member.name))
+                kept[name] = self._without_others(
+                    item, member.type, place.within(name, member.name)
+                )
             elif member is _NoMember.UNDECLARED:
                 kept[name] = item
         return kept

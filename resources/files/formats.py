@@ -131,7 +131,7 @@ class QuoteReader(ArrowReadableFile):
 
     def quote_error(self, where: str) -> SchemaMismatchError | None:
         """Return the error for the first misplaced quote so far, or for a value without its
-        closing quote.
+        closing quote; None if all quotes are right.
         """
         if self._misplaced is not None:
             found = self._misplaced
@@ -275,7 +275,7 @@ def _csv_reader(source: Any, header: _Header, fields: Sequence[Field]) -> Any:
     """Return Arrow's reader of these columns of a CSV file, whose fields are texts, or bytes for
     binary columns.
     """
-    import pyarrow.csv as pc
+    from pyarrow import csv as arrow_csv
 
     # Arrow would also convert hexadecimal numbers, and decimals of more digits than declared, so
     # that it only divides the lines into fields.
@@ -284,17 +284,21 @@ def _csv_reader(source: Any, header: _Header, fields: Sequence[Field]) -> Any:
         kind = pa.binary() if field.type == "binary" else pa.string()
         kinds[header.sources[field.name]] = kind
     # Without columns, the first one is read as bytes, to count the records.
-    convert = pc.ConvertOptions(
+    convert = arrow_csv.ConvertOptions(
         include_columns=list(kinds) or header.names[:1],
         column_types=kinds or {header.names[0]: pa.binary()},
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
-    read = pc.ReadOptions(use_threads=False, block_size=_BLOCK)
+    read = arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK)
     # In a file of one column, an empty line is an empty field, as any other field can be.
-    parse = pc.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(header.names) > 1)
-    return pc.open_csv(source, read_options=read, parse_options=parse, convert_options=convert)
+    parse = arrow_csv.ParseOptions(
+        newlines_in_values=True, ignore_empty_lines=len(header.names) > 1
+    )
+    return arrow_csv.open_csv(
+        source, read_options=read, parse_options=parse, convert_options=convert
+    )
 
 
 def _read_header(path: Path, name: str, columns: DeclaredColumns, where: str) -> _Header:
@@ -306,9 +310,10 @@ def _read_header(path: Path, name: str, columns: DeclaredColumns, where: str) ->
         # Empty lines are skipped, unless there is one column, of which they are empty fields.
         names = next((row for row in rows if row or len(schema.fields) == 1), None)
     if not names:
-        begins = "begins with an empty line"
         if names is None:
             begins = "is empty"
+        else:
+            begins = "begins with an empty line"
         problem = f"{where} {begins}: expected a header line with {', '.join(schema.names)}."
         step = "Deliver the file again; a file without records needs a header line too."
         raise SchemaMismatchError(problem, step, line=1)
@@ -553,7 +558,9 @@ def read_jsonl(
 
 
 def _blocks(source: Any, where: str) -> Iterator[bytes]:
-    """Yield the stream's bytes in blocks of whole lines."""
+    """Yield the stream's bytes in blocks of whole lines. The last block may be empty, or have a
+    line without its line break.
+    """
     carried = b""
     first = True
     while True:
@@ -694,7 +701,7 @@ def _parse_fast(block: bytes, columns: DeclaredColumns, keys: MapKeys) -> pa.Tab
         # Arrow reads any number of objects in a line.
         return _with_new_names(found, columns) if found.num_rows == count else None
     except (pa.ArrowInvalid, TextMisfit, TwoNamesError, UnicodeDecodeError):
-        return None  # the last for a key of a map
+        return None  # UnicodeDecodeError is raised for the key of a map
 
 
 def _with_new_names(table: pa.Table, columns: DeclaredColumns) -> pa.Table:
@@ -794,8 +801,9 @@ def _parse_line(line: bytes, number: int, columns: DeclaredColumns, where: str) 
             column = unknown[0]
             problem = f"field {column!r} is not declared"
         else:
-            found = "null"
-            if record is not None:
+            if record is None:
+                found = "null"
+            else:
                 found = JSON_KINDS[type(record)]
             problem = f"it is {found}, expected an object"
     declared = ", ".join(f"{field.name} {field.type}" for field in schema.fields)

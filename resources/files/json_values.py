@@ -42,7 +42,7 @@ JSON_KINDS = {
     dict: "an object",
 }
 # The kinds of JSON values with which the values of a type are written.
-_MEMBERS: dict[str, tuple[type, ...]] = {
+_KINDS_OF_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("tinyint", "smallint", "int", "bigint", "float", "double"), (Number,)),
     **dict.fromkeys(("string", *_TEXTS), (str,)),
     "decimal": (Number, str),
@@ -209,7 +209,7 @@ def column_from_json(values: Sequence[Any], type_: Type) -> pa.Array:
         return build_maps(length_array(values), pa.array(keys, pa.string()), items)
     if isinstance(type_, Struct):
         return _struct_column(values, type_)
-    texts = _member_texts(values, type_)
+    texts = _simple_texts(values, type_)
     try:
         return convert_texts(texts, type_.name)
     except TextMisfit as misfit:
@@ -267,11 +267,11 @@ def _check_kinds(values: Sequence[Any], expected: tuple[type, ...], type_: Type)
             raise JsonMisfit(row, "", str(type_), f"it is {found}, expected {kinds}")
 
 
-def _member_texts(values: Sequence[Any], type_: Simple) -> pa.Array:
+def _simple_texts(values: Sequence[Any], type_: Simple) -> pa.Array:
     """Return the texts of simple values for `convert_texts`. Raises JsonMisfit for another kind
     of JSON value.
     """
-    _check_kinds(values, _MEMBERS[type_.name.partition("(")[0]], type_)
+    _check_kinds(values, _KINDS_OF_TYPES[type_.name.partition("(")[0]], type_)
     texts: list[str | None] = []
     for row, value in enumerate(values):
         text = None

@@ -248,10 +248,11 @@ class LocalTree:
             return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
     def undo_touch(self, file: ListedFile, etag: str) -> str:
-        *which, _ = file.etag.split("-", 2)
-        *which_before, modified = etag.split("-", 2)
+        *size_and_inode, _ = file.etag.split("-", 2)
+        *earlier_size_and_inode, modified = etag.split("-", 2)
         seconds, nanoseconds = divmod(int(modified, 16), 10**9)
-        if which != which_before or not 0 <= seconds < _LAST_TIME.timestamp():
+        has_changed = size_and_inode != earlier_size_and_inode
+        if has_changed or not 0 <= seconds < _LAST_TIME.timestamp():
             return ""
         at = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds:09}Z"
         return f"touch -d {at} {shlex.quote(f'{self.root}/{file.path}')}"
@@ -358,12 +359,12 @@ class S3Tree:
 
     @contextlib.contextmanager
     def on_disk(self, file: ListedFile) -> Iterator[Path]:
-        with contextlib.ExitStack() as kept:
+        with contextlib.ExitStack() as stack:
             with errors.translate_file_errors(
                 tempfile.gettempdir(), f"a copy of {self.url}/{file.path}"
             ):
                 path = (
-                    Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="adjunct-")))
+                    Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="adjunct-")))
                     / "file"
                 )
 

@@ -99,8 +99,10 @@ class OutputColumns:
             step = "Correct renamed= and drop= of output_table()."
             raise misfit_error(what, renamed.problems, step)
         wanted = _complete(schema_struct(self.schema), schema_struct(renamed.schema))
-        hidden = self.schema.sensitive
-        fields = [Field(each.name, str(each.type), each.name in hidden) for each in wanted.members]
+        fields = []
+        for each in wanted.members:
+            is_sensitive = each.name in self.schema.sensitive
+            fields.append(Field(each.name, str(each.type), is_sensitive))
         evolved = evolve(stored, AS_NAMED, Schema(tuple(fields)), self.changes)
         if evolved.problems:
             raise misfit_error(what, evolved.problems)
@@ -184,7 +186,7 @@ class TableOutput(ABC):
     def find_batch(
         self, producer: str, number: int, clock: datetime, lake: int
     ) -> CommittedBatch | None:
-        """Return the batch of this number if the table has it.
+        """Return the batch of this number if the table has it, else None.
 
         Raises ProducerConflictError if the table has a later one, another one of this number, or
         one of another lake.
@@ -203,9 +205,9 @@ def lake_number(lake_id: str) -> int:
 def same_batch(
     table: str, found: CommittedBatch | None, producer: str, number: int, clock: datetime, lake: int
 ) -> CommittedBatch | None:
-    """Return the newest committed batch of a producer if it is this one, None if it is an earlier
-    one. Raises ProducerConflictError if it is a later one, another one of this number, or one of
-    another lake.
+    """Return the newest committed batch of a producer, `found`, if it is this one; None if it is an
+    earlier one, or there is none. Raises ProducerConflictError if it is a later one, another one of
+    this number, or one of another lake.
     """
     if found is None:
         return None
@@ -221,10 +223,11 @@ def same_batch(
         )
     if found.number < number:
         return None
-    kind = "later batches"
-    if found.number == number:
-        if found.clock in (0, to_microseconds(clock)):  # 0: the table does not know it any more
-            return replace(found, duplicate=True)
+    if found.number > number:
+        kind = "later batches"
+    elif found.clock in (0, to_microseconds(clock)):  # 0: the table does not know it any more
+        return replace(found, duplicate=True)
+    else:
         kind = "another batch"
     problem = (
         f"table {table} has {kind} of producer {producer!r}: the newest is {found.number}, and this"
@@ -248,11 +251,12 @@ def check_same_replay(table: str, found: CommittedBatch | None, columns: OutputC
         return
     if found.positions == columns.have_positions:
         return
-    declared, stored = "append", "replace"
-    lack = "no __epoch, so that readers could not tell them from newer results of a replay"
     if columns.have_positions:
         declared, stored = "replace", "append"
         lack = "no source positions, so that a replay could not replace them"
+    else:
+        declared, stored = "append", "replace"
+        lack = "no __epoch, so that readers could not tell them from newer results of a replay"
     raise errors.ConfigurationError(
         f'output table {table} has on_replay="{declared}", and rows that this application wrote'
         f' with on_replay="{stored}": they have {lack}.',
@@ -333,11 +337,13 @@ def fit_table(
         try:
             arrays.append(values.cast(column.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            reason = str(error).rstrip(".")
-            cause: Exception | None = error
+            cause: Exception | None
             if column.name in sensitive:
                 reason = "a value that is not shown"
-                cause = None
+                cause = None  # its text has the value
+            else:
+                reason = str(error).rstrip(".")
+                cause = error
             problem = f"column {column.name!r} does not fit table {what}: {reason}."
             step = f"Cast it before it is sent; the table has {column.type}."
             raise errors.SchemaMismatchError(

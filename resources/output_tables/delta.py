@@ -116,7 +116,7 @@ class DeltaOutput(TableOutput):
         return _find_in(table, producer, 0)
 
     def _open(self) -> DeltaTable | None:
-        """Return the table as it is now; None if there is none."""
+        """Return the table as it is now; None if there is none. Raises TableUnavailableError."""
         delta: Any = import_package("Delta", "deltalake", "delta")
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -162,9 +162,9 @@ class DeltaOutput(TableOutput):
         """
         stored = readable_schema(there)
         evolved = columns.evolve(stored, self.name)
-        kept = schema_struct(evolved.schema)
+        evolved_struct = schema_struct(evolved.schema)
         for member in schema_struct(stored).members:
-            after = kept.member(member.name)
+            after = evolved_struct.member(member.name)
             assert after is not None
             if not _has_only_more_members(after.type, member.type):
                 problem = (
@@ -206,7 +206,7 @@ class DeltaOutput(TableOutput):
 
     def _look_again(self, batch: OutputBatch, commit: str) -> CommittedBatch | None:
         """Return the batch if it is in the table after a commit has failed: this attempt's reply
-        may have been lost, or another run was faster.
+        may have been lost, or another run was faster. None if it is not.
         """
         found = self._find_same(self._open(), batch)
         if found is None or found.commit != commit:  # another run's
@@ -214,8 +214,8 @@ class DeltaOutput(TableOutput):
         return replace(found, duplicate=False)
 
     def _find_same(self, table: DeltaTable | None, batch: OutputBatch) -> CommittedBatch | None:
-        """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`, and
-        ConfigurationError as `check_same_replay`.
+        """Return the batch if the table has it, else None. Raises ProducerConflictError as
+        `same_batch`, and ConfigurationError as `check_same_replay`.
         """
         if table is None:
             return None

@@ -88,7 +88,7 @@ class PartitionField:
             return f"{self.transform}({self.column})"
         return f"{self.transform}({self.number}, {self.column})"
 
-    def transform_of(self) -> Transform[Any, Any]:
+    def to_pyiceberg(self) -> Transform[Any, Any]:
         """Return PyIceberg's transform."""
         from pyiceberg import transforms
 
@@ -237,7 +237,7 @@ class IcebergOutput(TableOutput):
         self, catalog: Catalog, batch: OutputBatch, commit: str, error: Exception
     ) -> CommittedBatch | None:
         """Return the batch if this attempt has committed it, although it ended with an `error`: its
-        reply may have been lost.
+        reply may have been lost. None if it has not.
 
         If the table can't be read either, the batch is run again, and looks first. Raises
         TableError for a table that has become another one meanwhile.
@@ -320,9 +320,11 @@ class _Commit:
         return replaced_sql(self.batch.replaces, exact=False)
 
     def _look_again(self, table: Table) -> None:
-        """Raise _FoundBatch if somebody has committed the batch, and raise if this run may not.
+        """Raise _FoundBatch if somebody has committed the batch, and the error of `before_commit`
+        if this run may not write any more.
 
-        Files of which rows are replaced may be others now, so that they are looked for again.
+        If the batch replaces rows, also raises CommitFailedException: other files may have these
+        rows now, so that the next attempt looks for them again.
         """
         from pyiceberg.exceptions import CommitFailedException
 
@@ -376,8 +378,8 @@ def _find_in(table: Table, producer: str) -> CommittedBatch | None:
 
 
 def _find_same(table: Table, batch: OutputBatch, name: str) -> CommittedBatch | None:
-    """Return the batch if the table has it. Raises ProducerConflictError as `same_batch`, and
-    ConfigurationError as `check_same_replay`.
+    """Return the batch if the table has it, else None. Raises ProducerConflictError as
+    `same_batch`, and ConfigurationError as `check_same_replay`.
     """
     found = _find_in(table, batch.producer)
     same = same_batch(name, found, batch.producer, batch.number, batch.clock, batch.lake)
@@ -387,7 +389,7 @@ def _find_same(table: Table, batch: OutputBatch, name: str) -> CommittedBatch | 
 
 
 def _find_commit(table: Table, batch: OutputBatch, commit: str) -> CommittedBatch | None:
-    """Return the batch if this very attempt has committed it."""
+    """Return the batch if this very attempt has committed it, else None."""
     found = _find_in(table, batch.producer)
     return found if found is not None and found.commit == commit else None
 
@@ -445,7 +447,7 @@ def _build_spec(table: IcebergTable, schema: IcebergSchema) -> PartitionSpec:
     fields = []
     for number, text in enumerate(table.partition_by):
         parsed = parse_partition_field(text)
-        transform = parsed.transform_of()
+        transform = parsed.to_pyiceberg()
         path = ".".join(split_path(parsed.column))
         try:
             column = schema.find_field(path)

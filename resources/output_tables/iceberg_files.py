@@ -126,9 +126,9 @@ def rewrite_without(
                 table=table,
             )
         removed.append(task.file)
-        kept = rows.filter(pc.invert(replaced))
-        if kept.num_rows:
-            files.write(kept)
+        remaining = rows.filter(pc.invert(replaced))
+        if remaining.num_rows:
+            files.write(remaining)
     return removed
 
 
@@ -320,6 +320,7 @@ def _number_groups(values: list[pa.Array]) -> _RowGroups:
         codes = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy(
             zero_copy_only=False
         )
+        # Numbered anew after each column: products of many numbers would overflow.
         _, codes = np.unique(codes, return_inverse=True)
     _, firsts = np.unique(codes, return_index=True)
     return _RowGroups(codes, firsts.tolist())

@@ -149,7 +149,7 @@ def with_nulls(made: list[Any], column: pa.Array, null: Any) -> list[Any]:
     if not column.null_count:
         return made
     valid = column.is_valid().to_pylist()
-    return [one if kept else null for one, kept in zip(made, valid, strict=True)]
+    return [one if is_valid else null for one, is_valid in zip(made, valid, strict=True)]
 
 
 def build_lists(lengths: pa.Array, elements: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -183,7 +183,7 @@ def _offsets(lengths: pa.Array) -> pa.Array:
 
 def _sort_entries(counts: Any, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return keys and values sorted by key within each map; `counts` are the maps' numbers of
-    entries.
+    entries. Raises ArrowInvalid if a key occurs twice in a map.
     """
     maps = np.repeat(np.arange(len(counts)), counts)
     if not _are_sorted(maps, keys):

@@ -189,9 +189,10 @@ def describe_former(
         for text, stored in _stored_paths(schema, before).items():
             if text in there:
                 continue
-            former[text] = "dropped"
             if stored in renamed:
                 former[text] = f"renamed to {renamed[stored]}"
+            else:
+                former[text] = "dropped"
     return former
 
 
@@ -373,23 +374,25 @@ class _Walk:
         """Return the struct with the changed members; `steps` lead to it by its names, and
         `stored_steps` by its stored names.
         """
-        kept: dict[str, Member] = {}
+        kept: dict[str, Member] = {}  # by their names after the renames
         stored_names = [self._before.of(stored_steps, member.name) for member in stored.members]
         for member, stored_name in zip(stored.members, stored_names, strict=True):
-            inner = (*steps, member.name)
-            inner_stored = (*stored_steps, stored_name)
-            if inner in self._request.drops:
-                self.retired.add(inner_stored)
-                self.changes.append(f"{self._request.text(inner)} ({member.type}) is dropped")
+            member_steps = (*steps, member.name)
+            stored_member_steps = (*stored_steps, stored_name)
+            text = self._request.text(member_steps)
+            if member_steps in self._request.drops:
+                self.retired.add(stored_member_steps)
+                self.changes.append(f"{text} ({member.type}) is dropped")
                 continue
-            name = self._request.renames.get(inner, member.name)
+            name = self._request.renames.get(member_steps, member.name)
             if name != member.name:
-                self.changes.append(f"{self._request.text(inner)} is renamed to {name}")
+                self.changes.append(f"{text} is renamed to {name}")
             self.names.append(((*stored_steps, name), stored_name))
             wanted: Type | None = None
             if declared is not None:
-                wanted = self._find_declared(inner, name, member, declared)
-            kept[name] = Member(name, self._evolve_type(member.type, wanted, inner, inner_stored))
+                wanted = self._find_declared(member_steps, name, member, declared)
+            type_ = self._evolve_type(member.type, wanted, member_steps, stored_member_steps)
+            kept[name] = Member(name, type_)
         if not kept:
             self.problems.append(f"{self._request.text(steps)} would have no members: drop it")
         return self._add_members(kept, declared, steps, stored_steps, stored_names)
@@ -440,8 +443,8 @@ class _Walk:
         path = self._request.text(steps)
         was_renamed = name != member.name
         if was_renamed:
-            beside = {other[-1] for other in self._request.texts if other[:-1] == steps[:-1]}
-            new = [each.name for each in declared.members if each.name not in beside]
+            siblings = {other[-1] for other in self._request.texts if other[:-1] == steps[:-1]}
+            new = [each.name for each in declared.members if each.name not in siblings]
             hint = f": new there is {', '.join(new)}" if new else ""
             self.problems.append(f"{path} is renamed to {name}, which is not declared{hint}")
             return None

@@ -35,10 +35,10 @@ def build_without_missing(
     try:
         return make(values)
     except (pa.ArrowException, TypeError, ValueError):
-        present = _without_missing(values)
-        if present is None:
+        replaced = _without_missing(values)
+        if replaced is None:
             raise
-    return make(present)
+    return make(replaced)
 
 
 def _without_missing(values: Sequence[object]) -> list[object] | None:
@@ -47,17 +47,17 @@ def _without_missing(values: Sequence[object]) -> list[object] | None:
     """
     missing = []
 
-    def present(value: object) -> object:
+    def replace_missing(value: object) -> object:
         if isinstance(value, list | tuple):
-            return [present(item) for item in value]
+            return [replace_missing(item) for item in value]
         if isinstance(value, Mapping):
-            return {name: present(item) for name, item in value.items()}
+            return {name: replace_missing(item) for name, item in value.items()}
         if not is_missing(value):
             return value
         missing.append(value)
         return None
 
-    made = [present(value) for value in values]
+    made = [replace_missing(value) for value in values]
     if missing:
         return made
     return None

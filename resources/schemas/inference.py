@@ -155,6 +155,7 @@ class Inference:
         self._columns: dict[str, _Seen] = {}
         self.records = 0
         self._paths = 0
+        # By the steps to values that might be a key so far (`_follow_distinct`): the values.
         self._distinct: dict[tuple[str, ...], set[Any]] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -240,7 +241,7 @@ class Inference:
             for name, inner in value.items():
                 self._follow_distinct((*steps, name), inner)
             return
-        if self.records == 1:  # what this record lacks is not in all of them
+        if self.records == 1:  # a later record's new path is not in all records
             self._distinct[steps] = set()
         values = self._distinct.get(steps)
         if values is None:
@@ -423,9 +424,9 @@ class Inference:
         if "" in seen.members or repeated_names(map(str.lower, seen.members)):
             names = f"names that are empty or differ only in case, in {objects:,} objects"
             return self._map_type(_merge_members(seen), names, path, doubts)
-        called = _Names(seen)
-        if called.are_keys:
-            return self._map_type(called.values, str(called), path, doubts)
+        object_names = _Names(seen)
+        if object_names.are_keys:
+            return self._map_type(object_names.values, str(object_names), path, doubts)
         members = []
         rare: list[Doubt] = []
         for name, member in seen.members.items():
@@ -433,9 +434,10 @@ class Inference:
             type_ = self._type_of(member, inner, doubts)
             rare += _rare(member, inner, objects, "objects", type_)
             members.append(Member(name, type_))
-        if called.might_be_keys:
-            value = self._type_of(called.values, f"{path}[*]", [])
-            rare = [Doubt(path, str(called), f"a struct; it might be a map<string,{value}>")]
+        if object_names.might_be_keys:  # one doubt instead of one for each rare name
+            value = self._type_of(object_names.values, f"{path}[*]", [])
+            declared = f"a struct; it might be a map<string,{value}>"
+            rare = [Doubt(path, str(object_names), declared)]
         doubts += rare
         return Struct(tuple(members))
 
@@ -503,7 +505,9 @@ def read_text(text: str) -> Any:
 
 
 def _observe_decimal(seen: _Seen, value: Decimal) -> None:
-    """Add the digits of a Decimal to what was seen at its path."""
+    """Add the digits of a Decimal to what was seen at its path. Raises SchemaMismatchError for NaN
+    and infinities.
+    """
     _, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         raise SchemaMismatchError(f"{value} is no number.", "Use null for it.", argument="records")
@@ -543,9 +547,10 @@ def _doubt_fractions(seen: _Seen, path: str, doubts: list[Doubt]) -> None:
     """Add a doubt if numbers with and without fractions were seen at a path."""
     if not seen.kinds["whole number"]:
         return
-    declared = "double"
     if max(seen.numbers.largest, -seen.numbers.smallest) > _EXACT_IN_DOUBLE:
         declared = "double, which does not hold all of these whole numbers"
+    else:
+        declared = "double"
     doubts.append(Doubt(path, _mixture(seen), declared))
 
 

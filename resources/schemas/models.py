@@ -55,7 +55,9 @@ def is_model(kind: Any) -> bool:
 
 
 def _annotations(model: Any, path: str) -> Mapping[str, Any]:
-    """Return the annotated types of a model's fields, with their metadata."""
+    """Return the annotated types of a model's fields, with their metadata. Raises
+    SchemaMismatchError for anything but a model, and for an annotation with an undefined name.
+    """
     if not is_model(model):
         problem = f"{getattr(model, '__name__', model)!r} declares no columns."
         step = "Give a class: a Pydantic model or a dataclass."
@@ -95,7 +97,9 @@ def _type_of(hint: Any, path: str, within: tuple[type, ...]) -> Type:
 
 
 def _without_none(hint: Any, path: str) -> tuple[Any, tuple[Any, ...]]:
-    """Return a type without the alternative None, and its metadata."""
+    """Return a type without the alternative None, and its metadata. Raises SchemaMismatchError for
+    several other alternatives.
+    """
     metadata: tuple[Any, ...] = ()
     while True:
         hint = getattr(hint, "__value__", hint)  # of `type Name = …`

@@ -144,8 +144,10 @@ def _build(values: list[Any], type_: Type, place: _Place, problems: RowProblems)
 def _only(
     kind: type, values: list[Any], type_: Type, place: _Place, problems: RowProblems
 ) -> list[Any]:
-    """Return the values, with None and a problem for each that is not of this Python type."""
-    kept = []
+    """Return the values, with None and a problem for each that is not of this Python type. A text
+    is first parsed by the reading's `parse_text`, if it has one.
+    """
+    fitting = []
     parse_text = place.reading.parse_text
     for row, value in enumerate(values):
         parsed = value
@@ -155,8 +157,8 @@ def _only(
         if parsed is not None and not isinstance(parsed, kind):
             problems.setdefault(row, place.reason(value, type_))
             parsed = None
-        kept.append(parsed)
-    return kept
+        fitting.append(parsed)
+    return fitting
 
 
 def _build_parts(
@@ -224,15 +226,13 @@ def _build_simple(
     convert = place.converters.get(place.path)
     with suppress(*CONVERSION_ERRORS):
         return _build_at_once(values, type_.name, convert)
-    kept: list[Any] = []
+    fitting: list[Any] = []
     for row, value in enumerate(values):
-        converted = None
         try:
-            if value is not None:
-                if convert is not None:
-                    converted = convert(value)
-                else:
-                    converted = value
+            if value is None or convert is None:
+                converted = value
+            else:
+                converted = convert(value)
             pa.array([converted], kind)
         except CONVERSION_ERRORS as error:
             detail = ""
@@ -240,8 +240,8 @@ def _build_simple(
                 detail = str(error)
             problems.setdefault(row, place.reason(value, type_, detail))
             converted = None
-        kept.append(converted)
-    return pa.array(kept, kind)
+        fitting.append(converted)
+    return pa.array(fitting, kind)
 
 
 def _build_at_once(values: list[Any], type_name: str, convert: Converter | None) -> pa.Array:
@@ -250,13 +250,13 @@ def _build_at_once(values: list[Any], type_name: str, convert: Converter | None)
     if convert is None:
         return pa.array(values, kind)
     types = set(map(type, values)) - {type(None)}
-    exact = types <= _ARROW_TYPES.get(type_name, frozenset())
-    if exact and not isinstance(convert, Rewrite):
+    are_exact = types <= _ARROW_TYPES.get(type_name, frozenset())
+    if are_exact and not isinstance(convert, Rewrite):
         with suppress(*CONVERSION_ERRORS):
-            made = pa.array(values, kind)
+            array = pa.array(values, kind)
             # Whether an infinity fits is left to the converter.
-            if type_name != "double" or not pc.any(pc.is_inf(made)).as_py():
-                return made
+            if type_name != "double" or not pc.any(pc.is_inf(array)).as_py():
+                return array
     return pa.array([None if value is None else convert(value) for value in values], kind)
 
 

@@ -294,9 +294,10 @@ def require_path(name: str, types: Mapping[str, str], what: str) -> Path:
     Raises SchemaMismatchError for a missing column or field, and for a path through anything but
     structs; `what` names whose columns these are.
     """
-    steps = split_path(name)
     if name in types:
-        steps = (name,)
+        steps: tuple[str, ...] = (name,)
+    else:
+        steps = split_path(name)
     if not steps or steps[0] not in types:
         column = steps[0] if steps else name
         container = container_of(column)
@@ -359,9 +360,10 @@ def _no_struct_error(
     is of this type, which is no struct.
     """
     value = write_path(before)
-    step = f"Name {value!r} itself."
     if isinstance(type_, Array | Map):
         step = f"Make the value a column of its own: {WHERE_COLUMNS_ARE_MADE}."
+    else:
+        step = f"Name {value!r} itself."
     problem = (
         f"{what}: the path {name!r} does not exist: {value!r} is {type_}, and paths go through"
         " structs only."

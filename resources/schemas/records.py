@@ -73,7 +73,6 @@ def fit_to_schema(
         kind = arrow_type(field.type)
         mismatch = find_type_mismatch(column.type, kind, field.name)
         if mismatch is not None:
-            step = "Cast the column before you send it."
             if pt.is_timestamp(column.type) and field.type == "timestamp":
                 step = time_zone_advice(field.name)
             elif pt.is_floating(column.type) and pt.is_integer(kind):
@@ -81,6 +80,8 @@ def fit_to_schema(
                     f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps missing"
                     " values."
                 )
+            else:
+                step = "Cast the column before you send it."
             raise SchemaMismatchError(f"{what}: {mismatch}.", step, column=field.name)
         columns.append(
             cast_column(column, field.name, field.type, what, place, sensitive=field.sensitive)
@@ -135,10 +136,10 @@ def _misfit_error(
     if isinstance(value, pa.ChunkedArray):
         value = pa.concat_arrays(value.chunks)
     misfit = find_misfit(value, kind, name)
-    reason = misfit.expected
-    if not sensitive:
-        reason = f"{str(readable_value(misfit.value))[:100]}, {reason}"
-    step = "Cast the column, or correct the record."
+    if sensitive:
+        reason = misfit.expected
+    else:
+        reason = f"{str(readable_value(misfit.value))[:100]}, {misfit.expected}"
     if pt.is_timestamp(misfit.value.type) and misfit.value.type.unit == "ns":
         step = (
             "Timestamps are stored in microseconds: round first, as in pandas"
@@ -146,6 +147,8 @@ def _misfit_error(
             f" pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep"
             " nanoseconds in a bigint column."
         )
+    else:
+        step = "Cast the column, or correct the record."
     problem = (
         f"{what}: column {misfit.path!r} is {misfit.value.type}, but the schema declares"
         f" {misfit.kind}, and its value in {at.text}"
@@ -169,10 +172,10 @@ def to_arrow_table(
     the data.
 
     To rows, columns of `schema` that none of them has are added as nulls, except the `required`
-    ones, such as the key, which may be paths: where a row lacks it, its name is a mistake. A pandas
-    index with a name becomes a column; one without is left out. Raises SchemaMismatchError for
-    columns that Arrow can't hold, and ConfigurationError for a RecordBatchReader, which can't be
-    read twice.
+    ones, such as the key, which may be paths. A pandas index with a name becomes a column; one
+    without is left out. Raises SchemaMismatchError for columns that Arrow can't hold, and for a row
+    without a required column, whose name is probably misspelt; and ConfigurationError for a
+    RecordBatchReader, which can't be read twice.
     """
     if isinstance(records, pa.Table):
         return _require_unique_names(records, what)
@@ -266,7 +269,7 @@ def _table_from_rows(
     rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None, required: Collection[str]
 ) -> pa.Table:
     """Return rows as a table with all columns that a row or the schema has; null where a row
-    lacks one.
+    lacks one. Raises as `to_arrow_table`.
     """
     are_rows = isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows)
     if not are_rows or isinstance(rows, str | bytes):
@@ -291,7 +294,9 @@ def _table_from_rows(
 
 
 def _nested_column(values: Sequence[Any], field: Field, what: str) -> pa.Array:
-    """Return Python values as a column of the declared nested type."""
+    """Return Python values as a column of the declared nested type. Raises SchemaMismatchError for
+    the first one that does not fit.
+    """
     kind = arrow_type(field.type)
     try:
         return to_exact_array(values, kind)
@@ -299,8 +304,9 @@ def _nested_column(values: Sequence[Any], field: Field, what: str) -> pa.Array:
         row, cause = _first_misfit(values, kind, error)
         # A NestedValueError has a path, a reason, and perhaps what was expected there.
         path = f"{field.name}{getattr(cause, 'path', '')}"
-        reason = "a value does not fit the declared type"
-        if not field.sensitive:
+        if field.sensitive:
+            reason = "a value does not fit the declared type"
+        else:
             reason = getattr(cause, "reason", None) or _error_text(cause)
         problem = f"{what}: column {path!r} of row {row}: {reason}."
         expected = getattr(cause, "expected", "") or field.type

@@ -483,12 +483,12 @@ class StoredNames:
                 members.append(Member(member.name, self.without_retired(member.type, inner)))
         return Struct(tuple(members))
 
-    def choose(self, parent: Steps, name: str, taken: Collection[str]) -> str:
+    def choose(self, parent: Steps, name: str, siblings: Collection[str]) -> str:
         """Return the stored name for a new member: its name, or with a number if that was retired,
-        or is among the stored names `taken` by its siblings.
+        or is among the stored names of its `siblings`.
         """
         retired = {steps[-1] for steps in self.retired if steps[:-1] == parent}
-        used = {each.lower() for each in (*retired, *taken)}  # Spark ignores the case of names
+        used = {each.lower() for each in (*retired, *siblings)}  # Spark ignores the case of names
         chosen = name
         number = 2
         while chosen.lower() in used:

@@ -271,7 +271,9 @@ def expected_range(kind: str) -> str:
 
 
 class TypeReader:
-    """Reads types, and lists of names with types, from a text."""
+    """Reads types, and lists of names with types, from a text. All that read raise TypeTextError
+    for what is not expected next.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -116,8 +116,8 @@ class UnreadableValue:
         }.get(self.rule, "Correct the value, or write null instead.")
 
     def problem(self, place: str = "", *, hidden: bool = False) -> str:
-        """Return a description of the problem; `place` is the location of the row, `hidden`
-        masks the value.
+        """Return a description of the problem; `place` is the location of the row. A `hidden` value
+        is described as `***`.
         """
         if hidden:
             value = "***"
@@ -146,8 +146,10 @@ def first_unreadable(
     """Return the first value that Python can't hold in these columns (None: all columns); None
     if there is none.
     """
-    places: Iterable[tuple[int | str, str]] = enumerate(records.schema.names)
-    if names is not None:
+    places: Iterable[tuple[int | str, str]]  # the column's index or name, and its name
+    if names is None:
+        places = enumerate(records.schema.names)
+    else:
         places = ((name, name) for name in names)
     for place, name in places:
         column = records.column(place)

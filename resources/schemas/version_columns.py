@@ -46,8 +46,8 @@ def adopt_columns(
     # The declared columns are those after the changes, so the changes must not apply to them.
     contradicting = evolve(declared, AS_NAMED, None, changes)
     if contradicting.changes or contradicting.problems:
-        both = tuple(f"{change}, but declared too" for change in contradicting.changes)
-        return Evolution(known, names, problems=(*both, *contradicting.problems))
+        declared_too = tuple(f"{change}, but declared too" for change in contradicting.changes)
+        return Evolution(known, names, problems=(*declared_too, *contradicting.problems))
     moved = evolve(known, names, None, changes, fixed)
     if moved.problems:
         return moved
@@ -196,7 +196,7 @@ class _View:
         self._names = names
         self._now = now
         self._keep_others = keep_others
-        self.found: list[tuple[Steps, str]] = []
+        self.found: list[tuple[Steps, str]] = []  # as `StoredNames.names`
         self.left_out: set[Steps] = set()
 
     def name_members(self, struct: Struct, now: Struct | None, parent: Steps) -> Struct:
@@ -205,21 +205,23 @@ class _View:
 
         Without `now`, all keep their names. Members that are left out are added to `left_out`.
         """
-        current = {}
-        taken = set()
+        current = {}  # the members of `now` by their stored names
+        lowered_names = set()
         for member in now.members if now is not None else ():
             current[self._now.of(parent, member.name)] = member
-            taken.add(member.name.lower())
+            lowered_names.add(member.name.lower())
         members = []
         for member in struct.members:
             stored = self._names.of(parent, member.name)
             same = current.get(stored)
-            keeps = now is None or (self._keep_others and member.name.lower() not in taken)
-            named = None
+            is_free = member.name.lower() not in lowered_names
+            keeps_name = now is None or (self._keep_others and is_free)
             if same is not None:
                 named = self._name_member(member, same.name, same.type, (*parent, stored))
-            elif keeps:
+            elif keeps_name:
                 named = self._name_member(member, member.name, None, (*parent, stored))
+            else:
+                named = None
             if named is None:
                 self.left_out.add((*parent, stored))
                 continue

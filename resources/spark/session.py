@@ -137,22 +137,24 @@ def check_java() -> str:
     """
     home = os.environ.get("JAVA_HOME")
     on_path = shutil.which("java")
-    java = on_path
     if home:
-        java = str(Path(home) / "bin" / "java")
+        java: str | None = str(Path(home) / "bin" / "java")
+    else:
+        java = on_path
     version = _java_version(java)
     if java is not None and version is not None and version >= MINIMUM_JAVA:
         return java
     # only the text of the error remains
     if home:
-        problem = "has no bin/java that runs"
-        if version is not None:
+        if version is None:
+            problem = "has no bin/java that runs"
+        else:
             problem = f"is Java {version}"
         found = f"JAVA_HOME, which takes precedence over the PATH, is {home!r}, which {problem}"
-    else:
+    elif java is None:
         found = "no java is on the PATH"
-        if java is not None:
-            found = f"{java} is {version or 'no java that runs'}"
+    else:
+        found = f"{java} is {version or 'no java that runs'}"
     advice = (
         f"Install a Java {MINIMUM_JAVA} or 21 runtime (Debian, Ubuntu: apt install"
         " openjdk-17-jre-headless)."
@@ -602,9 +604,10 @@ def _check_master(master: str, *, is_elsewhere: bool = False) -> None:
     has_yarn = not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"}.isdisjoint(os.environ)
     if is_known and (has_yarn or not needs_yarn):
         return
-    problem = "Spark has no such master"
-    step = _MASTER_STEP
-    if is_known:
+    if not is_known:
+        problem = "Spark has no such master"
+        step = _MASTER_STEP
+    else:
         problem = "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
         step = "Set one of them to the folder with the configuration of your YARN cluster."
     # a token would follow the semicolon

@@ -217,9 +217,10 @@ def find_adjunct_error(error: BaseException) -> AdjunctError | None:
     if isinstance(error, AdjunctError):
         return error
     if isinstance(error, OSError) and error.errno in OF_FILES:
-        what = "a temporary file, or the output of this command"
         if error.filename:
             what = "a temporary file"
+        else:
+            what = "a temporary file, or the output of this command"
         return file_error(error, error.filename or tempfile.gettempdir(), what)
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
@@ -248,9 +249,10 @@ def _read_error(text: str) -> AdjunctError | None:
         file = unread["file"]
     cut_off = _CUT_OFF.search(text)
     if cut_off:  # the object itself may be intact
-        what = "Spark's request to the store"
         if file:
             what = f"Spark's read of {file}"
+        else:
+            what = "Spark's request to the store"
         problem = f"{what} was interrupted: {cut_off['cause'].rstrip('.')}."
         return StoreUnavailableError(problem, "Run it again.", url=file)
     damaged = _DAMAGED.search(text)
@@ -286,9 +288,9 @@ def _corresponding_error(text: str) -> AdjunctError | None:
     may_be_stale = refused is not None and refused["code"] in (*STALE_CODES, "null")
     if refused and may_be_stale:
         return _stale_error(refused["status"], refused["code"], _UNREAD.search(text))
-    unread = _read_error(text)
-    if unread is not None:
-        return unread
+    read_error = _read_error(text)
+    if read_error is not None:
+        return read_error
     if _TOO_DEEP.search(text):
         return PlanningError(
             "Spark's plan of a batch is nested too deeply for the stack of its JVM: there are too"
@@ -611,8 +613,8 @@ def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
     # values of large rows: all values are in one struct, which is null for a large row.
     is_large = f"octet_length(concat_ws('', {', '.join(texts.values())})) > {largest}"
     others = [name for name in frame.columns if name not in texts]
-    kept = f"if({is_large}, null, named_struct({', '.join(members)})) as {_TEXTS}"
-    rows = frame.selectExpr(*map(quote_name, others), kept).toArrow()
+    long_values = f"if({is_large}, null, named_struct({', '.join(members)})) as {_TEXTS}"
+    rows = frame.selectExpr(*map(quote_name, others), long_values).toArrow()
     if rows.column(_TEXTS).null_count:
         return None
     arrays = [*rows.columns[:-1], *rows.select([_TEXTS]).flatten().columns]

@@ -149,7 +149,7 @@ _SECONDS = 60.0
 
 def is_quick(chosen: bool | None = None) -> bool:
     """Return `chosen`; if it is None, whether ADJUNCT_SPARK_QUICK asks for sessions that start
-    quickly.
+    quickly. Raises ConfigurationError for another value of this variable than true or false.
     """
     if chosen is not None:
         return chosen

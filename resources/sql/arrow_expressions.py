@@ -138,6 +138,7 @@ _LEFT_TO_PARSER = re.compile(
     r"\b(?:date|timestamp)\s*['\"]|(?<![\w`.])(?:\d{10,}|\d+L)|\b(?:from|for)\b|\bnot\s+is\b",
     re.IGNORECASE | re.ASCII,
 )
+# By keyword, the nodes of which each needs it once.
 _WORDS: dict[str, tuple[str, ...]] = {
     "is": ("Is",),
     "not": ("Not",),
@@ -348,9 +349,10 @@ class _Compiler:
     def condition(self, node: exp.Expr) -> _Value:
         """Return a compiled node, which is boolean or null. Raises _NotCompiled."""
         value = self.value(node)
-        allowed = ["boolean", "void"]
         if type(node.parent).__name__ in ("If", "Case"):
             allowed = ["boolean"]
+        else:
+            allowed = ["boolean", "void"]
         if value.type not in allowed:
             raise _NotCompiled(f"a condition of type {value.type}")
         return _cast(value, "boolean")
@@ -408,9 +410,10 @@ def _moment(text: str, kind: str) -> date | datetime:
     """Return the date or timestamp in a literal. Raises _NotCompiled for any but the
     usual forms.
     """
-    pattern = r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d{6})?)?"
     if kind == "date":
         pattern = r"\d{4}-\d\d-\d\d"
+    else:
+        pattern = r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d{6})?)?"
     try:
         if re.fullmatch(pattern, text, re.ASCII):
             if kind == "date":
@@ -543,15 +546,15 @@ def _is(compiler: _Compiler, node: exp.Expr) -> _Value:
 def _in(compiler: _Compiler, node: exp.Expr) -> _Value:
     """Compile `value IN (literal, …)`."""
     value, *choices = map(compiler.value, (node.this, *node.expressions))
-    known = [choice for choice in choices if choice.type != "void"]
-    are_literals = all(choice.literal is not None for choice in known)
+    not_null = [choice for choice in choices if choice.type != "void"]
+    are_literals = all(choice.literal is not None for choice in not_null)
     if not choices or value.type == "void" or not are_literals:
         raise _NotCompiled("IN with values that are not literals")
-    kind, (value, *known) = _cast_together([value, *known], "a comparison")
+    kind, (value, *not_null) = _cast_together([value, *not_null], "a comparison")
     if kind in ("float", "double"):
         raise _NotCompiled(f"IN of {kind}")
-    chosen = pa.array([choice.literal for choice in known], arrow_type(kind))
-    return _call(membership(chosen, or_null=len(known) < len(choices)), "boolean", value)
+    chosen = pa.array([choice.literal for choice in not_null], arrow_type(kind))
+    return _call(membership(chosen, or_null=len(not_null) < len(choices)), "boolean", value)
 
 
 def _between(compiler: _Compiler, node: exp.Expr) -> _Value:
@@ -656,8 +659,8 @@ def _arithmetic(function: Function, kind: str | None = None) -> Rule:
     """
 
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
-        """Compile it. Decimals have rules of their own. Several large integer constants, and `%`
-        and `div` of floating-point numbers, are left to Spark.
+        """Compile the operator. Decimals have rules of their own. Several large integer constants,
+        and `%` and `div` of floating-point numbers, are left to Spark.
         """
         values = compiler.sides(node)
         common = _common_type(values, "arithmetic")
@@ -670,8 +673,8 @@ def _arithmetic(function: Function, kind: str | None = None) -> Rule:
                 raise _NotCompiled("arithmetic with several large constants")
         elif type(node).__name__ in ("Mod", "IntDiv"):
             raise _NotCompiled(f"arithmetic of {common}")
-        made = kind or common
-        return _call(function, made, *[_cast(value, made) for value in values])
+        result_type = kind or common
+        return _call(function, result_type, *[_cast(value, result_type) for value in values])
 
     return compiled
 
@@ -697,15 +700,15 @@ def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Va
     """Compile an operator of two decimals, or of a decimal and an integer."""
     name = type(node).__name__
     sides = []
-    of_sides = []
+    digits_of_sides = []
     for value in values:
         digits = _digits(value)
         if digits is not None:
-            of_sides.append(digits)
+            digits_of_sides.append(digits)
             sides.append(_cast(value, f"decimal({digits.precision},{digits.scale})"))
     kind = None
-    if name in ("Add", "Sub", "Mul") and len(of_sides) == 2:
-        kind = arithmetic_type(name, *of_sides)
+    if name in ("Add", "Sub", "Mul") and len(digits_of_sides) == 2:
+        kind = arithmetic_type(name, *digits_of_sides)
     # The parser does not distinguish 1L, a decimal of one digit, from cast(1 as bigint), a decimal
     # of 20 digits.
     if kind is None or any(map(_is_cast_literal, node.iter_expressions())):
@@ -798,7 +801,7 @@ def _like(compiler: _Compiler, node: exp.Expr) -> _Value:
     """
     text, value = compiler.sides(node)
     pattern = value.literal
-    part = pattern.strip("%") if isinstance(pattern, str) else "_"
+    part = pattern.strip("%") if isinstance(pattern, str) else ""
     if not isinstance(pattern, str) or "_" in part or "%" in part:
         raise _NotCompiled("LIKE with a pattern that is no prefix, suffix or part")
     begins_anyhow = pattern.startswith("%")

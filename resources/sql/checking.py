@@ -399,7 +399,7 @@ def check_select(
     with that of this table (`v.city`) are checked.
     """
     select = parse_select(text, table)
-    if select is None or _names_hidden(select.expressions):  # needs_spark_analysis says so
+    if select is None or _names_hidden(select.expressions):  # Spark has to analyze it
         return
     if select.mistake:
         raise PlanningError(
@@ -591,11 +591,12 @@ def _find_wrong_count(operands: Operands, node: exp.Expr) -> Mistake | None:
     given = lambda_arguments(operands, node)
     if given is None:
         return None
-    fewest = len(given)
-    wanted = str(fewest)
     if function_of_lambda(node) in ("Transform", "ArrayFilter"):
         fewest = 1
         wanted = "1 or 2, the second is the index"
+    else:
+        fewest = len(given)
+        wanted = str(fewest)
     count = len(node.expressions)
     if fewest <= count <= len(given):
         return None
@@ -646,9 +647,9 @@ class Operands(KnownTypes):
         unknown.
         """
         kind = self.kind(node)
-        word = None
-        if kind is not None:
-            word = _WORD.match(kind)
+        if kind is None:
+            return None
+        word = _WORD.match(kind)
         if word is None:
             return None
         return _GROUP_OF.get(word[0])
@@ -725,14 +726,16 @@ def _expects(*groups: str) -> Rule:
 
     def problem(operands: Operands, node: exp.Expr) -> str | None:
         operand = node.this
+        # The parser puts such a node around the arguments of some functions.
         is_added = type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe")
-        if is_added:  # by the parser
+        if is_added:
             operand = operand.this
         group = operands.group(operand)
         if group is None or group in groups:
             return None
-        expected = "a single value"
-        if groups != _SCALARS:
+        if groups == _SCALARS:
+            expected = "a single value"
+        else:
             expected = " or ".join(_GROUP_WORDS.get(name, name) for name in groups)
         return f"takes {operands.describe(operand)}: expected {expected}"
 

@@ -123,6 +123,7 @@ _CAST_TYPES = frozenset({*SIMPLE_TYPES, "decimal"}) - {"binary"}
 _ALIAS_AT_END = re.compile(r"\bas\s+(`|[a-z_]\w*)\s*$", re.IGNORECASE | re.ASCII)
 _BEFORE_PARENTHESIS = re.compile(r"(^|[^\w\s]|\b\w+)\s*(?=\()", re.ASCII)
 _KEYWORDS = frozenset({"and", "or", "not", "when", "then", "else", "case", "between"})
+# By the pattern of an operator in a text, the nodes of which each has one.
 _SIGNS = {
     r"\+": ("Add",),
     "-": ("Neg", "Sub"),

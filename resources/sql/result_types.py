@@ -48,6 +48,7 @@ def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
     if operator == "Div":
         divided_scale = max(6, one.scale + other.precision + 1)
         return _decimal(one.before_point + other.scale + divided_scale, divided_scale)
+    # Of "Mod".
     return _decimal(min(one.before_point, other.before_point) + scale, scale)
 
 
@@ -78,13 +79,13 @@ def sum_type(kind: str) -> str:
 
 
 def rounded_type(digits: Digits, places: int) -> str | None:
-    """Return the type of a decimal that is rounded to `places` digits after the point; None if
-    uncertain.
+    """Return the type of a decimal that is rounded to `places` digits after the point; None for
+    negative `places`, and if it needs more than 38 digits.
     """
     if places < 0:
         return None
-    kept = min(digits.scale, places)
-    return _decimal(digits.before_point + 1 + kept, kept)
+    scale = min(digits.scale, places)
+    return _decimal(digits.before_point + 1 + scale, scale)
 
 
 def _decimal(precision: int, scale: int) -> str | None:

@@ -172,10 +172,10 @@ def find_calls(text: str) -> tuple[Call, ...]:
         is_call = is_name and following.token_type is TokenType.L_PAREN
         if is_call and before is not TokenType.DOT:
             is_compared = before in (TokenType.LIKE, TokenType.ILIKE, TokenType.RLIKE)
-            counted = _count_arguments(tokens, at + 2)
-            over = _has_over_clause(tokens, at + 1)
+            arguments = _count_arguments(tokens, at + 2)
+            is_over = _has_over_clause(tokens, at + 1)
             is_word = kind is TokenType.VAR
-            calls.append(Call(token.text.lower(), counted, is_word, is_compared, over))
+            calls.append(Call(token.text.lower(), arguments, is_word, is_compared, is_over))
         before = kind
     return tuple(calls)
 
@@ -382,7 +382,7 @@ def _alias(source: exp.Expr, table: str) -> str | None:
     return source.alias_or_name.lower()
 
 
-def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts | None:
+def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts:
     """Return the parts of a SELECT from one table, which `alias` names. Changes the tree."""
     _remove_qualifier(tree, alias)
     where = tree.args.get("where")
@@ -422,9 +422,9 @@ def _remove_qualifier(tree: exp.Select, alias: str) -> None:
         if isinstance(path[0], exp.Star):
             column.replace(path[0])
             continue
-        kept = dict(zip(names, reversed(path), strict=False))
+        parts = dict(zip(names, reversed(path), strict=False))
         for name in names:
-            column.set(name, kept.get(name))
+            column.set(name, parts.get(name))
 
 
 def _columns_of(tree: exp.Expr, alias: str) -> Iterator[exp.Column]:

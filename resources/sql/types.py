@@ -405,13 +405,17 @@ def _collected(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _of_like_arrays(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of arrays that are combined, if it is one: otherwise Spark casts them."""
+    """Return the type of arrays that are combined, if all have the same: otherwise Spark casts
+    them, and the type of the elements is uncertain.
+    """
     sides = node.expressions or [node.this, node.args.get("expression")]
     return _one_type(known, sides) or "array<…>"
 
 
 def _of_like_maps(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of maps that are combined, if it is one: otherwise Spark casts them."""
+    """Return the type of maps that are combined, if all have the same: otherwise Spark casts them,
+    and the type of the values is uncertain.
+    """
     return _one_type(known, node.expressions) or "map<…>"
 
 
@@ -424,7 +428,9 @@ def _one_type(known: KnownTypes, nodes: Iterable[exp.Expr | None]) -> str | None
 
 
 def _with_element(known: KnownTypes, node: exp.Expr) -> str | None:
-    """Return the type of an array with or without an element, if it has the type of the others."""
+    """Return the type of an array to which an element is added, or from which one is removed; the
+    type of its elements is uncertain if that element has another one.
+    """
     kind = known.type(node.this)
     if element_type(kind) is None:
         return "array<…>"
@@ -982,10 +988,10 @@ class KnownTypes:
 
     def type(self, node: exp.Expr | None) -> str | None:
         """Return the type of a syntax node; None where it is uncertain."""
-        rule = None
-        if node is not None:
-            rule = TYPE_RULES.get(type(node).__name__)
-        if rule is None or node is None:
+        if node is None:
+            return None
+        rule = TYPE_RULES.get(type(node).__name__)
+        if rule is None:
             return None
         return rule(self, node)
 

@@ -36,7 +36,7 @@ def check_append(
     producer: str, sequence: int, version: str | None, valid_from: datetime | None
 ) -> int | None:
     """Validate the arguments of an append; return `valid_from` in microseconds since the epoch, as
-    markers store it.
+    markers store it, None if it is None.
 
     Raises ConfigurationError for a producer, a sequence or a version that can't be stored, and for
     `valid_from` without time zone or version, or outside the years 1 to 9999 of UTC.
@@ -48,8 +48,9 @@ def check_append(
         return None
     zoned = isinstance(valid_from, datetime) and valid_from.tzinfo is not None
     if version is None or not zoned or not fits_utc(valid_from):
-        what = "without end_of_dataset"
-        if version is not None:
+        if version is None:
+            what = "without end_of_dataset"
+        else:
             what = f"of version {version!r}"
         problem = (
             f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time"

@@ -227,7 +227,9 @@ def resolve_startpoint_to_offset(
 def _resolve_time(
     system: StreamSystem, ssp: SystemStreamPartition, startpoint: StartpointTimestamp
 ) -> str:
-    """Return the offset of the first record at or after a time."""
+    """Return the offset of the first record at or after a time. Raises ConfigurationError for a
+    system that can't find it.
+    """
     if not system.capabilities.finds_times:
         able = ", ".join(kind for kind in KINDS if kind != startpoint.kind)
         problem = (
@@ -318,7 +320,7 @@ def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> No
                 looks = f": it looks like {unit} ({moment:%Y-%m-%d %H:%M} UTC)"
                 step = f"Give milliseconds: {value // n}."
                 break
-        # Python can't format these
+        # Python can't write much larger numbers in decimal digits.
         shown = str(value) if abs(value) < 10**30 else f"of {value.bit_length():,} bits"
         problem = (
             f"{what} {name} {shown} is not within the years 1 to 9999 in milliseconds since"

@@ -412,8 +412,9 @@ class StreamSystem(ABC):
 
     Reads are of exact, bounded ranges, so that a batch can be read again as it was. All methods
     raise StreamNotFoundError for a missing stream. What is optional is declared in `capabilities`;
-    a system whose streams can be written is a `StreamWriter`, one whose offsets are growing numbers
-    extends `NumberedOffsets`, and one that is read by this process only `DriverReads`.
+    by default, the methods for it raise ConfigurationError. A system whose streams can be written
+    is a `StreamWriter`, one whose offsets are growing numbers extends `NumberedOffsets`, and one
+    that is read by this process only `DriverReads`.
 
     `name` is the name that it is registered with. `default_offset` is where a partition without a
     checkpoint begins, if neither the input nor the stream says so; None is "upcoming".
@@ -522,18 +523,18 @@ class StreamSystem(ABC):
         """Return where the records of these ranges are whose values are those of one of the `keys`,
         ordered by partition and offset: PARTITION, OFFSET and the values at `columns`.
 
-        Keys are compared with the values that the names of their columns mean, which are columns of
-        the stream or paths, and have their types. A key with a null has no records. `columns` are
-        such names too, or of RECORD_META; those of the table are the same. This default reads the
-        ranges in parts, only the columns that it needs. Raises SchemaMismatchError for keys that
-        can't be compared.
+        The columns of `keys` have the names of columns of the stream, or of paths, and the types of
+        the values there. A key with a null has no records. `columns` are such names, too, or those
+        of RECORD_META; the columns of the result have the same names. This default reads the ranges
+        in parts, only the columns that it needs. Raises SchemaMismatchError for keys that can't be
+        compared.
         """
         stream = require_one_stream(self.name, ranges)
         types = self._column_types(stream)
         what = f"{self.name}.{stream}"
         wanted = WantedKeys.of(keys, types, what)
-        given = [name for name in columns if name not in RECORD_META]
-        paths = {name: require_path(name, types, what) for name in given}
+        in_record = [name for name in columns if name not in RECORD_META]
+        paths = {name: require_path(name, types, what) for name in in_record}
         needed = dict.fromkeys(path.column for path in (*wanted.paths, *paths.values()))
 
         def select(records: pa.Table) -> pa.Table:
@@ -833,7 +834,8 @@ def check_places(stream: str, places: pa.Table, records: pa.Table) -> pa.Table:
     """Return the records that were read at these places. Raises OffsetOutOfRangeError for a place
     without a record, and for one that is named twice.
     """
-    if records.num_rows == places.num_rows:  # each place once, so all were found
+    # Each record was read once: a place without one, or named twice, would make them fewer.
+    if records.num_rows == places.num_rows:
         return records
     partitions = records.column(PARTITION).to_pylist()
     found = set(zip(partitions, records.column(OFFSET).to_pylist(), strict=True))
@@ -841,11 +843,12 @@ def check_places(stream: str, places: pa.Table, records: pa.Table) -> pa.Table:
     for place in places.to_pylist():
         partition = place[PARTITION]
         offset = place[OFFSET]
-        problem = f"{stream}.{partition} has no record at offset {offset}."
-        if (partition, offset) not in found:
-            break
-        problem = f"offset {offset} of {stream}.{partition} is named twice."
-        if (partition, offset) in named:
+        is_missing = (partition, offset) not in found
+        if is_missing:
+            problem = f"{stream}.{partition} has no record at offset {offset}."
+        else:
+            problem = f"offset {offset} of {stream}.{partition} is named twice."
+        if is_missing or (partition, offset) in named:
             break
         named.add((partition, offset))
     step = "Name offsets of records, each once, as find_records returns them."

@@ -197,7 +197,7 @@ class DeltaVersions:
         if history.states:
             newest = history.states[-1].number
         else:
-            newest = number
+            newest = number  # there was no commit since
         has_later_commits = history.complete_since <= number + 1
         if has_later_commits and number <= newest:
             return TableState(state_id, number, datetime.fromtimestamp(0, UTC))

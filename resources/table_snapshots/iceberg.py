@@ -302,6 +302,7 @@ def _catalog_access(process: int, metadata: str, table: IcebergTable) -> dict[st
             return dict(catalog.properties)
 
 
+# By table and id of a snapshot: the files of the snapshots that were read last, by path.
 _planned: LRUCache[tuple[IcebergTable, str], dict[str, FileScanTask]] = LRUCache(8)
 _lock = Lock()
 

@@ -26,15 +26,16 @@ def net_changes(before: pa.Table, after: pa.Table, key: Sequence[str], what: str
     left = before.select(key).append_column(_BEFORE, _numbers(before.num_rows))
     right = after.select(key).append_column(_AFTER, _numbers(after.num_rows))
     pairs = left.join(right, keys=list(key), join_type="full outer")
-    was = pairs.column(_BEFORE)
-    now = pairs.column(_AFTER)
-    deleted = was.filter(pc.is_null(now))
-    inserted = now.filter(pc.is_null(was))
-    both = pc.and_(pc.is_valid(was), pc.is_valid(now))
-    was = was.filter(both)
-    now = now.filter(both)
-    differs = _differ(before.take(was), after.take(now), after.column_names, key)
-    updated = now.filter(pa.array(differs))
+    # By key, the place of its row in each table, null where the table does not have the key.
+    place_before = pairs.column(_BEFORE)
+    place_after = pairs.column(_AFTER)
+    deleted = place_before.filter(pc.is_null(place_after))
+    inserted = place_after.filter(pc.is_null(place_before))
+    in_both = pc.and_(pc.is_valid(place_before), pc.is_valid(place_after))
+    kept_before = place_before.filter(in_both)
+    kept_after = place_after.filter(in_both)
+    differs = _differ(before.take(kept_before), after.take(kept_after), after.column_names, key)
+    updated = kept_after.filter(pa.array(differs))
     written = pa.concat_tables(
         [
             with_operation(after.take(inserted), "insert"),

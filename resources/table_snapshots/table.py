@@ -35,7 +35,7 @@ class TableState:
 class TableHistory:
     """The states of a table that can still be read, the oldest first, and its identity.
 
-    None is missing from the number `complete_since` on.
+    From the number `complete_since` on, no state is missing.
     """
 
     identity: str

@@ -148,7 +148,9 @@ class AvroValues:
         return [next(made) if valid else None for valid in values.is_valid().to_pylist()]
 
     def _convert_simple(self, values: pa.Array, declared: Any) -> list[Any]:
-        """Return values that are no struct, array or map, as fastavro writes them."""
+        """Return values that are no struct, array or map, as fastavro writes them. Raises
+        SchemaMismatchError.
+        """
         name, logical = type_name(declared)
         if logical == "timestamp-millis":  # fastavro would truncate
             try:
@@ -301,8 +303,9 @@ class Avro:
             except Unfit:
                 raise
             except _UNREADABLE as error:
-                problem = "it ends too early"
-                if not isinstance(error, EOFError | IndexError):
+                if isinstance(error, EOFError | IndexError):
+                    problem = "it ends too early"
+                else:
                     problem = type(error).__name__
                 raise Unfit(f"not Avro of its schema: {problem}") from error
 
@@ -396,12 +399,12 @@ def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes
     """Return a function that reads messages by the schemas that they name, resolved to the declared
     one.
     """
-    known: dict[int, Callable[[bytes], dict[str, Any]]] = {}
+    readers: dict[int, Callable[[bytes], dict[str, Any]]] = {}  # by the id of the writer's schema
     reader = parse_avro_schema(declared)
 
     def read(data: bytes) -> dict[str, Any]:
         registered = schema_registry.read_schema_id(data, registry, "AVRO", "Avro")
-        if registered.id not in known:
+        if registered.id not in readers:
             try:
                 writer = parse_avro_schema(registered.text, registered.references)
             except ConfigurationError as error:
@@ -411,7 +414,7 @@ def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes
             expanded = parse_avro_schema(registered.text, registered.references, expand=True)
             _check_record_cases(expanded, parse_avro_schema(declared, expand=True))
             same = json.loads(registered.text) == json.loads(declared)  # nothing to resolve
-            known[registered.id] = _record_reader(writer, None if same else reader)
-        return known[registered.id](data[HEADER_BYTES:])
+            readers[registered.id] = _record_reader(writer, None if same else reader)
+        return readers[registered.id](data[HEADER_BYTES:])
 
     return read

@@ -408,9 +408,11 @@ def _call_factory(factory: str) -> Mapping[str, Any]:
     if not isinstance(made, Mapping):
         raise error(f"returned a {type(made).__name__}", "Return a dict of librdkafka settings.")
     reserved = {*_RESERVED_SETTINGS, "error_cb"}  # by which `new_client` notices rejections
-    taken = sorted(reserved.intersection(made))
-    if taken:
-        raise error(f"returned {', '.join(taken)}, which Adjunct sets itself", "Leave them out.")
+    not_allowed = sorted(reserved.intersection(made))
+    if not_allowed:
+        raise error(
+            f"returned {', '.join(not_allowed)}, which Adjunct sets itself", "Leave them out."
+        )
     return made
 
 
@@ -452,19 +454,19 @@ class KafkaAdmin:
         from confluent_kafka import KafkaException
 
         deadline = time.monotonic() + response_timeout(self.settings)
-        part = 1.0
+        step_seconds = 1.0
         while True:
             # In steps of growing length, since the client does not report a rejection while it
             # waits.
             left = max(deadline - time.monotonic(), 0.1)
             try:
-                return sorted(self._connected().list_topics(timeout=min(left, part)).topics)
+                return sorted(self._connected().list_topics(timeout=min(left, step_seconds)).topics)
             except KafkaException as error:
                 translated = self._translate_error(error.args[0], "its topics")
-                is_last = left <= part
+                is_last = left <= step_seconds
                 if is_last or not isinstance(translated, errors.StreamUnavailableError):
                     raise translated from error
-            part *= 2
+            step_seconds *= 2
 
     def describe(self, topic: str) -> TopicDescription | None:
         """Return the topic's id and number of partitions; None if there is no such topic."""

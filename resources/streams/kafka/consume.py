@@ -196,8 +196,9 @@ def check_topic_identity(topic: TopicFacts, partition: int) -> None:
     """
     described = KafkaAdmin(topic.settings).describe(topic.topic)
     if described is None or described.id != topic.identity:
-        now = "missing"
-        if described is not None:
+        if described is None:
+            now = "missing"
+        else:
             now = described.id
         problem = (
             f"{topic.ssp(partition)}: topic {topic.topic!r} was deleted or recreated while it was"
@@ -247,8 +248,10 @@ class _RangeConsumer:
             received_at = time.monotonic()
             while self._left:
                 # No more than can be left, since the call returns as soon as it has as many.
-                width = sum(wanted.end - self._positions[wanted.partition] for wanted in ranges)
-                got = self._consumer.consume(min(MAX_MESSAGES, width), _POLL_SECONDS)
+                offsets_left = sum(
+                    wanted.end - self._positions[wanted.partition] for wanted in ranges
+                )
+                got = self._consumer.consume(min(MAX_MESSAGES, offsets_left), _POLL_SECONDS)
                 ended = list[int]()
                 if any(message.error() for message in got):
                     got, ended = self._handle_errors(got)

@@ -106,11 +106,12 @@ def _json_converter(kind: str, timestamps: str | None) -> Converter:
     if kind == "string":
         return _json_text
     if kind == "timestamp" and timestamps is not None:
-        factor = 1
-        reason = ": expected a whole number of microseconds"
         if timestamps == "millis":
             factor = 1000
             reason = ": expected a whole number of milliseconds"
+        else:
+            factor = 1
+            reason = ": expected a whole number of microseconds"
         return _converter(
             _is_int, lambda value: _EPOCH + dt.timedelta(microseconds=value * factor), reason
         )
@@ -424,14 +425,14 @@ class Json:
         converters = {
             field.name: json_converters(field, self.timestamps) for field in schema.fields
         }
-        exact = any(map(has_decimals, schema.fields))
-        named = dict(self.names)
+        is_exact = any(map(has_decimals, schema.fields))
+        renamed = dict(self.names)
         decode = json.JSONDecoder(
-            parse_constant=_reject_constant, parse_float=Decimal if exact else float
+            parse_constant=_reject_constant, parse_float=Decimal if is_exact else float
         ).decode
 
-        quick = fast_json_reader(schema, named)
-        fields = [named.get(name, name) for name in schema.names]
+        read_fast = fast_json_reader(schema, renamed)
+        fields = [renamed.get(name, name) for name in schema.names]
 
         def parse(message: bytes) -> dict[str, Any]:
             try:
@@ -445,16 +446,16 @@ class Json:
             if type(record) is not dict:
                 raise Unfit(f"{describe_value(record)} where a JSON object belongs")
             check_cases(record, fields)
-            if not named:
+            if not renamed:
                 return record
-            return record | {column: record.get(name) for column, name in named.items()}
+            return record | {column: record.get(name) for column, name in renamed.items()}
 
-        exactly = row_reader(parse, schema, converters)
+        read_exactly = row_reader(parse, schema, converters)
 
         def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
-            columns = quick(data)
+            columns = read_fast(data)
             if columns is None:
-                return exactly(data, problems)
+                return read_exactly(data, problems)
             return columns
 
         return read
@@ -467,12 +468,12 @@ class Json:
         ]
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
-            named = []
+            members = []  # by column, the text of its member in each row's object
             for column, each, head in zip(columns, fields, heads, strict=True):
                 type_ = parse_type(each.type)
                 texts = _json_texts(column, type_, what, each.name, self.timestamps)
-                named.append([head + text for text in texts])
-            return [("{" + ",".join(row) + "}").encode() for row in zip(*named, strict=True)]
+                members.append([head + text for text in texts])
+            return [("{" + ",".join(row) + "}").encode() for row in zip(*members, strict=True)]
 
         return write
 

@@ -89,7 +89,8 @@ def check_key_partitions(topic: TopicFacts, partition: int, got: Sequence[Messag
     unkeyed = [place for place, key in enumerate(keys) if key is None]
     columns = declared.value.columns().names
     has_key_in_value = all(column_of(name, columns) in columns for name in declared.key_names)
-    # -1: it belongs to a key, but is in no partition rightly. Without a key it may be anywhere.
+    # A message without a key whose value has the key's columns is wrong in every partition (-1). If
+    # the value does not have them either, any partition is right.
     chosen[unkeyed] = -1 if has_key_in_value else partition
     wrong = np.nonzero(chosen != partition)[0]
     if not len(wrong):
@@ -97,9 +98,10 @@ def check_key_partitions(topic: TopicFacts, partition: int, got: Sequence[Messag
     place = int(wrong[0])
     offset = got[place].offset()
     right = int(chosen[place])
-    where = "has no key, so that any partition may have newer ones of its entry"
     if right >= 0:
         where = f"has a key of partition {right} of {topic.partitions}"
+    else:
+        where = "has no key, so that any partition may have newer ones of its entry"
     raise KeyOrderError(
         f"dataset {reader!r}: the record at offset {offset} of {topic.ssp(partition)} {where}. It"
         " was written before partitions were added to the topic, or by a producer that chooses"

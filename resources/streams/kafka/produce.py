@@ -111,8 +111,9 @@ def translate_produce_error(
         return _unavailable_error(
             target, f"Kafka did not accept the records ({error.name()}: {reason})"
         )
-    record = "the records"
-    if key is not None:
+    if key is None:
+        record = "the records"
+    else:
         record = f"the record with the key {_describe_key(key)}"
     step = f"Check the settings and the access rules of topic {target.topic!r}, then append again."
     problem = f"{target}: Kafka rejected {record} ({error.name()}: {reason})."
@@ -282,7 +283,8 @@ class Sender:
         """Queue records for the partitions of their keys (or for this one), waiting while the queue
         is full.
 
-        Raises the error of a record that was not delivered, which may be one of an earlier call.
+        Checks the run's fence before each record. Raises the error of a record that was not
+        delivered, which may be one of an earlier call.
         """
         from confluent_kafka import KafkaException
 
@@ -423,14 +425,14 @@ def _record_times(batch: pa.RecordBatch, topic: TopicFacts) -> Iterable[int]:
         return repeat(0, batch.num_rows)
     stated = batch.column(TIMESTAMP)
     found = first_unreadable(batch, [TIMESTAMP])
-    # Truncating to microseconds loses nothing: Kafka stores milliseconds.
     rejected: object = None
     if found is not None:
         rejected = found.text
     else:
+        # Truncating to microseconds loses nothing: Kafka stores milliseconds.
         given = stated.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
         least = pc.min(given).as_py()
-        if least is not None and least < 1000:
+        if least is not None and least < 1000:  # 0 ms would mean the time of the append
             rejected = readable_value(pc.min(stated))
     if rejected is not None:
         problem = (
@@ -525,7 +527,7 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
     marks = _read_marks(append.target, append.producer)
     last = None
     after_last = 0
-    if 0 in marks:
+    if 0 in marks:  # where each append of the producer leaves its mark
         last, after_last = marks[0]
     digest = _Digest()
     if last is not None and append.sequence < last.sequence:
@@ -534,6 +536,7 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
         )
     if last is not None and append.sequence == last.sequence:
         for batch in batches:
+            # A deque of no length only runs through the records, so that each is counted.
             deque(digest.count_through(records_from_batch(batch, append)), maxlen=0)
         sequence = append.sequence
         name = str(append.target)
@@ -795,7 +798,7 @@ def _run_tasks(
             rows: list[dict[str, Any]] = []
             for span in sent.spans:
                 rows.append({**asdict(span), "duplicate": sent.duplicate})
-            if not rows:  # which says that the task ran
+            if not rows:  # a row without a partition says that the task ran
                 rows.append({"rows": 0, "duplicate": sent.duplicate})
             yield pa.RecordBatch.from_pylist(rows, schema=_SPANS.to_arrow())
 
@@ -821,12 +824,12 @@ def _select_columns(frame: DataFrame, declared: KafkaTopic, order_by: Sequence[s
     """
     schema = declared.schema()
     dropped = {*RECORD_META, *order_by} - {TIMESTAMP, TOMBSTONE, EPOCH, *schema.names}
-    kept = []
+    columns = []
     for name in frame.columns:
         if name not in dropped:
-            kept.append(named_column(name))
+            columns.append(named_column(name))
     order = [named_column(name).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
-    return frame.select(*kept, *order)
+    return frame.select(*columns, *order)
 
 
 def result_from_spans(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendResult:

@@ -227,7 +227,7 @@ def _to_datetime(value: Any) -> dt.datetime:
 
 
 def _to_json(message: Any) -> str:
-    """Return a message as JSON text, with the field names of the .proto file."""
+    """Return a message as JSON text, with the field names of the .proto file. Raises Unfit."""
     from google.protobuf import json_format
 
     try:
@@ -343,8 +343,9 @@ class FieldWriter:
 
 
 def _scalar(field: Any, value: Any) -> Any:
-    """Return a simple value of a column for a field of this type; for an enum, its name may be the
-    text of a number. The inverse of the conversion by `_value_getter`.
+    """Return a simple value of a column for a field of this type: the number of an enum's name, or
+    of the text of a number that the enum does not declare. The inverse of the conversion by
+    `_value_getter`.
     """
     if field.enum_type is not None:
         known = field.enum_type.values_by_name
@@ -355,11 +356,15 @@ def _scalar(field: Any, value: Any) -> Any:
 
 
 def _key_from_text(field: Any, text: str) -> Any:
-    """Return the key of a map from its text; the inverse of `_key_text`."""
+    """Return the key of a map from its text; the inverse of `_key_text`. Raises ValueError for any
+    other text.
+    """
     if field.cpp_type == field.CPPTYPE_STRING:
         return text
-    key: Any = text == "true"
-    if field.cpp_type != field.CPPTYPE_BOOL:
+    key: Any
+    if field.cpp_type == field.CPPTYPE_BOOL:
+        key = text == "true"
+    else:
         key = int(text)
     if _key_text(key) != text:  # such as " 7": another key could become the same
         raise ValueError(text)
@@ -382,7 +387,7 @@ def _append_scalar(elements: Any, field: Any, value: Any) -> None:
 
 
 def _fill_simple(message: Any, value: Any) -> None:
-    """Set a message to a time, a wrapped value, or what JSON text has."""
+    """Set a message to a time, a wrapped value, or what JSON text has. Raises ValueError."""
     declared = message.DESCRIPTOR
     if declared.full_name == _TIMESTAMP:
         message.FromDatetime(value)
@@ -463,9 +468,9 @@ class Protobuf:
                     bare = _without_head(datum, self.registry, indexes)
                 else:
                     bare = datum
-                made = message.FromString(bare)
-                _check_wire_types(made)
-                return {name: get(made) for name, get in getters.items()}
+                parsed = message.FromString(bare)
+                _check_wire_types(parsed)
+                return {name: get(parsed) for name, get in getters.items()}
             except Unfit:
                 raise
             except (DecodeError, ValueError, OverflowError) as error:
@@ -495,7 +500,7 @@ class Protobuf:
 
     def _head(self, what: str, subject: str) -> bytes:
         """Return what messages begin with: nothing, or with a registry the id of the schema under
-        this subject.
+        this subject, and the message indexes. Raises SchemaMismatchError for another format.
         """
         if self.registry is None:
             return b""
@@ -528,8 +533,8 @@ def _check_wire_types(message: Any) -> None:
 
 
 def _without_head(data: bytes, registry: SchemaRegistry, declared: tuple[int, ...]) -> bytes:
-    """Return a message without its schema id and message indexes, which must be the declared
-    ones.
+    """Return a message without its schema id and message indexes. Raises Unfit unless they are
+    those of the declared message type.
     """
     schema_registry.read_schema_id(data, registry, "PROTOBUF", "Protobuf")
     indexes, at = schema_registry.parse_message_indexes(data, HEADER_BYTES)

@@ -321,15 +321,15 @@ class _SideReader:
         self, batch: pa.RecordBatch, bad: RowProblems, columns: dict[str, pa.Array], stream: str
     ) -> None:
         """Put the bytes of the rows that can't be read into their column of `columns`; without one,
-        raise SchemaMismatchError. Of a message of which neither side can be read, a column of both
-        keeps the key.
+        raise SchemaMismatchError. If key and value have the same such column, and neither can be
+        read, it keeps the bytes of the key.
         """
         data = batch.column(f"__{self.which}")
         column = self.form.malformed
         if column != FAIL:
             is_bad = pa.array([row in bad for row in range(len(data))], pa.bool_())
-            kept = pc.if_else(is_bad, data, pa.scalar(None, pa.binary()))
-            columns[column] = pc.coalesce(columns.get(column, kept), kept)
+            bad_bytes = pc.if_else(is_bad, data, pa.scalar(None, pa.binary()))
+            columns[column] = pc.coalesce(columns.get(column, bad_bytes), bad_bytes)
         elif bad:
             raise self.unreadable_error(batch, data.to_pylist(), bad, stream)
 
@@ -364,9 +364,10 @@ def _describe_bytes(data: bytes) -> str:
         return "empty"
     # A character may be cut.
     text = data[: MAX_SHOWN * 4].decode("utf-8", "replace").rstrip("\ufffd")
-    shown = data[:MAX_SHOWN].hex()
     if text and text.isprintable() and "\ufffd" not in text:
         shown = text[: MAX_SHOWN * 2]
+    else:
+        shown = data[:MAX_SHOWN].hex()
     return f"{len(data)} bytes: {shorten_text(shown)}"
 
 
@@ -396,8 +397,8 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     can't write.
     """
     written = topic.written_schema()
-    around = [name for name in frame.schema.names if name.startswith("__")]
-    own = [named_column(name) for name in frame.columns if name not in around]
+    meta = [name for name in frame.schema.names if name.startswith("__")]
+    own = [named_column(name) for name in frame.columns if name not in meta]
     given = Schema.from_spark(frame.select(*own).schema)
     _check_columns(given, written, stream)
     create_encoder(topic, stream)  # what fails here would fail in every task
@@ -408,12 +409,12 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     ddl = [f"{KEY} BINARY", f"{VALUE} BINARY"]
     if topic.headers is not None:
         ddl += [f"{HEADERS} ARRAY<STRUCT<name: STRING, value: BINARY>>"]
-    ddl += [f"`{name}` {types[name]}" for name in around]
+    ddl += [f"`{name}` {types[name]}" for name in meta]
 
     def encoded(batches: Iterator[Any]) -> Iterator[Any]:
         yield from map(create_encoder(topic, stream), batches)
 
-    return frame.select(*casts, *[F.col(name) for name in around]).mapInArrow(
+    return frame.select(*casts, *[F.col(name) for name in meta]).mapInArrow(
         lambda batches: encode_task_errors(encoded(batches)), ", ".join(ddl)
     )
 
@@ -444,8 +445,8 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
 
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
         names = batch.schema.names
-        around = {name: batch.column(name) for name in names if name.startswith("__")}
-        table = pa.Table.from_batches([batch]).drop_columns([*around])
+        meta = {name: batch.column(name) for name in names if name.startswith("__")}
+        table = pa.Table.from_batches([batch]).drop_columns([*meta])
         records = fit_to_schema(
             table,
             written,
@@ -456,17 +457,18 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         flat = pa.RecordBatch.from_arrays(
             [column.combine_chunks() for column in records.columns], written.names
         )
-        none = pa.array(np.zeros(batch.num_rows, bool))
-        keep = pc.invert(around.get(TOMBSTONE, none).fill_null(False))
-        made = write_value(flat.select(value_names).filter(keep).columns)
+        no_tombstones = pa.array(np.zeros(batch.num_rows, bool))
+        has_value = pc.invert(meta.get(TOMBSTONE, no_tombstones).fill_null(False))
+        written_values = write_value(flat.select(value_names).filter(has_value).columns)
         nulls = pa.nulls(batch.num_rows, pa.binary())
-        out = {KEY: nulls, VALUE: pc.replace_with_mask(nulls, keep, pa.array(made, pa.binary()))}
+        values_out = pc.replace_with_mask(nulls, has_value, pa.array(written_values, pa.binary()))
+        out = {KEY: nulls, VALUE: values_out}
         if write_key is not None:
-            values = [read_path(flat, steps) for steps in key_steps]
-            out[KEY] = pa.array(write_key(values), pa.binary())
+            key_values = [read_path(flat, steps) for steps in key_steps]
+            out[KEY] = pa.array(write_key(key_values), pa.binary())
         if topic.headers is not None:
             out[HEADERS] = _headers_from_json(flat.column(topic.headers), topic.headers, stream)
-        for name, column in around.items():
+        for name, column in meta.items():
             out.setdefault(name, column)
         return pa.RecordBatch.from_pydict(out)
 
@@ -486,7 +488,9 @@ def _check_columns(given: Schema, written: Schema, stream: str) -> None:
 
 
 def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
-    """Return the headers in JSON texts; the inverse of `_headers_json`."""
+    """Return the headers in JSON texts; the inverse of `_headers_json`. Raises
+    SchemaMismatchError.
+    """
     kind = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
     made: list[Any] = []
     try:

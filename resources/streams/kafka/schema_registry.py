@@ -264,9 +264,10 @@ class SchemaRegistry:
             raise SchemaMismatchError(
                 f"{what} rejects the schema for {path}: {reason or status}.", step, url=self.url
             )
-        step = "Check whether its URL is that of a registry."
         if status in (401, 403):
             step = "Check the login or token."
+        else:
+            step = "Check whether its URL is that of a registry."
         raise ConfigurationError(
             f"{what} answers {path} with HTTP {status}. {reason}".rstrip(), step, url=self.url
         )

@@ -142,18 +142,20 @@ def read_record_batches(
     """
     declared = topic.declared
     raw = declared.key is None and declared.headers is None and isinstance(declared.value, Raw)
-    decoded: record_formats.BatchFunction = partial(_raw_records, declared)
-    if not raw:
-        decoded = record_formats.create_decoder(declared, str(topic))
+    decode: record_formats.BatchFunction
+    if raw:
+        decode = partial(_raw_records, declared)
+    else:
+        decode = record_formats.create_decoder(declared, str(topic))
     for wanted, got in read_ranges(topic, ranges):
         headers = [message.headers() for message in got]
         is_record = [not is_marker(of_message) for of_message in headers]
-        kept = list(compress(got, is_record))
+        records = list(compress(got, is_record))
         headers = list(compress(headers, is_record))
-        if kept:
-            check_key_partitions(topic, wanted.partition, kept)
+        if records:
+            check_key_partitions(topic, wanted.partition, records)
             with_headers = declared.headers is not None
-            yield decoded(_batch_from_messages(kept, headers, wanted.partition, with_headers))
+            yield decode(_batch_from_messages(records, headers, wanted.partition, with_headers))
 
 
 def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -181,9 +183,9 @@ def _batch_from_messages(
     count = len(got)
     header = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))
     if with_headers:
-        shown = pa.array(list(map(_name_parts, headers)), header)
+        header_values = pa.array(list(map(_name_parts, headers)), header)
     else:
-        shown = pa.nulls(count, header)
+        header_values = pa.nulls(count, header)
     if any(headers):
         epochs = np.array(list(map(_epoch_of, headers)), np.int32)
     else:
@@ -194,7 +196,7 @@ def _batch_from_messages(
         TIMESTAMP: _timestamps([message.timestamp()[1] for message in got]),
         KEY: pa.array([message.key() for message in got], pa.binary()),
         VALUE: pa.array([message.value() for message in got], pa.binary()),
-        HEADERS: shown,
+        HEADERS: header_values,
         EPOCH: pa.array(epochs),
     }
     return pa.RecordBatch.from_pydict(columns)
@@ -210,11 +212,11 @@ def _timestamps(ms: list[int]) -> pa.Array:
     the year 9999.
     """
     given = np.array(ms, np.int64)
-    none = (given < 0) | (given > _GREATEST_MS)
+    is_missing = (given < 0) | (given > _GREATEST_MS)
     return pa.array(
-        np.where(none, 0, given) * 1000,
+        np.where(is_missing, 0, given) * 1000,
         pa.timestamp("us", tz="UTC"),
-        mask=none if none.any() else None,
+        mask=is_missing if is_missing.any() else None,
     )
 
 

@@ -92,7 +92,7 @@ class _CreatedStream(StoredDocument):
     topic: str
     declaration: StreamDeclaration
 
-    def known(self) -> KafkaTopic:
+    def to_topic(self) -> KafkaTopic:
         """Return the topic's declaration, as the settings would have it."""
         schema = self.declaration.columns
         if not self.declaration.key:
@@ -129,7 +129,7 @@ class DeclaredTopics:
         created = self._created.get(stream) or self._find_created(self._namespace.read(), stream)
         if created is None:
             return KafkaTopic()
-        return created.known()
+        return created.to_topic()
 
     def topics(self) -> dict[str, str]:
         """Return the topic names of the streams that were declared or created, by stream."""
@@ -150,17 +150,17 @@ class DeclaredTopics:
         wanted = self._declared(stream, schema, key, partitions)
         topic = self._settings.topics.get(stream)
         if topic is not None:
-            there = StreamDeclaration(
+            earlier = StreamDeclaration(
                 columns=topic.schema(), key=topic.key_names, partitions=partitions
             )
         else:
             created = self._find_created(self._namespace.read(), stream)
             if created is not None:
-                there = created.declaration
+                earlier = created.declaration
             else:
-                there = wanted  # without an earlier one, nothing differs
-        check_same_declaration(self._qualified(stream), there, wanted)
-        return topic or self._build_created(stream, wanted).known()
+                earlier = wanted  # the stream is new, so that nothing differs
+        check_same_declaration(self._qualified(stream), earlier, wanted)
+        return topic or self._build_created(stream, wanted).to_topic()
 
     def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
         """Store the declaration of a created stream for other processes, unless the settings
@@ -168,17 +168,18 @@ class DeclaredTopics:
         """
         if stream in self._settings.topics:
             return
-        made = self._build_created(stream, self._declared(stream, schema, key, partitions))
+        created = self._build_created(stream, self._declared(stream, schema, key, partitions))
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            there = self._find_created(snapshot, stream)
-            if there is None:
-                return {stream: made.model_dump(mode="json")}, None
-            check_same_declaration(self._qualified(stream), there.declaration, made.declaration)
+            """Return what to store, if no other process has, and no result."""
+            stored = self._find_created(snapshot, stream)
+            if stored is None:
+                return {stream: created.model_dump(mode="json")}, None
+            check_same_declaration(self._qualified(stream), stored.declaration, created.declaration)
             return {}, None
 
         self._namespace.transact(decide, by="create")
-        self._created[stream] = made
+        self._created[stream] = created
 
     def _declared(
         self, stream: str, schema: Schema, key: Sequence[str], partitions: int
@@ -322,8 +323,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         compaction = None
         # With cleanup.policy=compact,delete a topic does not keep the newest record of every key.
         if policies == {"compact"}:
-            kept_ms = int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS))
-            compaction = LogCompaction(timedelta(milliseconds=kept_ms))
+            tombstones_kept_ms = int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS))
+            compaction = LogCompaction(timedelta(milliseconds=tombstones_kept_ms))
         declared = facts.declared
         return StreamInfo(
             stream,
@@ -630,7 +631,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return a view whose reads raise KeyOrderError for a record that is not in the
         partition of its key.
         """
-        # A snapshot stays one, but asks again: its topics do not say that keys are checked.
+        # The view of a snapshot is a snapshot, too, but without its answers: the topics among these
+        # do not say that keys are checked.
         return self._view(answers=None if self._answers is None else {}, keys_checked_for=dataset)
 
     def _view(
@@ -737,8 +739,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return the offsets of these partitions, in a snapshot of all; the oldest are requested
         first.
         """
-        wanted = partitions
-        if self._answers is not None:
+        if self._answers is None:
+            wanted = partitions
+        else:  # the answer is kept for all questions
             wanted = range(facts.partitions)
 
         def ask() -> OffsetBounds:
@@ -753,8 +756,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return the offset of each partition's first record at or after a time (ms since the
         epoch), in a snapshot for all partitions.
         """
-        wanted = partitions
-        if self._answers is not None:
+        if self._answers is None:
+            wanted = partitions
+        else:  # the answer is kept for all questions
             wanted = range(facts.partitions)
 
         def ask() -> dict[int, int]:
@@ -774,7 +778,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     def _ranges(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange]
     ) -> tuple[TopicFacts, list[TopicRange]]:
-        """Return the ranges of one stream, validated against the topic's current offsets."""
+        """Return the topic of these ranges of one stream, and the ranges, validated against the
+        topic's current offsets.
+        """
         facts = self._describe_topic_of(ranges)
         bounds = self._offsets(facts, [ssp.partition for ssp in ranges])
         wanted = []

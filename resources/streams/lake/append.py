@@ -375,7 +375,9 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     """Return the table with the stream's columns and types, then `__timestamp` and `__tombstone`.
 
     A null `__timestamp` stands for the time of the append, which is only known when it commits.
-    `__epoch` follows if one is not 0 (null for 0), then the columns of POSITION that the table has.
+    `__epoch` follows if one is not 0 (null for 0), then the columns of POSITION that the table has,
+    then the copies of values of the key (`LakeStreamDeclaration.copied`). Raises
+    SchemaMismatchError, also for a value that readers could not read.
     """
     plain = fit_to_schema(
         table.select([name for name in table.column_names if name not in OPTIONAL_META]),
@@ -386,25 +388,25 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     if declaration.timestamp is not None:
         times = pc.coalesce(times, plain.column(declaration.timestamp))
     tombstones = pc.fill_null(_optional_column(table, TOMBSTONE, what), False)
-    # One chunk a column, since the file's bytes, and so its checksum, must not depend on the
-    # table's chunks.
-    marked = plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones)
+    conformed = plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones)
     if EPOCH in table.column_names:
         epochs = _optional_column(table, EPOCH, what)
         # Null for 0 saves space.
         epochs = pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)
         if epochs.null_count < len(epochs):
-            marked = marked.append_column(EPOCH, epochs)
+            conformed = conformed.append_column(EPOCH, epochs)
     for name in POSITION:
         if name in table.column_names:
-            marked = marked.append_column(name, _optional_column(table, name, what))
+            conformed = conformed.append_column(name, _optional_column(table, name, what))
     for copy, path in declaration.copied.items():
-        marked = marked.append_column(copy, read_path(plain, path.steps))
-    found = first_unreadable(marked)
+        conformed = conformed.append_column(copy, read_path(plain, path.steps))
+    found = first_unreadable(conformed)
     if found is not None:
         hidden = found.column in declaration.columns.sensitive
         raise found.error(what, f"row {found.row}", hidden=hidden, row=found.row)
-    return marked.combine_chunks()
+    # One chunk a column, since the file's bytes, and so its checksum, must not depend on the
+    # table's chunks.
+    return conformed.combine_chunks()
 
 
 def _optional_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
@@ -532,8 +534,8 @@ def _stored_checksum(
     """Return the checksum of the stored records of an append, over the columns that the repeated
     records have too; a text that equals no checksum if the records are no longer known.
     """
-    kept = repeat.without_lost(retired).before
-    if not kept.columns.fields:  # no column of the first append is left to compare
+    compared = repeat.without_lost(retired).before
+    if not compared.columns.fields:  # no column of the first append is left to compare
         return _UNKNOWN_CHECKSUM
     if not sent.first:  # its offsets were forgotten when the stream was repartitioned
         return _UNKNOWN_CHECKSUM
@@ -543,9 +545,10 @@ def _stored_checksum(
             return _UNKNOWN_CHECKSUM
         spans[partition] = Span(start, end)
     segments = manifest.list_overlapping(state, files, spans)
-    parts = read_tables(files, kept.columns, kept.names, segments, spans, positions=False)
-    empty = with_meta_columns(kept.columns.to_arrow()).empty_table()
-    return arrow_checksum(pa.concat_tables([empty, *parts]), kept.columns)
+    columns = compared.columns
+    parts = read_tables(files, columns, compared.names, segments, spans, positions=False)
+    empty = with_meta_columns(columns.to_arrow()).empty_table()
+    return arrow_checksum(pa.concat_tables([empty, *parts]), columns)
 
 
 class _ChosenRecords(NamedTuple):
@@ -658,14 +661,15 @@ class LakeAppends(StreamStates):
             return result
 
     def _write(
-        self, state: StreamState, data: Any, append: Append, given: AppendOptions
+        self, state: StreamState, data: Any, append: Append, append_options: AppendOptions
     ) -> _WrittenAppend:
         """Write the records of an append to files; return the append with what the commit needs to
         know of them. Raises SchemaMismatchError, with the stream.
         """
         what = f"stream {append.stream!r}"
-        positioned = _select_positions(data, append.sources, what)
-        data, columns, declaration, given = _choose_columns(state, positioned, append, given, what)
+        data = _select_positions(data, append.sources, what)
+        chosen = _choose_columns(state, data, append, append_options, what)
+        data, columns, declaration, append_options = chosen
         attempt = manifest.new_attempt(append.started)
         folder = manifest.data_folder(self.lake.stream_prefix(append.stream), attempt)
         options = WriteOptions(
@@ -673,7 +677,7 @@ class LakeAppends(StreamStates):
         )
         try:
             if is_table(data):
-                append_checks.check_table_options(what, given)
+                append_checks.check_table_options(what, append_options)
                 data = conform_table(data, declaration, what)
                 layout = declaration.layout_of(data.column_names)
                 data = data.append_column(
@@ -681,7 +685,7 @@ class LakeAppends(StreamStates):
                 )
                 files = write_arrow_buckets(data, self.lake.store, folder, layout, options)
             else:
-                data = conform_frame(data, declaration, given.order_by, what)
+                data = conform_frame(data, declaration, append_options.order_by, what)
                 digested = tuple(_digested_columns(declaration, data.columns))
                 files = write_buckets(
                     data,
@@ -689,26 +693,26 @@ class LakeAppends(StreamStates):
                     folder,
                     declaration.layout_of(data.columns),
                     replace(options, digested=digested),
-                    order_by=tuple(given.order_by),
-                    partitioned=given.partitioned,
-                    one_task=given.one_task,
+                    order_by=tuple(append_options.order_by),
+                    partitioned=append_options.partitioned,
+                    one_task=append_options.one_task,
                 )
         except SchemaMismatchError as error:
             error.stream = f"lake.{append.stream}"
             raise
         marker = append.marker
-        marked: Sequence[object] = ()
+        marker_content: Sequence[object] = ()
         if marker is not None:
             marker = replace(marker, partitions=tuple(range(declaration.partitions)))
-            marked = marker.content()
-        facts = []
+            marker_content = marker.content()
+        digested_files = []
         for file in files:
             digest = file.sha256 if file.digest is None else file.digest
-            facts.append(DigestedFile(file.bucket, file.rows, digest))
+            digested_files.append(DigestedFile(file.bucket, file.rows, digest))
         written = replace(
             append,
             marker=marker,
-            digest=content_digest(facts, marked),
+            digest=content_digest(digested_files, marker_content),
             attempt=attempt,
             files=tuple(FileEntry.of(file) for file in files),
             seen=state.id,
@@ -775,10 +779,10 @@ class LakeAppends(StreamStates):
         else:
             chosen = tuple(range(count))
         append_checks.check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
-        # JSON has no NumPy integers
-        counts = None
-        if rows is not None:
-            counts = {p: int(count) for p, count in rows.items()}
+        if rows is None:
+            counts = None  # the stream counts them
+        else:
+            counts = {p: int(count) for p, count in rows.items()}  # JSON has no NumPy integers
         marker = NewMarker(version, chosen, counts, checksum, valid_micros)
         started = self.now_ms()
         append = Append(
@@ -821,10 +825,10 @@ class LakeAppends(StreamStates):
     def _transact(
         self, stream: str, decide: Callable[[Commit | None], dict[str, Any] | None], by: str
     ) -> Commit | None:
-        """Commit what `decide` returns, as `CommitLog.transact` does.
+        """Commit what `decide` returns, and return the commit, as `CommitLog.transact` does.
 
-        A snapshot calls it first with the commit that it has read; with the current commit, if
-        others append to the stream at the same time.
+        In a snapshot, `decide` is first called with the commit that the snapshot has read, or with
+        the current one if others append to the stream at the same time.
         """
         read = None
         if self._snapshot is not None:

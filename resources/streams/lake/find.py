@@ -278,7 +278,7 @@ def _read_rows(
     parquet = open_segment_file(files, part.segment, part.file, for_few=True)
     for stats in iter_row_groups(parquet, ROW):
         wanted = rows
-        if stats.least is not None:
+        if stats.least is not None:  # without statistics, the group may have any row
             first, last = np.searchsorted(rows, [stats.least, stats.greatest + 1])
             wanted = rows[first:last]
         if not len(wanted):

@@ -230,9 +230,10 @@ def look_up(
     except (ObjectNotFoundError, pa.ArrowException, OSError):
         return None
     firsts = _first_places(segment)
-    ends = np.searchsorted(places, [*firsts, np.iinfo(np.int64).max])
+    # Where the places of each partition begin, and those of the last one end.
+    edges = np.searchsorted(places, [*firsts, np.iinfo(np.int64).max])
     rows = {}
-    for partition, (first, last) in enumerate(pairwise(ends.tolist())):
+    for partition, (first, last) in enumerate(pairwise(edges.tolist())):
         if first < last:
             rows[partition] = places[first:last] - firsts[partition]
     return rows

@@ -90,8 +90,8 @@ class Lineage:
         """Return the repartitioning of this identity if its records were replayed later, else
         None.
 
-        `reads` are the reader's coverages of the identities in `ids`. The latest identity of which
-        the reader has replayed repartitioned records decides.
+        `reads` are the reader's coverages of the identities in `ids`. If the reader has replayed
+        records after several repartitionings, the latest of these decides whether all were.
         """
         index = self.index_of(identity)
         if index is None:
@@ -197,7 +197,7 @@ def _reread_extent(
     partitions.
     """
     first = _first_offset(rewriting)
-    epochs: list[int] = []
+    epochs: list[int] = []  # 0 for offsets that were not replayed
     for p, end in enumerate(rewriting.next):
         replayed = read.get(f"{stream}.{p}", Coverage()).replayed
         epochs += [piece.epoch for piece in split_by_epoch(replayed, first, end)]
@@ -215,7 +215,7 @@ def _first_offset(rewriting: RepartitionRecord) -> int:
     return int(any(rewriting.oldest))
 
 
-def _stream(source: str) -> str:
+def _stream_of(source: str) -> str:
     return SystemStreamPartition.parse(source).qualified_stream
 
 
@@ -230,7 +230,7 @@ def _list_reads(read: ReadCoverage) -> set[_Read]:
     """Return which streams each reader has read."""
     reads: set[_Read] = set()
     for reader, sources in read.items():
-        reads.update(_Read(reader, _stream(source)) for source in sources)
+        reads.update(_Read(reader, _stream_of(source)) for source in sources)
     return reads
 
 
@@ -279,7 +279,7 @@ def _find_upstream_replacements(
     state_of = _state_lookup(streams)
     replaced = _find_replaced_by_repartition(stream, state.read, lineage_lookup(streams))
     # Of these, all results are replaced already, whatever happened upstream.
-    rewritten = {_Read(span.reader, _stream(span.source)) for span in replaced}
+    rewritten = {_Read(span.reader, _stream_of(span.source)) for span in replaced}
     unknown: set[str] = set()
     for reader, name in sorted(_list_reads(state.read) - rewritten):
         _, _, identity = reader.partition("@")
@@ -354,26 +354,26 @@ def _find_replaced_upstream(
             " record."
         )
         raise _ambiguous_error(stream, why, step)
-    kept: dict[int, list[Any]] = {}  # the offsets of latest records, by partition
+    latest: dict[int, list[Any]] = {}  # the offsets of the latest records, by partition
     ranges = {}
     for source, end in ends.items():
         ranges[SystemStreamPartition.parse(source)] = OffsetRange("0", str(end))
     for part in streams.read_parts(ranges, [], epochs="latest"):
         for partition in part.column(PARTITION).unique().to_pylist():
             rows = part.filter(pc.equal(part.column(PARTITION), partition))
-            kept.setdefault(partition, []).append(rows.column(OFFSET).to_numpy())
+            latest.setdefault(partition, []).append(rows.column(OFFSET).to_numpy())
     replaced = []
     for p, (source, until) in enumerate(ends.items()):
-        for gap in _find_gaps(kept.get(p, []), until):
+        for gap in _find_gaps(latest.get(p, []), until):
             replaced.append(SupersededRange(reader, source, gap.start, gap.end, EVERY_EPOCH))
     return replaced
 
 
-def _find_gaps(kept: Sequence[Any], until: int) -> Iterator[Span]:
-    """Yield the ranges of [0, until) that contain none of the `kept` offsets (arrays, in
+def _find_gaps(latest: Sequence[Any], until: int) -> Iterator[Span]:
+    """Yield the ranges of [0, until) that contain none of the offsets `latest` (arrays, in
     ascending order).
     """
-    offsets = np.concatenate([[-1], *kept, [until]])
+    offsets = np.concatenate([[-1], *latest, [until]])
     for place in np.nonzero(np.diff(offsets) > 1)[0]:
         yield Span(int(offsets[place]) + 1, int(offsets[place + 1]))
 

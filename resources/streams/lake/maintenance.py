@@ -158,7 +158,7 @@ def merge_files(
     options = WriteOptions(prefix, range_of=TIMESTAMP)
     layout = declaration.layout_of((EPOCH, *find_position_columns(stored, run)))
     folder = manifest.data_folder(prefix, attempt)
-    parts: dict[int, list[_StoredFile]] = defaultdict(list)
+    parts: dict[int, list[_StoredFile]] = defaultdict(list)  # by partition
     markers: list[MarkerEntry] = []
     positioned = True
     for segment in run:
@@ -170,11 +170,12 @@ def merge_files(
     files: list[FileEntry] = []
     for partition, merged in sorted(parts.items()):
         writer = BucketFileWriter(stored.store, folder, partition, layout, options)
-        done = write_bucket_file(writer, _iter_merged_rows(stored, layout, merged, run[0]))
-        written = 0
-        if done is not None:
-            written = done.rows
-            files.append(FileEntry.of(done))
+        merged_file = write_bucket_file(writer, _iter_merged_rows(stored, layout, merged, run[0]))
+        if merged_file is None:  # there was no row
+            written = 0
+        else:
+            written = merged_file.rows
+            files.append(FileEntry.of(merged_file))
         expected = sum(each.file.rows for each in merged)
         check_row_count(prefix, f"compaction of partition {partition}", written, expected)
     return Segment(
@@ -269,14 +270,14 @@ def count_expired(
     segments: Sequence[Segment],
     retention: Retention | None,
     now_ms: int,
-    stored: Callable[[Segment], int | None],
+    stored_ms: Callable[[Segment], int | None],
 ) -> int:
     """Return how many of the oldest segments retention drops.
 
     A segment's age begins with the commit of its append, so that old records loaded today stay as
     long as new ones. If the clock of a writer was ahead, its commit and those after it may have
     times in the future: the age of such a segment is that of its files, by the store's clock.
-    `stored` returns when a segment's files were stored (ms since the epoch), None for a segment
+    `stored_ms` returns when a segment's files were stored (ms since the epoch), None for a segment
     without files, which is dropped together with the next one.
     """
     if retention is None:
@@ -285,15 +286,18 @@ def count_expired(
     if retention.max_age is not None:
         limit = now_ms - int(retention.max_age.total_seconds() * 1000)
         for count, segment in enumerate(segments, start=1):
-            begin: int | None = segment.appended
+            begin: int | None
             if segment.appended > now_ms:
-                begin = stored(segment)
+                begin = stored_ms(segment)
+            else:
+                begin = segment.appended
             if begin is None:
                 continue
             if begin > limit:
                 break
             drop = count
     if retention.max_bytes is not None:
+        # The sizes of the newest segment, of the two newest, and so on.
         sizes = [*accumulate(segment.size for segment in reversed(segments))]
         drop = max(drop, len(segments) - bisect_right(sizes, retention.max_bytes))
     return drop
@@ -437,19 +441,19 @@ def _apply_policies(streams: StreamStates, stream: str, now: datetime) -> Mainte
     """Apply retention and compaction in one commit, then delete what nothing refers to."""
     now_ms = int(now.timestamp() * 1000)
     horizon = now_ms - int(_GRACE.total_seconds() * 1000)
-    pages = streams.files_of(stream)
+    files = streams.files_of(stream)
     _, state = streams.state(stream)
-    merges = _write_merges(streams, stream, state, pages, now_ms)
+    merges = _write_merges(streams, stream, state, files, now_ms)
 
     def commit_plan() -> _Committed | None:
         """Plan and commit; return None if there is nothing to do, not even to delete."""
         commit, state = streams.state(stream)
-        plan = _plan_maintenance(state, pages, merges, now_ms, horizon)
-        plan = _drop_indexes(plan, state, pages, now_ms)
+        plan = _plan_maintenance(state, files, merges, now_ms, horizon)
+        plan = _drop_indexes(plan, state, files, now_ms)
         after = plan.state or state
         # The horizon is committed before anything is deleted, so that no attempt from before it
         # commits files that were deleted.
-        if plan.state is None and not _find_unreachable(streams, stream, after, pages, horizon):
+        if plan.state is None and not _find_unreachable(streams, stream, after, files, horizon):
             return None
         after = after.model_copy(update={"horizon": max(state.horizon, horizon)})
         streams.log(stream).commit(commit, after.body(), by="maintain")
@@ -459,7 +463,7 @@ def _apply_policies(streams: StreamStates, stream: str, now: datetime) -> Mainte
     if committed is None:
         return MaintenanceResult()
     plan, after = committed
-    objects = _find_unreachable(streams, stream, after, pages, after.horizon)
+    objects = _find_unreachable(streams, stream, after, files, after.horizon)
     streams.lake.store.delete_many([item.key for item in objects])
     return MaintenanceResult(
         dropped_segments=len(plan.dropped),
@@ -473,34 +477,34 @@ def _apply_policies(streams: StreamStates, stream: str, now: datetime) -> Mainte
 
 
 def _write_merges(
-    streams: StreamStates, stream: str, state: StreamState, pages: StreamFiles, now_ms: int
+    streams: StreamStates, stream: str, state: StreamState, files: StreamFiles, now_ms: int
 ) -> tuple[_Merge, ...]:
     """Merge the files of the segments that compaction chooses; nothing refers to the merged files
     before they are committed.
     """
     declaration = state.declaration
-    segments = manifest.list_segments(state, pages)
-    stored_ms = partial(_stored_ms, pages)
+    segments = manifest.list_segments(state, files)
+    stored_ms = partial(_stored_ms, files)
     expired = count_expired(segments, declaration.retention, now_ms, stored_ms)
     merges = []
     for run in plan_merges(segments[expired:], declaration.compaction):
         attempt = manifest.new_attempt(now_ms)
-        merges.append(_Merge(run, merge_files(pages, declaration, run, attempt)))
+        merges.append(_Merge(run, merge_files(files, declaration, run, attempt)))
     return tuple(merges)
 
 
 def _plan_maintenance(
-    state: StreamState, pages: StreamFiles, merges: Sequence[_Merge], now_ms: int, horizon: int
+    state: StreamState, files: StreamFiles, merges: Sequence[_Merge], now_ms: int, horizon: int
 ) -> _Plan:
     """Plan retention and the given merges, leaving out a merge whose inputs are no longer all in
     the index.
 
     Writes index pages, deletes nothing.
     """
-    leaves = manifest.list_leaves(state, pages)
+    leaves = manifest.list_leaves(state, files)
     segments = list(chain.from_iterable(leaf.segments for leaf in leaves))
     retention = state.declaration.retention
-    expired = count_expired(segments, retention, now_ms, partial(_stored_ms, pages))
+    expired = count_expired(segments, retention, now_ms, partial(_stored_ms, files))
     used = _find_usable_merges(merges, segments[expired:], state.horizon)
     # What was dropped less than the grace period ago, and waits for its deletion.
     waiting = tuple(entry for entry in state.index.dropped if entry.at >= horizon)
@@ -509,11 +513,11 @@ def _plan_maintenance(
             return _Plan(None)
         return _Plan(state.with_index(dropped=waiting))
     replaced_by = _list_replacements(segments[:expired], used, state.index.next_segment)
-    after = manifest.rebuild_index(state, _replace_segments(leaves, replaced_by), pages)
+    after = manifest.rebuild_index(state, _replace_segments(leaves, replaced_by), files)
     gone = [segment for segment in segments if segment.id in replaced_by and segment.files]
-    removed = [segment.folder(pages.prefix) for segment in gone]
-    pages_before = manifest.list_page_keys(state, pages)
-    removed += sorted(pages_before - manifest.list_page_keys(after, pages))
+    removed = [segment.folder(files.prefix) for segment in gone]
+    pages_before = manifest.list_page_keys(state, files)
+    removed += sorted(pages_before - manifest.list_page_keys(after, files))
     dropped = [DroppedKey(key, now_ms) for key in removed]
     after = after.with_index(
         next_segment=state.index.next_segment + len(used), dropped=(*waiting, *dropped)
@@ -534,14 +538,14 @@ def _list_replacements(
     return replaced_by
 
 
-def _drop_indexes(plan: _Plan, state: StreamState, pages: StreamFiles, now_ms: int) -> _Plan:
+def _drop_indexes(plan: _Plan, state: StreamState, files: StreamFiles, now_ms: int) -> _Plan:
     """Return the plan with the key indexes that `find_by` no longer needs among the dropped
     objects, so that they stay for their readers as long as those.
     """
     after = plan.state or state
     known = {entry.key for entry in (*state.index.dropped, *after.index.dropped)}
     unneeded = []
-    for item in pages.store.list(f"{pages.prefix}/data/"):
+    for item in files.store.list(f"{files.prefix}/data/"):
         if _is_unneeded_index(item.key, state.declaration) and item.key not in known:
             unneeded.append(DroppedKey(item.key, now_ms))
     if not unneeded:
@@ -594,7 +598,7 @@ def _replace_segments(
 
 
 def _find_unreachable(
-    streams: StreamStates, stream: str, state: StreamState, pages: StreamFiles, horizon: int
+    streams: StreamStates, stream: str, state: StreamState, files: StreamFiles, horizon: int
 ) -> list[ObjectInfo]:
     """Return the stream's objects that nothing refers to and that are older than the horizon.
 
@@ -605,12 +609,12 @@ def _find_unreachable(
     prefix = streams.lake.stream_prefix(stream)
     # Keys of objects, and folders of data files.
     reached = {entry.key for entry in state.index.dropped}
-    reached |= manifest.list_page_keys(state, pages)
-    reached |= {segment.folder(prefix) for segment in manifest.list_segments(state, pages)}
+    reached |= manifest.list_page_keys(state, files)
+    reached |= {segment.folder(prefix) for segment in manifest.list_segments(state, files)}
     for attempts in list_retained_attempts(streams.lake, stream).values():
         reached |= {manifest.data_folder(prefix, attempt) for attempt in attempts}
 
-    unreached = _find_unreached_data(pages, state.declaration, reached, horizon)
+    unreached = _find_unreached_data(files, state.declaration, reached, horizon)
     for item in store.list(f"{prefix}/pages/"):
         is_old = item.modified.timestamp() * 1000 < horizon
         if is_old and item.key not in reached:
@@ -621,17 +625,17 @@ def _find_unreachable(
 
 
 def _find_unreached_data(
-    pages: StreamFiles, declaration: LakeStreamDeclaration, reached: Collection[str], horizon: int
+    files: StreamFiles, declaration: LakeStreamDeclaration, reached: Collection[str], horizon: int
 ) -> list[ObjectInfo]:
     """Return the files of old folders that are not reached, and the key indexes that are neither
     needed nor reached themselves.
     """
     unreached = []
-    for item in pages.store.list(f"{pages.prefix}/data/"):
-        attempt = item.key.removeprefix(f"{pages.prefix}/data/").split("/")[0]
+    for item in files.store.list(f"{files.prefix}/data/"):
+        attempt = item.key.removeprefix(f"{files.prefix}/data/").split("/")[0]
         started = manifest.find_attempt_start(attempt)
         is_old = started is not None and started < horizon
-        is_left = is_old and manifest.data_folder(pages.prefix, attempt) not in reached
+        is_left = is_old and manifest.data_folder(files.prefix, attempt) not in reached
         is_unneeded = _is_unneeded_index(item.key, declaration) and item.key not in reached
         if is_left or is_unneeded:
             unreached.append(item)

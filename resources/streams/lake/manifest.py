@@ -100,20 +100,20 @@ def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[s
     after = {reader: dict(partitions) for reader, partitions in read.items()}
     if sources is None:
         return after
-    mine = after.setdefault(sources.reader, {})
+    by_source = after.setdefault(sources.reader, {})
     spans: dict[str, list[SourceRange]] = {}
     for span in sources.ranges:
         if span.start < span.end:
             spans.setdefault(span.source, []).append(span)
     for source, added in spans.items():
-        before = mine.get(source, Coverage())
+        before = by_source.get(source, Coverage())
         again = [ReplayedRange(one.start, one.end, one.epoch) for one in added if one.epoch]
         if again:
             replayed = _add_ranges((*before.replayed, *again))
         else:
             replayed = before.replayed
         until = max(before.until, *(span.end for span in added))
-        mine[source] = Coverage(until=until, replayed=replayed)
+        by_source[source] = Coverage(until=until, replayed=replayed)
     return after
 
 
@@ -248,7 +248,7 @@ class LakeStreamDeclaration(StreamDeclaration):
         copies = {}
         for place, name in enumerate(self.key):
             path = find_path(name, types)
-            if path is not None:
+            if path is not None:  # else the name is that of a column
                 copies[f"{KEY_COPY}{place}"] = path
         return copies
 
@@ -301,6 +301,7 @@ class FileEntry(NamedTuple):
     @classmethod
     def of(cls, file: BucketFile) -> FileEntry:
         """Return the entry of a file that was just written."""
+        # There is no range if no record has a timestamp.
         low, high = file.stats.get("range") or (None, None)
         untimed = int(file.stats.get("range_nulls", 0))
         return cls(file.bucket, file.rows, file.size, file.sha256, low, high, untimed)
@@ -353,10 +354,12 @@ class Segment(StoredDocument):
 
     @property
     def segments(self) -> int:
+        """The number of segments, as that of a `Page`."""
         return 1
 
     @property
     def marked(self) -> int:
+        """The number of markers."""
         return len(self.markers)
 
     def latest(self, partition: int) -> int | None:
@@ -538,7 +541,7 @@ class StreamState(StoredDocument):
 
     @property
     def rewritten(self) -> RepartitionRecord | None:
-        """The last repartitioning."""
+        """The last repartitioning, None if there was none."""
         return self.rewritings[-1] if self.rewritings else None
 
     def with_index(self, **changes: Any) -> StreamState:
@@ -616,7 +619,7 @@ class StreamFiles:
 
     store: ObjectStore
     prefix: str
-    _cache: dict[str, tuple[IndexEntry, ...]] = field(default_factory=dict)
+    _cache: dict[str, tuple[IndexEntry, ...]] = field(default_factory=dict)  # by keys of pages
 
     def read(self, page: Page) -> tuple[IndexEntry, ...]:
         """Return the page's entries. Raises MalformedDocumentError or ManifestMismatchError."""
@@ -670,7 +673,7 @@ def walk_segments(
     """Return the segments for which `wanted` is true, oldest first. Reads only the pages for which
     it is true.
 
-    It must be true for a page if it is for one of its entries.
+    `wanted` must be true for a page if it is true for one of the page's entries.
     """
     return (entry for entry in _walk(state, files, wanted) if isinstance(entry, Segment))
 

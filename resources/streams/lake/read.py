@@ -509,8 +509,8 @@ def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Co
         # Spark skips files by this filter, but also evaluates it for every row, so it compares
         # suffixes, which is fast.
         name = F.col("_metadata.file_name")
-        in_one = [name.endswith(bucket_file_suffix(partition)) for partition in cut.partitions]
-        yield reduce(or_, in_one or [F.lit(False)])  # no row, if no partition is wanted
+        in_wanted = [name.endswith(bucket_file_suffix(partition)) for partition in cut.partitions]
+        yield reduce(or_, in_wanted or [F.lit(False)])  # no row, if no partition is wanted
     if cut.rows:
         yield reduce(or_, [(F.col(ROW) >= low) & (F.col(ROW) < high) for low, high in cut.rows])
     if cut.clipped_low:
@@ -620,14 +620,14 @@ class LakeReads(StreamStates, NumberedOffsets):
         spark = resolve_session(spark)
         positions = options.get("positions", False)
         at = self._locate(ranges, **options)
-        wanted = positions or bool(at.replaced)
+        with_positions = positions or bool(at.replaced)  # by which replaced records are found
         frame = read_frame(
             spark,
             at.files,
             at.state.declaration,
             at.segments,
             at.spans,
-            positions=wanted,
+            positions=with_positions,
             copies=options.get("copies", False),
         )
         frame = filter_latest_frame(frame, at.replaced)
@@ -677,11 +677,11 @@ class LakeReads(StreamStates, NumberedOffsets):
             schema = declared
         yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
 
-        wanted = positions or bool(at.replaced)
+        with_positions = positions or bool(at.replaced)  # by which replaced records are found
 
         def finish(table: pa.Table) -> pa.Table:
             latest = lineage.filter_latest(table, at.replaced)
-            if wanted and not positions:
+            if with_positions and not positions:
                 return latest.drop_columns(list(POSITION))
             return latest
 
@@ -692,7 +692,7 @@ class LakeReads(StreamStates, NumberedOffsets):
             names,
             at.segments,
             at.spans,
-            positions=wanted,
+            positions=with_positions,
             whole=whole,
             finish=finish,
         )
@@ -750,7 +750,7 @@ class LakeReads(StreamStates, NumberedOffsets):
             since = dict.fromkeys(ssps, "0")
         spans = {}
         for ssp in ssps:
-            if ssp in since:
+            if ssp in since:  # markers of other partitions are not asked for
                 start = system.parse_offset(since[ssp], str(ssp))
                 spans[ssp.partition] = Span(start, state.next[ssp.partition])
         found = []

@@ -148,8 +148,9 @@ class NewRecords:
             log.commit(self._parent, self._position.model_dump(mode="json"), by=self.by)
         except CommitConflictError as conflict:
             now = log.current()
-            who = "the reader was removed"
-            if now:
+            if now is None:
+                who = "the reader was removed"
+            else:
                 who = f"{now.by} committed batch {now.number} at {now.created_at}"
             problem = (
                 f"reader {self.reader!r} of lake.{self.stream}: batch {self.number} can't be"

@@ -61,8 +61,8 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewriteStep:
-    """The rows of a segment that lie between two versions' markers: [low, high) by old
-    partition, from its base.
+    """The rows of a segment that are between two versions' markers: [low, high) by old
+    partition, from its base; without rows in a partition, high is at most low.
     """
 
     segment: Segment
@@ -98,7 +98,8 @@ def plan_rewrite(
     `partitions` is the old number of partitions. Raises ConfigurationError for markers that differ
     between partitions, or contain checksums of records.
     """
-    marked: list[list[MarkerEntry]] = [[] for _ in range(partitions)]
+    marked: list[list[MarkerEntry]] = [[] for _ in range(partitions)]  # by partition, in order
+    # By place of a version's markers in their partitions, when the last of them was appended.
     appended: dict[int, int] = {}
     for segment in segments:
         for marker in segment.markers:
@@ -258,16 +259,16 @@ def repartition(
         commit, state = streams.state(stream)
         plan = plan_repartitioning(streams, stream, state, partitions)
         declaration = state.declaration.model_copy(update={"partitions": partitions})
-        pages = streams.files_of(stream)
+        stored = streams.files_of(stream)
         check(state)
         for step in plan.steps:
             if isinstance(step, RewriteStep) and not is_written(step, state.horizon):
                 written[step.key] = _write_step(streams, stream, state, declaration, step)
         after = _build_state(streams, state, declaration, plan.steps, written, reason)
-        replaced = [segment.folder(pages.prefix) for segment in plan.segments if segment.files]
-        replaced += sorted(manifest.list_page_keys(state, pages))
+        replaced = [segment.folder(stored.prefix) for segment in plan.segments if segment.files]
+        replaced += sorted(manifest.list_page_keys(state, stored))
         now = streams.now_ms()
-        after = manifest.rebuild_index(after, after.index.tail, pages)
+        after = manifest.rebuild_index(after, after.index.tail, stored)
         dropped = [DroppedKey(key, now) for key in replaced]
         after = after.with_index(dropped=(*state.index.dropped, *dropped))
         check(state)  # again, since writing takes a while
@@ -314,7 +315,9 @@ def _write_step(
     new: LakeStreamDeclaration,
     step: RewriteStep,
 ) -> WrittenFiles:
-    """Write the rows of a step to the new partitions, ordered by old partition and row."""
+    """Write the rows of a step to the new partitions, ordered by old partition and row. Raises
+    ManifestMismatchError if they are not as many as the manifest lists.
+    """
     stored = streams.files_of(stream)
     prefix = stored.prefix
     attempt = manifest.new_attempt(streams.now_ms())
@@ -324,21 +327,21 @@ def _write_step(
     before = state.declaration.layout_of(hidden)
     layout = new.layout_of(hidden)
     writers: dict[int, BucketFileWriter] = {}
-    done: list[FileEntry] = []
+    written: list[FileEntry] = []
     try:
         for rows in _read_rows(stored, before, step):
-            placed = [rows.column(name) for name in layout.bucket_by]
-            numbers = assign_buckets(placed, new.partitions)
-            for bucket in np.unique(numbers).tolist():
+            key_values = [rows.column(name) for name in layout.bucket_by]
+            buckets = assign_buckets(key_values, new.partitions)
+            for bucket in np.unique(buckets).tolist():
                 if bucket not in writers:
                     writers[bucket] = BucketFileWriter(
                         stored.store, folder, bucket, layout, options
                     )
-                writers[bucket].write(rows.take(np.nonzero(numbers == bucket)[0]))
+                writers[bucket].write(rows.take(np.nonzero(buckets == bucket)[0]))
         for _, writer in sorted(writers.items()):
-            made = writer.finish()
-            if made is not None:
-                done.append(FileEntry.of(made))
+            finished = writer.finish()
+            if finished is not None:  # else its partition got no row
+                written.append(FileEntry.of(finished))
     finally:
         for writer in writers.values():
             writer.discard()
@@ -347,8 +350,8 @@ def _write_step(
         low, high = step.ranges[file.partition]
         expected += max(high - low, 0)
     what = f"repartitioning of segment {step.segment.id}"
-    check_row_count(prefix, what, sum(file.rows for file in done), expected)
-    return WrittenFiles(attempt, tuple(done))
+    check_row_count(prefix, what, sum(file.rows for file in written), expected)
+    return WrittenFiles(attempt, tuple(written))
 
 
 def _read_rows(stored: StreamFiles, layout: BucketLayout, step: RewriteStep) -> Iterator[pa.Table]:
@@ -380,10 +383,11 @@ def _build_state(
     # Retention may have dropped records of the version that has no marker yet. Its marker then
     # counts from 0, one more than there are, so that the version stays incomplete. It is whole if
     # no partition begins after its last marker.
-    marked = (0,) * partitions
     is_whole = all(map(le, state.oldest, state.marked_until))
     if is_whole:
         marked = oldest
+    else:
+        marked = (0,) * partitions
     upcoming = oldest
     version_begins = oldest
     segments: list[Segment] = []

@@ -128,15 +128,15 @@ class RepeatedAppend:
         """
         types = {field.name: tree_from_spark(field.dataType) for field in data.schema.fields}
         columns = []
-        for now, here in zip(self.given.columns.fields, stored.fields, strict=True):
-            if here.name not in first or now.name not in types:
+        for now, in_files in zip(self.given.columns.fields, stored.fields, strict=True):
+            if in_files.name not in first or now.name not in types:
                 continue  # who writes the records reports a missing column
-            earlier = first.field(here.name)
-            name = self.before.columns.names[first.names.index(here.name)]
+            earlier = first.field(in_files.name)
+            name = self.before.columns.names[first.names.index(in_files.name)]
             wanted = self.before.columns.field(name).type
             value = fitted_value_sql(quote_name(now.name), types[now.name], parse_type(now.type))
-            value = f"CAST({value} AS {here.type})"  # renames members by their places
-            kinds = (parse_type(here.type), parse_type(earlier.type))
+            value = f"CAST({value} AS {in_files.type})"  # renames members by their places
+            kinds = (parse_type(in_files.type), parse_type(earlier.type))
             value = fitted_value_sql(value, *kinds, "TRY_CAST")
             columns.append(F.expr(f"CAST({value} AS {wanted})").alias(name))
         for name in types:
@@ -152,12 +152,12 @@ def select_earlier_columns(data: Any, before: Schema, now: Schema, order_by: Seq
     If a value does not fit the earlier type, a Spark frame gets null for it; in an Arrow table the
     whole column stays as it is, and fails when it is written.
     """
-    kept = {*before.names, *OPTIONAL_META, *order_by}
+    names = {*before.names, *OPTIONAL_META, *order_by}
     if is_table(data):
-        table = data.select([name for name in data.column_names if name in kept])
+        table = data.select([name for name in data.column_names if name in names])
         return _narrow_table(table, before, now)
     types = types_from_spark(data.schema)
-    columns = [_narrow_column(name, types[name], before) for name in types if name in kept]
+    columns = [_narrow_column(name, types[name], before) for name in types if name in names]
     return data.select(*columns)
 
 
@@ -201,8 +201,9 @@ def fitted_value_sql(
         members = []
         for member in wanted.members:
             found = given.member(member.name)
-            part = f"CAST(NULL AS {member.type})"
-            if found is not None:
+            if found is None:
+                part = f"CAST(NULL AS {member.type})"
+            else:
                 name = f"{value}.{quote_name(member.name)}"
                 part = fitted_value_sql(name, found.type, member.type, cast, depth)
             members.append(f"{quote_text(member.name)}, {part}")

@@ -164,7 +164,7 @@ def _check_timestamp(schema: Schema, timestamp: str, what: str) -> None:
 
 def _follow_keys(stored: LakeStreamDeclaration, now: Schema, changes: ColumnChanges) -> Keys | None:
     """Return the keys of `find_by` after the columns have changed, without those of which a column
-    was dropped, or got a type by which records can't be found.
+    was dropped, or got a type by which records can't be found; None if there are no keys.
     """
     keys = []
     for key in stored.find_by or ():
@@ -189,7 +189,7 @@ def evolve_declaration(
     changes: ColumnChanges = NO_CHANGES,
 ) -> EvolvedDeclaration:
     """Return the stored declaration with the columns that `wanted` adds or widens, and those that
-    `changes` renames or drops.
+    `changes` renames or drops; the same object if they do not change it.
 
     The order of columns does not matter, since records are matched by name. Raises
     StreamExistsError for other changes.
@@ -197,12 +197,12 @@ def evolve_declaration(
     evolution = evolve(
         stored.columns, stored.names, wanted.columns, changes, _fixed_columns(stored)
     )
-    stored = _with_columns(stored, evolution, changes)
+    evolved = _with_columns(stored, evolution, changes)
     # Callers don't declare the columns' names in files, so these are no difference.
-    comparable = wanted.model_copy(update={"names": stored.names})
+    comparable = wanted.model_copy(update={"names": evolved.names})
     check_same_declaration(
         f"lake.{name}",
-        stored,
+        evolved,
         comparable,
         list(evolution.problems),
         "Declare the stream as it exists, or use another name. Columns of a lake stream can be"
@@ -210,7 +210,7 @@ def evolve_declaration(
         f" with configure, and partitions with adjunct stream repartition {name} --partitions N"
         " --reason ….",
     )
-    return EvolvedDeclaration(stored, evolution)
+    return EvolvedDeclaration(evolved, evolution)
 
 
 def _fixed_columns(stored: LakeStreamDeclaration) -> FixedColumns:
@@ -380,7 +380,7 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
         exist.
         """
         changes = ColumnChanges(renamed or {}, tuple(drop))
-        done: list[str] = []
+        described: list[str] = []  # what changes, as the last call of `decide` has found it
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             state = self._parse(self._require_commit(stream, commit))
@@ -397,14 +397,14 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
                 step = "Correct the change, and repeat it."
                 raise SchemaMismatchError(problem, step, stream=f"lake.{stream}")
             self._check_markers(stream, state, evolution)
-            done[:] = evolution.changes
+            described[:] = evolution.changes
             now = _with_columns(stored, evolution, changes)
             if now is stored or dry_run:
                 return None
             return state.with_declaration(now).body()
 
         self._transact(stream, decide, "change columns")
-        return tuple(done)
+        return tuple(described)
 
     def _check_markers(self, stream: str, state: StreamState, evolution: Evolution) -> None:
         """Raise SchemaMismatchError if markers have checksums of records that could no longer be
@@ -552,7 +552,9 @@ class LakeStreams(LakeFinds, LakeAppends, StreamWriter):
 
 @validated
 def open_system(lake: Lake, name: str) -> StreamSystem:
-    """Return the stream system registered as `name`; `lake` stores what the system itself can't."""
+    """Return the stream system registered as `name`; `lake` stores what the system itself can't.
+    Raises ConfigurationError if there is none, or its name or `default_offset` is wrong.
+    """
     if name == LAKE:
         return LakeStreams(lake)
     systems = system.registered_systems()
@@ -596,7 +598,7 @@ def list_deletable_objects(streams: LakeStreams, stream: str, last: Commit) -> d
     log = streams.log(stream)
     sizes = commit_log.list_log_objects(log)
     keys: Collection[str] = sizes
-    if commit_log.is_deletion_commit(last):
+    if commit_log.is_deletion_commit(last):  # after it, the stream may have been recreated
         keys = commit_log.exclude_newer_manifests(log, last, sizes)
     return {key: sizes[key] for key in keys if not key.startswith(f"{log.prefix}/readers/")}
 
