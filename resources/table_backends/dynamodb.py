@@ -79,7 +79,7 @@ def resolve_table_key(
 
     `key` is the declared key, with None for types that only the table knows; SchemaMismatchError if
     the table has another. With `create` a missing table is created, billed per request, with these
-    tags; `forgets` enables the time to live of its tombstones.
+    tags; `forgets` enables the time to live of its tombstones. Waits until the table can be used.
     """
     description = _describe_table(client, table)
     if description is None:
@@ -87,9 +87,9 @@ def resolve_table_key(
             problem = f"{label}: the table does not exist in {client.meta.region_name}."
             step = "Correct the name, region or endpoint, or declare the table with create=True."
             raise errors.TableNotFoundError(problem, step, table=label)
-        made = _create(client, table, key, tags or {})
+        is_own = _create(client, table, key, tags or {})
         description = _wait_until_active(client, label, table)
-        if made and forgets:
+        if is_own and forgets:  # else whoever creates it sets that
             client.update_time_to_live(
                 TableName=table,
                 TimeToLiveSpecification={

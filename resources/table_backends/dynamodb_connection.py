@@ -186,7 +186,7 @@ def checked_sends(fence: Fence | None) -> Iterator[None]:
         yield
         return
     fence.check()
-    of_run = RUN_FENCE.set(fence)
+    token = RUN_FENCE.set(fence)
     try:
         yield
     except Exception as error:
@@ -195,7 +195,7 @@ def checked_sends(fence: Fence | None) -> Iterator[None]:
             raise lost from None
         raise
     finally:
-        RUN_FENCE.reset(of_run)
+        RUN_FENCE.reset(token)
 
 
 class _CheckedBody(io.BytesIO):
@@ -261,10 +261,10 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
         throttled.error.__cause__ = error
         return throttled
     found = _explain(error, sent=sent)
-    known = found.kind(f"{label}: {found.what}.", found.step, table=label)
-    known.__cause__ = error
+    described = found.kind(f"{label}: {found.what}.", found.step, table=label)
+    described.__cause__ = error
     is_of_request = found.kind is errors.TableAccessError or code not in _OF_THE_ENTRY
-    return Problem(found.state, known, found.pause, of_request=is_of_request)
+    return Problem(found.state, described, found.pause, of_request=is_of_request)
 
 
 def _http_status(error: BaseException) -> int:

@@ -640,7 +640,9 @@ class ItemCodec(RowCodec):
         self.checked(name, value)
 
     def check_sums(self, changes: EncodedChanges, item: Item) -> None:
-        """Raise SchemaMismatchError if adding to what `item` holds would exceed a column's type."""
+        """Raise SchemaMismatchError if adding to what `item` holds would exceed a column's type, or
+        if what leads to a value inside a column is no map.
+        """
         for name, limit in changes.limits.items():
             self._check_room(name, item.get(name), changes.add[name], limit)
         for path, change in changes.inside.items():
@@ -670,12 +672,14 @@ class ItemCodec(RowCodec):
             self.sum(name, old, number)  # raises an error that names the sum
 
     def record(self, item: Item) -> dict[str, Any] | None:
-        """Return the record that an item holds; None for a tombstone."""
+        """Return the record that an item holds; None for a tombstone. Raises SchemaMismatchError
+        if values don't fit the columns, or a column is there in another case only.
+        """
         if DELETED in item:
             return None
         try:
             if not self.is_open:
-                if not item.keys() >= self.columns.keys():  # nulls are not stored
+                if not item.keys() >= self.columns.keys():  # a null column is missing, too
                     key = tuple(self.read(self.key, list(map(item.get, self.key))).values())
                     check_cases(self.table, key, item, self.names)
                 return self.read(self.names, list(map(item.get, self.names)))

@@ -100,12 +100,12 @@ class Guard:
     @property
     def attributes(self) -> Item:
         """The attributes that applying the entry stores in the record's item."""
-        kept: Item = {}
+        attributes: Item = {}
         if self.time is not None:
-            kept |= {TIME: self.time, TIE: {"S": self.tie}}
+            attributes |= {TIME: self.time, TIE: {"S": self.tie}}
         if self.position is not None:
-            kept[_mark_attribute(self.source)] = {"S": self.position}
-        return kept
+            attributes[_mark_attribute(self.source)] = {"S": self.position}
+        return attributes
 
     def holds(self, item: Item) -> bool:
         """Whether the conditions hold for this item ({}: there is none), as DynamoDB evaluates
@@ -119,6 +119,8 @@ class Guard:
                 return False
         if self.time is None:
             return True
+        # Without the time of a message, the record's own counts, as older than any message of the
+        # same time.
         known = item.get(TIME) or item.get(self.column)
         if known is None:
             return True
@@ -176,14 +178,14 @@ class _Expression:
     guard: Guard
     names: dict[str, str] = field(default_factory=dict)
     values: dict[str, AttributeValue] = field(default_factory=dict)
-    _known: dict[str, str] = field(default_factory=dict)
+    _placeholders: dict[str, str] = field(default_factory=dict)  # by name
 
     def name(self, name: str) -> str:
         """Return the placeholder of a name, the same each time."""
-        if name not in self._known:
-            short = self._known[name] = f"#{len(self._known):x}"
+        if name not in self._placeholders:
+            short = self._placeholders[name] = f"#{len(self._placeholders):x}"
             self.names[short] = name
-        return self._known[name]
+        return self._placeholders[name]
 
     def value(self, value: AttributeValue) -> str:
         """Return a new placeholder for a value."""
@@ -369,7 +371,7 @@ class _MapLevel(NamedTuple):
         """
         expression = self.expression
         if known is None or "M" not in known:
-            parts.clauses.append(self._is_absent(known))
+            parts.clauses.append(self._absence_condition(known))
             made = known
             for path in paths:
                 change = self.changes.inside[path]
@@ -392,7 +394,7 @@ class _MapLevel(NamedTuple):
             level = self._replace(path=f"{self.path}.{expression.name(name)}", depth=self.depth + 1)
             level.change(inner, found, parts)
 
-    def _is_absent(self, known: AttributeValue | None) -> str:
+    def _absence_condition(self, known: AttributeValue | None) -> str:
         """The condition that there is still no map: nothing, or a value of the type that was
         found.
         """
@@ -450,10 +452,10 @@ def tombstone_attributes(now: float, horizon: float | None) -> Item:
     `horizon` is for how many seconds it must stay: DynamoDB removes it some time later; with None,
     never.
     """
-    kept = {DELETED: {"N": str(int(now))}}
+    attributes = {DELETED: {"N": str(int(now))}}
     if horizon is None:
-        return kept
-    return kept | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
+        return attributes
+    return attributes | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
 
 
 def _mark_attribute(source: str) -> str:
@@ -510,8 +512,7 @@ class TableRequests:
     forever.
 
     `fence` is that of the run that writes, checked before each request. Writes to a fenced table
-    are transactions (`fenced`); then no request returns the item as it was, but one whose condition
-    has failed.
+    are transactions (`fenced`); then only a request whose condition has failed returns the item.
     """
 
     client: DynamoDBClient
@@ -557,7 +558,7 @@ class TableRequests:
         problems.
         """
         problems: Problems = {}
-        places: dict[Any, list[int]] = {}
+        places: dict[Any, list[int]] = {}  # by the identity of a key, its entries' indices
         for entry in entries:
             places.setdefault(identity_of(entry.key), []).append(entry.place)
         keys = {identity_of(entry.key): self.codec.key_item(entry.key) for entry in entries}
@@ -653,7 +654,7 @@ class TableRequests:
         place_of = dict(zip(map(self._identity_in, requests), places, strict=True))
         left = set(map(self._identity_in, unprocessed))
         if not left <= place_of.keys():
-            left = set(place_of)  # items that were not sent are named: any of these may be meant
+            left = set(place_of)  # the answer names items that were not sent: it may mean any
         problem = throttled_problem(
             self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed"
         )
@@ -762,7 +763,9 @@ class TableRequests:
     def _update(
         self, key: KeyItem, operation: Operation[Any], entry: Entry, guard: Guard
     ) -> _Written:
-        """Update the record, or put its default with the changes if there is none."""
+        """Update the record, or put its default with the changes if there is none; MISSING without
+        a default. Of a late update only what it adds and appends is applied (`_add_late`).
+        """
         codec = self.codec
         changes = codec.encode_changes(entry.value)
         default = self._default_of(key, operation.entries, entry)
@@ -805,7 +808,9 @@ class TableRequests:
         return Problem(State.FAILED, error)
 
     def _update_or_begin(self, key: KeyItem, changes: EncodedChanges, guard: Guard) -> _Written:
-        """Update the record, or create it from the changes, in one request."""
+        """Update the record, or create it from the changes, in one request. Raises
+        SchemaMismatchError if a sum is too large; a late update is left to `_add_late`.
+        """
         answer = self._send(update_or_begin_item(key, changes, guard))
         if not answer.failed:
             return _Written(put_default=not answer.present)

@@ -282,7 +282,7 @@ class HttpTable(
             parts = urlsplit(self.base_url)
             parts.port  # noqa: B018 - which may be none
         except ValueError:
-            parts = urlsplit("")
+            parts = urlsplit("")  # has no scheme: rejected below
         is_server = parts.scheme in ("http", "https") and parts.hostname
         if not is_server or parts.query or parts.fragment:
             raise errors.ConfigurationError(
@@ -485,20 +485,21 @@ class HttpTable(
         """Send a request; return its response if it is successful, or if its status is in
         `expected`.
 
-        Else it raises an HttpUnavailableError, which is retried, or a TableError. `args` are the
-        extra arguments of the table's call, each an `HttpExtra`.
+        Else it raises an HttpUnavailableError, which is retried, or a TableError; before sending,
+        RunLeaseLostError if the run that sends it has lost its lease. `args` are the extra
+        arguments of the table's call, each an `HttpExtra`.
         """
         import httpx
 
         params: list[tuple[str, QueryValue]] = []
-        sent = {} if body is None else {"Content-Type": "application/json"}
+        extra_headers = {} if body is None else {"Content-Type": "application/json"}
         for extra in args:
             if not isinstance(extra, HttpExtra):
                 problem = f"{self._label} got {extra!r} as an argument; expected an HttpExtra."
                 step = "Pass query parameters and headers as HttpExtra(params={…}, headers={…})."
                 raise errors.TableError(problem, step, table=self._label)
             params += cast("Iterable[tuple[str, QueryValue]]", extra.params)
-            sent |= dict(extra.headers)
+            extra_headers |= dict(extra.headers)
         open_ = self._clients.here()
         url = self.base_url + path
         try:
@@ -509,7 +510,7 @@ class HttpTable(
                     url,
                     content=body,
                     params=tuple(params) or None,
-                    headers={**sent, **(headers or {})},
+                    headers={**extra_headers, **(headers or {})},
                     extensions={"trace": _check_before_sending},
                 )
         except (httpx.TransportError, TimeoutError) as error:

@@ -217,11 +217,13 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         kind = operation.kind
         store = self._store
         rules = self._rules
-        check_value: Callable[..., Any] = rules.whole
+        check_value: Callable[..., Any]
         if kind is OperationKind.UPDATE:
             check_value = rules.changes
         elif kind is OperationKind.DELETE:
             check_value = _no_value
+        else:
+            check_value = rules.whole
         newest: Sequence[Any] = entries.newest or ()
         if operation.conditions.newest_by is None:
             newest = [None] * len(entries)

@@ -145,6 +145,7 @@ def _struct_checker(type_: Struct, make_checker: Callable[[str], Convert]) -> Co
     """Return the function that checks the fields of a dict, and adds those that are missing as
     None.
     """
+    # By the field's name, its step in a path and its check.
     checks = {
         member.name: (f".{write_name(member.name)}", make_nested_checker(member.type, make_checker))
         for member in type_.members
@@ -335,8 +336,8 @@ def value_inside(value: Any, names: Sequence[str]) -> Any:
 
 
 def with_inside(value: Any, names: Sequence[str], part: Any) -> dict[str, Any]:
-    """Return a copy of a struct with another value at a path; structs on the way that are null are
-    created.
+    """Return a copy of a struct with another value, `part`, at a path; structs on the way that are
+    null are created. Without `names`, the value is all of it.
     """
     if not names:
         return part  # type: ignore[no-any-return]

@@ -266,7 +266,7 @@ def _defaults(
     """The columns of a new record that come from defaults only, by name.
 
     Left out are columns that the updates set, and columns to which they add. Raises _NotStaged if
-    the default of such a sum is neither 0 nor null.
+    the default of such a sum is neither 0 nor null, or if it is 0 and an added number is null.
     """
     if entries.default_records is None:
         return {}
@@ -382,9 +382,9 @@ def _merge_by_key(
 ) -> _MergedEntries:
     """Merge the entries of each key into one row, whose first column is `_PLACE`.
 
-    Of columns that are added to it has the sum, of `defaults` the first entry's value, of all other
-    columns the last entry's. Raises _NotStaged for keys with floats, and for sums that may not be
-    exact.
+    The row has the sum of the numbers to add, the first entry's value in the columns `defaults`,
+    and the last entry's in all others. Raises _NotStaged for keys with floats, and for sums that
+    may not be exact.
     """
     count = len(next(iter(columns.values())))
     table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
@@ -447,11 +447,11 @@ def postgres_checker(column: Column) -> Callable[[Any], Any]:
         return check
 
     def checked(value: Any) -> Any:
-        kept = check(value)
-        change = find_change(kept)
+        normalized = check(value)
+        change = find_change(normalized)
         if change is not None:
             raise OutOfRangeError(change)
-        return kept
+        return normalized
 
     return checked
 

@@ -140,8 +140,8 @@ def read_sqlite_columns(
             raise loose_key_error(
                 label, name, "compared by a collation of its own", "one of COLLATE BINARY"
             )
-    texts = [column.name for column in declared if column.kind is Kind.STRING]
-    for name in texts:
+    text_names = [column.name for column in declared if column.kind is Kind.STRING]
+    for name in text_names:
         if name in key and _is_number(types[name]):
             kind = f"{types[name]}, where '01' and '1' are one number"
             raise loose_key_error(label, name, kind, "TEXT")
@@ -161,19 +161,19 @@ _REALS = ("REAL", "FLOA", "DOUB")
 _DOUBLE_DIGITS = 15  # decimals of so many digits are the same after they were a double
 
 
-def _changed_by(declared: str, column: Column) -> str | None:
-    """Return how SQLite changes values of `column` in a stored column of the type `declared`, None
-    if it keeps them.
+def _changed_by(stored_type: str, column: Column) -> str | None:
+    """Return how SQLite changes values of `column` in a stored column of this type, None if it
+    keeps them.
     """
-    if column.kind is Kind.STRING and _is_number(declared):
+    if column.kind is Kind.STRING and _is_number(stored_type):
         return "a text such as '007' becomes the number 7"
-    if column.kind in (Kind.INTEGER, Kind.FLOAT, Kind.BOOLEAN) and _is_text(declared):
+    if column.kind in (Kind.INTEGER, Kind.FLOAT, Kind.BOOLEAN) and _is_text(stored_type):
         return "a number becomes a text"
-    upper = declared.upper()
+    upper = stored_type.upper()
     is_real = "INT" not in upper and any(word in upper for word in _REALS)  # INT comes first
     if column.kind is Kind.INTEGER and is_real:
         return "an integer becomes a floating point number"
-    if column.kind is Kind.DECIMAL and _is_number(declared):
+    if column.kind is Kind.DECIMAL and _is_number(stored_type):
         digits = declared_digits(column)
         if digits is not None and digits.precision > _DOUBLE_DIGITS:
             return f"a decimal keeps {_DOUBLE_DIGITS} digits"
@@ -201,11 +201,11 @@ def _check_generated(
             raise errors.SchemaMismatchError(problem, step, column=column.name)
 
 
-def _is_text(declared: str) -> bool:
+def _is_text(stored_type: str) -> bool:
     """Whether SQLite converts numbers to texts in a column of this type, by its affinity rules, of
     which the one for INT comes first.
     """
-    upper = declared.upper()
+    upper = stored_type.upper()
     return "INT" not in upper and any(word in upper for word in ("CHAR", "CLOB", "TEXT"))
 
 
@@ -247,9 +247,9 @@ def _compares_loosely(connection: sqlite3.Connection, table: str, name: str) -> 
     return bool(loosely)
 
 
-def _is_number(declared: str) -> bool:
+def _is_number(stored_type: str) -> bool:
     """Whether SQLite converts texts to numbers in a column of this type, by its affinity rules."""
-    upper = declared.upper()
+    upper = stored_type.upper()
     if "INT" in upper:
         return True
     return bool(upper) and not any(word in upper for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
@@ -294,11 +294,11 @@ class SqliteRequests:
         self.codec = codec
         self._declared = declared
         self.closed = False
-        self.committing = False
+        self.may_have_committed = False
         self.has_idempotency_table = False
         self._file = file_identity(declared.path)
         self._table = quote_sqlite_name(declared.table)
-        self._idempotency = ""
+        self._idempotency = ""  # the quoted name of that table, once it is open
         self._bookkeeping = SqliteBookkeeping(connection, declared.table)
         self._is_key = " AND ".join(f"{quote_sqlite_name(name)} = ?" for name in codec.key)
 
@@ -328,9 +328,11 @@ class SqliteRequests:
             ]
 
     def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
-        """Write the valid entries in one transaction; after an error nothing was written.
+        """Write the valid entries in one transaction. After an error nothing was written, unless
+        `may_have_committed` is set.
 
-        Raises RejectedKeysError for records that were dropped or can't be read.
+        Raises RejectedKeysError for records that were dropped or can't be read, and
+        RunLeaseLostError if the run that writes has lost its lease.
         """
         with self._transaction("IMMEDIATE"):
             # From here on the write lock is held, so nobody changes before the commit what is read
@@ -522,7 +524,8 @@ class SqliteRequests:
 
     def _upsert(self, table: str, names: Sequence[str]) -> str:
         """Return the statement that puts a row of these columns, whether the key has one or not."""
-        # A statement that changes nothing would not count a record that is there.
+        # Without other columns, the key is set to itself: a statement that changes nothing would
+        # not count a record that is there.
         rest = [name for name in names if name not in self.codec.key] or self.codec.key[:1]
         changes = ", ".join(
             f"{quote_sqlite_name(name)} = excluded.{quote_sqlite_name(name)}" for name in rest
@@ -573,7 +576,7 @@ class SqliteRequests:
         self.has_idempotency_table = True
 
     def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
-        """Raise TableAccessError if the idempotency table is missing, unless it may be, has other
+        """Raise TableAccessError if the idempotency table is missing (unless it may be), has other
         columns, or could drop rows.
         """
         codec = self.codec
@@ -597,17 +600,16 @@ class SqliteRequests:
     def _transaction(self, kind: str) -> Iterator[None]:
         """Run the `with` block in a transaction, which an error rolls back.
 
-        Afterwards `committing` says whether the commit failed in a way that leaves its outcome
-        unknown.
+        `may_have_committed` is set if the commit fails in a way that leaves its outcome unknown.
         """
-        self.committing = False
+        self.may_have_committed = False
         self.connection.execute(f"BEGIN {kind}")
         try:
             yield
             try:
                 self.connection.execute("COMMIT")
             except sqlite3.OperationalError as error:
-                self.committing = primary_error_code(error) == sqlite3.SQLITE_IOERR
+                self.may_have_committed = primary_error_code(error) == sqlite3.SQLITE_IOERR
                 raise
         except BaseException:
             if self.connection.in_transaction:
@@ -928,7 +930,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
                 )
             elif (of_file := sqlite_file_error(error, self.path, self._label)) is not None:
                 raise of_file from error
-            elif requests is not None and requests.committing:
+            elif requests is not None and requests.may_have_committed:
                 kind = errors.TableUnavailableError
                 what = "may have committed the request or not"
                 step = "The request is retried; if it keeps failing, check the disk."

@@ -217,6 +217,7 @@ class RowCodec:
         column as a whole, too, or a path twice.
         """
         inner = self._inner
+        # By the steps to what is changed (a column as a whole: its name), the update's name for it.
         changed: dict[str | tuple[str, ...], str] = {}
         for name in (*changes.set, *changes.add, *changes.append):
             steps: str | tuple[str, ...] = name
@@ -336,7 +337,7 @@ class RowCodec:
         as JSON.
         """
         is_path = newest_by not in self.columns
-        if self.column(newest_by).kind not in _READ or is_path:
+        if self.column(newest_by).kind not in _TIME_FROM_TEXT or is_path:
             problem = (
                 f"{self.table}: newest_by needs a column of times, numbers or text, and"
                 f" {newest_by!r} is none."
@@ -346,8 +347,8 @@ class RowCodec:
             )
 
     def time(self, newest_by: str, operation: Operation[Any], place: int) -> Any:
-        """The checked time of the entry at index `place`, for the column `newest_by`; an entry
-        must have one.
+        """The checked time of the entry at index `place`, for the column `newest_by`. Raises
+        SchemaMismatchError if the entry has none.
         """
         newest = operation.entries.newest
         time = None
@@ -481,7 +482,9 @@ COLUMNS = ("newest_of", "newest", "tie", "applied")
 Before them are the key's columns, after them is `at`, the time at which the row was last written.
 """
 
-_READ: dict[Kind, Any] = {
+# How a time for `newest_by` is read from its text, and written to it, unless by `isoformat`. Values
+# of other kinds have no order.
+_TIME_FROM_TEXT: dict[Kind, Any] = {
     Kind.STRING: str,
     Kind.INTEGER: int,
     Kind.FLOAT: float,
@@ -489,7 +492,7 @@ _READ: dict[Kind, Any] = {
     Kind.DATE: date.fromisoformat,
     Kind.TIMESTAMP: datetime.fromisoformat,
 }
-_WRITTEN: dict[Kind, Any] = {
+_TIME_TO_TEXT: dict[Kind, Any] = {
     Kind.STRING: str,
     Kind.INTEGER: str,
     Kind.DECIMAL: str,
@@ -575,7 +578,8 @@ class Applied:
     positions: dict[str, str] = field(default_factory=dict)
     # The first three of `COLUMNS` as read.
     stored_texts: tuple[str | None, ...] = (None, None, None)
-    of_record: Newest | None = None  # stands for `newest` if there is none; not stored
+    # The record's own time, which stands for `newest` if there is none; not stored.
+    record_newest: Newest | None = None
 
     def was_applied(self, conditions: Conditions, mark: Mark) -> bool:
         """Whether the message, or a later one of its source, was applied before."""
@@ -583,7 +587,7 @@ class Applied:
 
     def is_late(self, conditions: Conditions, mark: Mark, time: Any) -> bool:
         """Whether the newest message applied to the key is newer than this one, by time and tie."""
-        newest = self.newest or self.of_record
+        newest = self.newest or self.record_newest
         if conditions.newest_by is None or newest is None:
             return False
         return (time, mark.tie) < newest
@@ -602,13 +606,13 @@ def applied_to_texts(
     """Return the texts to store in `COLUMNS`: the column `newest_by`, the newest message's time and
     tie, and the positions.
 
-    The column, time and tie stay as they were read without `newest_by`, and if all messages that
-    were applied are older than the record.
+    Without `newest_by`, and if all messages that were applied are older than the record, column,
+    time and tie stay as they were read.
     """
     if applied.newest is None or newest_by is None:
         return (*applied.stored_texts, json.dumps(applied.positions))
     time, tie = applied.newest
-    write = _WRITTEN.get(codec.columns[newest_by].kind)
+    write = _TIME_TO_TEXT.get(codec.columns[newest_by].kind)
     return (
         newest_by,
         write(time) if write else time.isoformat(),
@@ -626,7 +630,7 @@ def applied_from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any,
     stored_texts = (column, time_text, tie)
     if newest_by is None or column != newest_by or time_text is None:
         return Applied(None, positions, stored_texts)
-    time = _READ[codec.columns[newest_by].kind](time_text)
+    time = _TIME_FROM_TEXT[codec.columns[newest_by].kind](time_text)
     return Applied(Newest(time, tie), positions, stored_texts)
 
 
@@ -863,7 +867,10 @@ class _Planner:
         newest_by = self.operation.conditions.newest_by
         if newest_by is not None and applied.newest is None:
             time = self.stored.records.get(key, {}).get(newest_by)
-            applied.of_record = None if time is None else Newest(time, "")
+            if time is None:
+                applied.record_newest = None
+            else:
+                applied.record_newest = Newest(time, "")
         return applied
 
     def write(self, entry: Entry) -> Problem | None:
@@ -945,7 +952,7 @@ def _apply(
 
     `new` are the planned changes of a stored record, and `old` are the columns of it that were
     read. For a record that is to be created, both are this record. If `appended` is given, the
-    store appends values itself: they go there, except for a column whose value is in `new`.
+    store appends values itself: they are added to `appended`, but to `new` if the column is in it.
     """
     is_record = new is old
     if changes.add:
@@ -1060,7 +1067,9 @@ class BisectRejected:
         self._parts = [valid.entries] if valid.entries else []
 
     def next(self) -> ValidEntries | None:
-        """The next part to send, or None; report its result with `done` or `failed`."""
+        """The next part to send, None once all are sent; report its result with `done`, `rejected`
+        or `failed`.
+        """
         if self._parts:
             return ValidEntries(self._parts[0], {})
         return None
@@ -1081,17 +1090,17 @@ class BisectRejected:
         part = self._parts.pop(0)
         count = Counter(entry.key for entry in part)
         rest: list[Entry] = []
-        alone: list[Sequence[Entry]] = []
+        parts: list[Sequence[Entry]] = []
         for entry in part:
             if entry.key not in errors:
                 rest.append(entry)
             elif count[entry.key] > 1:
-                alone.append([entry])
+                parts.append([entry])
             else:
                 self.problems[entry.place] = Problem(State.REFUSED, errors[entry.key])
         if rest:
-            alone.insert(0, rest)
-        self._parts[:0] = alone
+            parts.insert(0, rest)
+        self._parts[:0] = parts
 
     def failed(self, problem: Problem, *, by_data: bool) -> None:
         """Report that the part has failed as a whole. `by_data`: because of values in it, so its

@@ -91,7 +91,8 @@ class ArrowEntries:
         """Return the rows of an Arrow batch or table, or of a data frame, as entries.
 
         The columns `key` make the keys. A record has all columns, an update (`updates`) all but the
-        key's.
+        key's. Raises SchemaMismatchError for a key column that is missing or nested, a name that
+        occurs twice, and a value that Python can't represent.
         """
         if not isinstance(batch, ArrowFrame):
             problem = (
@@ -113,12 +114,12 @@ class ArrowEntries:
             if _has_nanoseconds(column.type):  # stores take microseconds
                 columns[name] = cast_column(column, name, "timestamp", "an Arrow batch")
         if updates:
-            held = {name: column for name, column in columns.items() if name not in key}
+            record_columns = {name: column for name, column in columns.items() if name not in key}
         else:
-            held = columns
+            record_columns = columns
         return ArrowEntries(
             to_struct_array({name: columns[name] for name in key}, rows.num_rows),
-            to_struct_array(held, rows.num_rows),
+            to_struct_array(record_columns, rows.num_rows),
         )
 
     @property
@@ -201,7 +202,9 @@ class ArrowEntries:
 
 
 def _plain_column(batch: Any, place: int) -> Any:
-    """Return a column as one array without dictionary encoding."""
+    """Return a column as one array without dictionary encoding. Raises SchemaMismatchError if it is
+    too large for one.
+    """
     column = batch.column(place)
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()

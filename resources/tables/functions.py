@@ -93,13 +93,13 @@ def _find_wrong_keys(
         return f"with unhashable keys: {unhashable}"
     if not lacking:
         return "without the keys that have no record"
-    others = sorted(map(repr, lacking.difference(requested)))
-    if not others:
+    unrequested = sorted(map(repr, lacking.difference(requested)))
+    if not unrequested:
         return ""
     more = ""
-    if len(others) > 3:
+    if len(unrequested) > 3:
         more = ", …"
-    return f"with keys that were not requested: {', '.join(others[:3])}{more}"
+    return f"with keys that were not requested: {', '.join(unrequested[:3])}{more}"
 
 
 def _find_other_error(error: BaseException) -> BaseException | None:
@@ -264,8 +264,8 @@ class TableFunction:
         """
 
     async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
-        """Return the problems of entries that are certain to be rejected, by index, as far as no
-        request tells them.
+        """Return the problems of entries that are certain to be rejected, by index, as far as they
+        are known without a request.
 
         Compact batches send only the others. By default there are none.
         """
@@ -640,7 +640,8 @@ async def _send_one_by_one(
     """Send one request per entry: one after the other for each key, several keys at a time.
 
     Later entries of a key are not sent after one that failed. They get `Problem.unsent`, or are
-    MISSING too if the first was.
+    MISSING too if the first was. Raises RunLeaseLostError if a request found that the run has lost
+    its lease.
     """
     keys = operation.entries.keys
     by_key: dict[Any, list[int]] = {}
@@ -693,11 +694,11 @@ class _SingleRequests:
                     self.problems[place] = problem
                     # Not even after a missing record: if another writer creates it meanwhile, the
                     # later entries would be applied without this one.
-                    if problem.state is not State.MISSING:
-                        left = problem.unsent
+                    if problem.state is State.MISSING:
+                        later_problem = problem
                     else:
-                        left = problem
-                    self.problems.update(dict.fromkeys(places[done + 1 :], left))
+                        later_problem = problem.unsent
+                    self.problems.update(dict.fromkeys(places[done + 1 :], later_problem))
                     return
 
     async def _send(self, place: int) -> Problem | None:

@@ -189,7 +189,7 @@ Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
 
 
 def per_record(operation: Operation[Any], answer: Outcomes | None) -> float:
-    """Cost one credit per entry."""
+    """Cost one credit per entry, and nothing in addition once it is answered."""
     if answer is None:
         return len(operation)
     return 0
@@ -402,7 +402,7 @@ class RateLayer:
             if answer is None:
                 return operation.count
             return 0
-        wrong: Exception | None = None
+        raised: Exception | None = None
         try:
             cost = credits(operation, answer)
             is_number = isinstance(cost, int | float) and not isinstance(cost, bool)
@@ -411,13 +411,13 @@ class RateLayer:
             what = f"gave {cost!r:.60}"
         except Exception as error:  # noqa: BLE001 - it is the cause
             what = f"raised {type(error).__name__}: {error}"
-            wrong = error
+            raised = error
         problem = f"table {self.table}: credits of the rate limit {what}"
         step = (
             "a number of credits, 0 or more, for the operation, and after a get also for its"
             " outcomes"
         )
-        raise argument_error(problem, step, argument="credits", table=self.table) from wrong
+        raise argument_error(problem, step, argument="credits", table=self.table) from raised
 
     async def _send_in_parts(
         self, operation: Operation[Any], budget: Budget, cost: float

@@ -223,7 +223,7 @@ class _BudgetServer:
             if self._leasing is None and (request := self._demands.next_lease(now)) is not None:
                 self._leasing = asyncio.create_task(self._lease(request))
             at = self._demands.next_event_at(now)
-            wait = None
+            wait = None  # until something changes
             if at is not None:
                 wait = max(0.001, at - now)  # at most 1,000 turns a second
             with suppress(TimeoutError):
@@ -231,7 +231,9 @@ class _BudgetServer:
                     await self._changed.wait()
 
     async def _lease(self, request: LeaseRequest) -> None:
-        """Lease credits for the waiting demands; an error that does not pass fails all of them."""
+        """Lease credits for the waiting demands. An error that does not pass fails all of them, and
+        so does any other once no lease has succeeded for `_STORE_SECONDS`.
+        """
         began = time.monotonic()
         try:
             got = await asyncio.to_thread(self._leases.lease, request)
@@ -292,29 +294,29 @@ class BudgetLeases:
         Raises StoreUnavailableError (if a lease was stored nevertheless, it expires unused),
         CommitConflictError after many conflicts, and MalformedDocumentError.
         """
-        others = False
-        rates = set[float]()
+        has_others = False  # runs that share the budget
+        other_rates = set[float]()
 
         def decide(data: bytes | None) -> tuple[bytes, LeaseInterval | None]:
             """Return the timeline to store instead of `data`, and the interval in times
             of `clock`.
             """
-            nonlocal others, rates
+            nonlocal has_others, other_rates
             timeline = SharedTimeline() if data is None else self._parse(data)
             here = self._clock()
             self._ahead = max(self._ahead, timeline.now - here)
             after, got = lease_credits(timeline, self._run, here + self._ahead, request, self._rate)
-            others = len(after.runs) > 1
-            rates = {run.rate for run in after.runs.values()} - {self._rate}
+            has_others = len(after.runs) > 1
+            other_rates = {run.rate for run in after.runs.values()} - {self._rate}
             if got is not None:
                 got = LeaseInterval(here + got.start, here + got.end)
             unique = after.model_copy(update={"nonce": uuid.uuid4().hex})
             return unique.model_dump_json().encode(), got
 
         got = self._value.transact(decide)
-        if others:  # they will have changed the timeline before our next lease
+        if has_others:  # they will have changed the timeline before our next lease
             self._value.forget()
-        for rate in sorted(rates - self._logged_rates):
+        for rate in sorted(other_rates - self._logged_rates):
             _log.warning(
                 "%s is declared with %g credits per second here, and with %g in another run:"
                 " together they spend more than the lower. Give all tables that share it one"
@@ -323,7 +325,7 @@ class BudgetLeases:
                 self._rate,
                 rate,
             )
-        self._logged_rates |= rates
+        self._logged_rates |= other_rates
         return got
 
     def _parse(self, data: bytes) -> SharedTimeline:
@@ -502,7 +504,8 @@ class RunCredits:
     def with_credits(
         self, table: RemoteTable[Any, Any, Any], spark: SparkSession | None
     ) -> RemoteTable[Any, Any, Any]:
-        """Return a copy of the table that gets its credits from this run's server.
+        """Return a copy of the table that gets its credits from this run's server; a table without
+        a rate as it is.
 
         It is for tasks of the session `spark`, or with None for this process.
         """
