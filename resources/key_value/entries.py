@@ -136,22 +136,22 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
         # Anything but a KeyVersion is wrapped, because plain bytes are taken for a version that was
         # read.
         if isinstance(version, KeyVersion):
-            inside = version.to_bytes()
+            stored_version = version.to_bytes()
         elif version is None:
-            inside = None
+            stored_version = None
         else:
-            inside = (version,)
-        return _new(cls, (key.family, key.key, inside, value))  # type: ignore[no-any-return]
+            stored_version = (version,)
+        return _new(cls, (key.family, key.key, stored_version, value))  # type: ignore[no-any-return]
 
     @property
     def key(self) -> TableKey[K]:
         """The key, its family, and the version that the entry had when it was read."""
-        family, key, inside, _ = tuple.__iter__(self)
+        family, key, stored_version, _ = tuple.__iter__(self)
         version = None
-        if type(inside) is bytes:
-            version = KeyVersion(inside)
-        elif inside is not None:
-            (version,) = inside
+        if type(stored_version) is bytes:
+            version = KeyVersion(stored_version)
+        elif stored_version is not None:
+            (version,) = stored_version
         return _new(TableKey, (family, key, version))  # type: ignore[no-any-return]
 
     @property
@@ -244,7 +244,7 @@ class EntryCoder(Generic[K, V]):
             else:  # without the cache, which holds only texts
                 prefix = segment.family_prefix.__wrapped__(family)
         except (AttributeError, UnicodeEncodeError):
-            prefix = b""
+            prefix = b""  # rejected below
         if not _LENGTH_BYTES < len(prefix) <= self._family_most:
             self._reject_family(family, prefix)
         return prefix

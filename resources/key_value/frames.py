@@ -110,7 +110,7 @@ class PartitionLoad:
 
     def __init__(self, table: Stored) -> None:
         self._table = table
-        self._number: int | None = None
+        self._partition: int | None = None
         self.rows = self.entries = 0
 
     def run(self, batches: Iterator[Any]) -> None:
@@ -122,16 +122,17 @@ class PartitionLoad:
         """
         changes = self._changes(batches)
         first = next(changes, None)
-        if first is None or self._number is None:
+        if first is None or self._partition is None:
             return
         requests = segment.split_into_requests(chain([first], changes), self._table.backend.limits)
-        count = 1
+        requests_at_once = 1
         if self._table.backend.waits:
-            count = _AT_ONCE
+            requests_at_once = _AT_ONCE
         try:
-            while parts := list(islice(requests, count)):
+            while parts := list(islice(requests, requests_at_once)):
                 writes = (
-                    self._table.apply(self._number, *segment.with_versions(part)) for part in parts
+                    self._table.apply(self._partition, *segment.with_versions(part))
+                    for part in parts
                 )
                 segment.run_without_loop(segment.at_once(_WRITERS, writes))
                 self.entries += sum(map(len, parts))
@@ -162,8 +163,9 @@ class PartitionLoad:
             if not batch.num_rows:
                 continue
             (number,) = batch.column("partition").unique().to_pylist()
-            assert self._number in (None, number)  # Spark has partitioned the rows by this column
-            self._number = number
+            # Spark has partitioned the rows by this column.
+            assert self._partition in (None, number)
+            self._partition = number
             self.rows += batch.num_rows
             if "order" in batch.schema.names:
                 orders = batch.column("order").to_pylist()
@@ -297,6 +299,7 @@ def write_key_value_table(
     """
     keys = column_form(table.key_serializer)
     values = column_form(table.value_serializer)
+    # By the name in batches, the column of the frame and its Spark type.
     named = {"key": (key, keys.type), "value": (value, values.type)}
     if family is not None:
         named["family"] = (family, "string")

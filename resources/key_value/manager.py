@@ -495,9 +495,9 @@ def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredT
     is_same_table = current is not None and current.incarnation == done.incarnation
     if current is None or not is_same_table or current.state is not done.state:
         return current
-    after = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}
-    if current.state in after:
-        return current.in_state(after[current.state])
+    next_states = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}
+    if current.state in next_states:
+        return current.in_state(next_states[current.state])
     return None  # it was deleting, and is deleted
 
 
@@ -594,7 +594,7 @@ class KeyValueTableManager:
 
     def delete_scope(self, scope: str) -> bool:
         """Delete a scope without tables; return False if it does not exist. Raises
-        ScopeNotEmptyError.
+        ScopeNotEmptyError. Deletions of its tables that have not finished are finished.
         """
         check_table_name("scope", scope)
 

@@ -419,7 +419,7 @@ class KeyValueTable(Generic[K, V]):
         """Return the entries of table keys, in their order; `prefixes` are those of their
         families, b"" without one.
         """
-        places: dict[int, list[int]] = {}
+        places: dict[int, list[int]] = {}  # by partition, the indices of its keys
         # `prefixes` may be endless.
         for place, (prefix, key) in enumerate(zip(prefixes, keys, strict=False)):
             places.setdefault(self._coder.partition(prefix, key), []).append(place)

@@ -218,7 +218,9 @@ class DynamoDbSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
-        """Apply the changes; a repeated request first finds out what the earlier ones did."""
+        """Apply the changes; a repeated request first finds out what the earlier ones did. Then
+        purge a part of the list of families if that is due.
+        """
         with self._report_foreign_items():
             number: int | None = 0
             if repeated:
@@ -340,18 +342,18 @@ class DynamoDbSegment:
             # Most pages begin in a family with enough entries for the page, so the list of families
             # is not read.
             yield (layout.in_family(begun, within),)
-        listed = layout.families(
+        family_list = layout.families(
             within if begun is None else KeyRange(key_after_family(begun), within.end)
         )
-        together = 1
+        group_size = 1
         after = None
-        while listed is not None:
-            answer = await self._calls.query(listed, "s", _FAMILIES_LISTED, after)
+        while family_list is not None:
+            answer = await self._calls.query(family_list, "s", _FAMILIES_LISTED, after)
             families = [layout.in_family(item["s"]["B"], within) for item in answer["Items"]]
             while families:
-                yield families[:together]
-                families = families[together:]
-                together = min(_FAMILIES_AT_ONCE, together * 2)
+                yield families[:group_size]
+                families = families[group_size:]
+                group_size = min(_FAMILIES_AT_ONCE, group_size * 2)
             after = answer.get("LastEvaluatedKey")
             if after is None:
                 break
@@ -460,6 +462,7 @@ class DynamoDbSegment:
         be determined.
         """
         patience = Patience(PATIENCE)
+        # The answers to the request that uses up the token which say that the try can't be applied.
         ends: list[TransactionAnswer | Cancelled] = [TransactionAnswer.APPLIED]
         while True:
             answer = await self._send(token, number, term, *map(self._action, changes))
@@ -489,6 +492,7 @@ class DynamoDbSegment:
 
     def _ends_copies(self, answer: TransactionAnswer | Cancelled, *, sent_here: bool) -> bool:
         """Return whether the answer to a copy of a try says that no copy can be applied any more.
+        Learns the gate's term if it is newer.
 
         Raises KeyValueTableSealedError for a sealed table, and ReplyLostError if the try was sent
         through another handle: an earlier one may have been applied.

@@ -199,7 +199,7 @@ class Patience:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._until: float | None = None
-        self._bound = _FIRST_PAUSE
+        self._bound = _FIRST_PAUSE  # of the last pause, in seconds
 
     async def wait(self) -> bool:
         """Pause before the next attempt; return False, at once, if the time is up."""
@@ -466,8 +466,8 @@ class FamilyList:
         self._calls = calls
         self._layout = layout
         self._known = _KnownFamilies(0, set())
-        # Starts at random, so that many processes that add a few each purge as often as one that
-        # adds many.
+        # How many families were added since the last purge. It starts at random, so that many
+        # processes that add a few each purge as often as one that adds many.
         self._new = random.randrange(PURGE_AFTER)
 
     async def ensure_listed(self, changes: Sequence[SegmentChange]) -> int:

@@ -110,7 +110,7 @@ def _write_and_verify(
 
     A write with an unknown outcome (StoreUnavailableError) that did not happen is tried once more.
     """
-    for last in (False, True):
+    for is_last in (False, True):
         try:
             return write()
         except (
@@ -124,7 +124,7 @@ def _write_and_verify(
                     return stored.etag
             if not isinstance(error, errors.StoreUnavailableError):
                 return None
-            if last:
+            if is_last:
                 raise
     raise AssertionError("unreachable")
 
@@ -346,6 +346,7 @@ class LakeCreation:
                 self._exists = True
 
 
+# The methods of a store before which a missing lake is created.
 _CREATES = WRITES - {"delete", "delete_many"} | {"staging_dir"}
 
 
@@ -440,7 +441,7 @@ class Lake:
 
     def commit_log(self, prefix: str, kind: str) -> CommitLog:
         """Return the commit log below `prefix`."""
-        return CommitLog(self.store, prefix, kind, clock=self.now, kept=self.manifests)
+        return CommitLog(self.store, prefix, kind, clock=self.now, cache=self.manifests)
 
     def __reduce__(self) -> tuple[object, tuple[StoreDescriptor, str, bool]]:
         return (_reopen, (self.store.descriptor, self.id, self.shared))

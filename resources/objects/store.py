@@ -307,8 +307,9 @@ def delete_holds(
         for item in store.list(prefix)
         if item.key.endswith(".json")
     }
-    released = list(holds)
-    if keep is not None and holds:
+    if keep is None or not holds:
+        released = list(holds)
+    else:
         limit = max(item.modified for item in holds.values()) - _RECENT_HOLD
         old = [name for name, item in holds.items() if item.modified < limit]
         needed = keep() if old else ()

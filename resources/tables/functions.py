@@ -594,12 +594,12 @@ def self_cancelled_error(error: asyncio.CancelledError) -> errors.TableUnavailab
 class TimedAttempt(NamedTuple):
     """The attempt that runs in the current task: its time limit, and the seconds that it allows.
 
-    `late` returns the problem of an entry, given its key, whose own request timed out.
+    `timeout_problem` returns the problem of an entry, given its key, whose own request timed out.
     """
 
     limit: asyncio.Timeout
     seconds: float
-    late: Callable[[Any], Problem]
+    timeout_problem: Callable[[Any], Problem]
 
 
 ATTEMPT: ContextVar[TimedAttempt | None] = ContextVar("ATTEMPT", default=None)
@@ -717,7 +717,7 @@ class _SingleRequests:
             return problem_from_error(self._function, self_cancelled_error(error))
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             if self._attempt is not None and limit.expired() and isinstance(error, TimeoutError):
-                return self._attempt.late(key)
+                return self._attempt.timeout_problem(key)
             return problem_from_error(self._function, error)
         return None
 

@@ -324,7 +324,7 @@ class RateLayer:
     """
 
     table: str
-    inner: Layer
+    below: Layer
     limit: RateLimit = field(default_factory=RateLimit)
     source: CreditSource | None = None
     meter: Meter = field(default_factory=Meter)
@@ -342,7 +342,7 @@ class RateLayer:
         """Send when the budget allows it, and in parts if it never allows all at once."""
         budget = self._budgets.get(READ if operation.kind is OperationKind.GET else WRITE)
         if budget is None:
-            return await self.inner.send(operation)
+            return await self.below.send(operation)
         cost = self._cost(operation)
         if cost <= budget.largest or operation.count <= 1:
             return await self._attempt(operation, budget, cost)
@@ -356,7 +356,7 @@ class RateLayer:
 
     async def close(self) -> None:
         await self._credits.close()
-        await self.inner.close()
+        await self.below.close()
 
     async def _attempt(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
         """Pay for a request, send it, and pay what a get costs in addition. An error of the credits
@@ -376,7 +376,7 @@ class RateLayer:
                 state = State.REFUSED
             return Outcomes.all(len(operation), Problem(state, error, of_request=True))
         waited = self._count_wait(began)
-        outcomes = await self.inner.send(operation)
+        outcomes = await self.below.send(operation)
         if operation.kind is OperationKind.GET and (rest := self._cost(operation, outcomes)) > 0:
             began = self.clock.now()
             await self._credits.acquire(budget, rest)

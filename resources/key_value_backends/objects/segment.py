@@ -350,8 +350,8 @@ def _answer(decision: CommitDecision) -> None:
 class ObjectSegment:
     """A `TableSegment` in objects. Each process makes its own `GroupCommit` on first use."""
 
-    def __init__(self, core: Callable[[], SegmentCore]) -> None:
-        self._make = core
+    def __init__(self, make_core: Callable[[], SegmentCore]) -> None:
+        self._make_core = make_core
         self._made: dict[int, GroupCommit] = {}  # by process
 
     async def apply(
@@ -383,7 +383,7 @@ class ObjectSegment:
         made = self._made.get(process)
         if made is None:
             # Of two threads that make one, both use the first. A lock might be held during a fork.
-            made = self._made.setdefault(process, GroupCommit(self._make()))
+            made = self._made.setdefault(process, GroupCommit(self._make_core()))
         return made
 
 
