@@ -147,10 +147,11 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
     def key(self) -> TableKey[K]:
         """The key, its family, and the version that the entry had when it was read."""
         family, key, stored_version, _ = tuple.__iter__(self)
-        version = None
-        if type(stored_version) is bytes:
+        if stored_version is None:
+            version = None
+        elif type(stored_version) is bytes:
             version = KeyVersion(stored_version)
-        elif stored_version is not None:
+        else:
             (version,) = stored_version
         return _new(TableKey, (family, key, version))  # type: ignore[no-any-return]
 
@@ -592,8 +593,8 @@ class WriteRequest(Generic[K]):
 def segment_change(
     coder: EntryCoder[K, V], prefix: bytes, change: TableChange[K, V], version: bytes
 ) -> SegmentChange:
-    """Return a caller's change in the form that segments accept, with the new `version` of its
-    key.
+    """Return a caller's change in the form that segments accept, with the new `version` of its key.
+    Raises ConfigurationError for other objects than changes.
     """
     is_guard = isinstance(change, _GUARDS)
     if not is_guard and not isinstance(change, (*_WITH_VALUE, Remove)):
@@ -639,7 +640,7 @@ def _repeated_key_error(
     table: TableId, family: str, keys: Sequence[Any], changes: Sequence[SegmentChange]
 ) -> errors.KeyValueTableError:
     """Return the error for a batch of these keys, of which two are the same once serialized."""
-    first: dict[bytes, int] = {}
+    first: dict[bytes, int] = {}  # by serialized key, its first index
     place = 0  # in the end that of the first key that was there before
     while first.setdefault(changes[place].key, place) == place:
         place += 1
@@ -732,7 +733,9 @@ def _describe_version(version: Any) -> str:
 
 
 def to_replace(table: TableId, family: str, entry: Any) -> Replace[Any, Any]:
-    """Return the change that `replace_all` makes for a `TableEntry`, or (key, value, version)."""
+    """Return the change that `replace_all` makes for a `TableEntry`, or (key, value, version).
+    Raises ConfigurationError for other objects, KeyValueTableError for another family.
+    """
     if isinstance(entry, TableEntry):
         _check_same_family(table, family, entry.key)
         # A missing version is rejected when it is encoded.
@@ -747,7 +750,7 @@ def to_replace(table: TableId, family: str, entry: Any) -> Replace[Any, Any]:
 
 def to_remove(table: TableId, family: str, key: Any) -> Remove[Any]:
     """Return the change that `remove_all` makes for a key: conditional for a `TableKey` with a
-    version.
+    version. Raises KeyValueTableError for another family.
     """
     if isinstance(key, TableKey):
         _check_same_family(table, family, key)

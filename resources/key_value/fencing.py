@@ -70,7 +70,7 @@ class TableFences:
             # Of several, a request would raise only the one that it contains.
             if len(entries) > 1:
                 entries = await self._raise_all(partition, entries, fence)
-        return _check_or_raise(random.randrange(len(entries)), entries, fence)
+        return _fence_change(random.randrange(len(entries)), entries, fence)
 
     def note(self, partition: int, fence: Fence, written: SegmentChange) -> None:
         """Remember the fence entry that a request has written, as it was sent: with its version.
@@ -119,7 +119,7 @@ class TableFences:
         them again and again.
         """
         for _ in range(_ROUNDS):
-            checked = [_check_or_raise(number, known, fence) for number in range(len(known))]
+            checked = [_fence_change(number, known, fence) for number in range(len(known))]
             raised = [change for change in checked if not change.is_guard]
             if not raised:
                 return known
@@ -145,9 +145,7 @@ class TableFences:
 _ROUNDS = 20  # of raising entries that others change meanwhile
 
 
-def _check_or_raise(
-    number: int, known: Sequence[StoredEntry | None], fence: Fence
-) -> SegmentChange:
+def _fence_change(number: int, known: Sequence[StoredEntry | None], fence: Fence) -> SegmentChange:
     """Return the change that checks one of the fence entries, or raises it to the epoch of the run.
     RunLeaseLostError if a later run has raised it.
     """

@@ -140,7 +140,9 @@ class PartitionLoad:
             segment.run_without_loop(self._table.close())
 
     def _changes(self, batches: Iterator[Any]) -> Iterator[SegmentChange]:
-        """Yield, for each key, the change that puts its last row."""
+        """Yield, for each key, the change that puts its last row. Raises SchemaMismatchError if
+        two rows of a key have the same order.
+        """
         last_key: bytes | None = None
         last_value = b""
         last_order: Any = None
@@ -376,7 +378,8 @@ def _addressing(
 
 def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) -> Any:
     """Return the rows of a batch serialized, as `PartitionLoad.run` takes them, with the partition
-    of each.
+    of each. Raises NullKeyError for a row without a key, SchemaMismatchError for one without a
+    value.
     """
     names = batch.schema.names
     for name in ("key", "value"):

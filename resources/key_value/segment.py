@@ -736,7 +736,7 @@ class _Attempts:
 
     async def wait_after(self, error: errors.TransientError) -> None:
         """Pause before the next attempt, longer each time; raise the error if the time for that
-        is up, or if nothing was sent and somebody has to act first.
+        is up or, unless the reply was lost, if somebody has to act first.
         """
         if isinstance(error, ReplyLostError):
             self.lost = error

@@ -99,7 +99,9 @@ class IntegerSerializer:
     """Signed 64-bit integers as eight bytes, ordered as the numbers are."""
 
     def to_bytes(self, value: int) -> bytes:
-        """Return the integer in 8 bytes that sort as integers do."""
+        """Return the integer in 8 bytes that sort as integers do. Raises SerializationError for
+        other values.
+        """
         if isinstance(value, bool) or not isinstance(value, int) or not -_SIGN <= value < _SIGN:
             problem = f"{value!r:.80} is not a signed 64-bit integer."
             raise _rejected_error(self, problem, "Pass an integer from -2**63 to 2**63 - 1.")

@@ -479,7 +479,7 @@ class KeyValueTable(Generic[K, V]):
         state: IteratorState | None,
     ) -> TablePages[T]:
         """Return the pages of an iteration, whose items `make` makes of the stored ones; after
-        `state`, if that is given.
+        `state`, if that is given. Raises ConfigurationError for an invalid page size.
         """
         size = iteration.page_size
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:

@@ -292,6 +292,7 @@ class DynamoDbSegment:
         """Add the entries of up to 100 keys to `into`.
 
         Keys that DynamoDB leaves out for lack of capacity are requested again, with growing pauses.
+        Raises TableUnavailableError if that takes too long.
         """
         calls = self._calls
         patience = Patience(_PATIENCE)
@@ -299,13 +300,13 @@ class DynamoDbSegment:
         attributes = "s, v"
         if values:
             attributes = "s, v, d"
-        key_of = table_key_of
         if len({item["h"]["B"] for item in left}) == 1:
             # All items have the same hash key, so it is not requested: boto3 spends time on every
             # attribute.
             by_sort_key = {item["s"]["B"]: key for item, key in zip(left, keys, strict=True)}
             key_of = lambda item: by_sort_key[item["s"]["B"]]  # noqa: E731
         else:
+            key_of = table_key_of
             attributes = f"h, {attributes}"
         while True:
             request: Any = {
@@ -392,7 +393,8 @@ class DynamoDbSegment:
         """Apply the changes, in tries that are numbered from `number` on.
 
         No try with one of these numbers was sent before, and earlier ones are certain never to be
-        applied.
+        applied. Raises ReplyLostError if the outcome is unknown, TableUnavailableError after
+        conflicts, and what `_raise_unless_passing` raises.
         """
         patience = Patience(PATIENCE)
         term = await self._families.ensure_listed(changes)
@@ -423,7 +425,8 @@ class DynamoDbSegment:
         """Return the number of the next try of a write whose reply was lost; None if the write was
         applied.
 
-        If a number is returned, it is certain that no earlier try will be applied any more.
+        If a number is returned, it is certain that no earlier try will be applied any more. Raises
+        ReplyLostError if the outcome is still unknown.
         """
         last = self._lost.get(token)
         number = 0
@@ -512,7 +515,9 @@ class DynamoDbSegment:
     async def _send(
         self, token: bytes, number: int, term: int, *actions: Item
     ) -> TransactionAnswer | Cancelled:
-        """Send try `number`, from 0, of a write; its families were listed at `term`."""
+        """Send try `number`, from 0, of a write; its families were listed at `term`. Raises
+        ReplyLostError without an answer.
+        """
         check = {
             "TableName": self._calls.name,
             "Key": self._layout.gate(_gate_number(token)),

@@ -107,8 +107,10 @@ class TableCalls:
         """Return what `do` returns for the client; an event loop calls it in a thread. Raises
         boto3's errors.
         """
-        mine = self._open.here()
-        return await segment.in_thread(lambda: mine.threads, partial(mine.run, do))
+        client_threads = self._open.here()
+        return await segment.in_thread(
+            lambda: client_threads.threads, partial(client_threads.run, do)
+        )
 
     async def at_once(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Return the results of concurrent coroutines, in their order."""
@@ -146,10 +148,11 @@ class TableCalls:
         """Close the client, and its threads once their requests have ended; the next call opens
         them again.
         """
-        mine = self._open.take()
-        if mine is not None:
+        client_threads = self._open.take()
+        if client_threads is not None:
             await segment.in_thread(
-                partial(segment.threads, "key-value-closing", 4), partial(mine.end, wait=True)
+                partial(segment.threads, "key-value-closing", 4),
+                partial(client_threads.end, wait=True),
             )
 
 

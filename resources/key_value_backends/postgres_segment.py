@@ -427,7 +427,9 @@ class PostgresSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
-        """Apply the changes in one statement, and again while others change the same keys."""
+        """Apply the changes in one statement, and again while others change the same keys. Raises
+        ConditionsFailed, and TableUnavailableError after too many conflicts.
+        """
         if repeated:
             write = self._repeat
         elif len(changes) == 1:

@@ -66,7 +66,7 @@ class PostgresWire:
         self._connection = connection
         self._pg = connection.pgconn
         self._patience = patience
-        self._names: dict[str, bytes] = {}
+        self._names: dict[str, bytes] = {}  # of prepared statements, by their text
         self._rows = Transformer(connection)
         self._unread: UnreadAnswer | None = None
         self._in_loop = isinstance(connection, AsyncConnection)

@@ -236,7 +236,7 @@ class ManifestCache:
         self._lock = threading.Lock()
         self._open_blocks = 0
         self._size = 0  # in bytes
-        self._kept: dict[str, bytes] = {}
+        self._kept: dict[str, bytes] = {}  # by key
         # The keys of the manifests that are kept of each log, oldest first, by their folder.
         self._of_log: dict[str, deque[str]] = {}
 
@@ -362,7 +362,7 @@ class CommitLog:
         Leaves out manifests that can't be read, and numbers with several manifests: only one of
         these won the race, and only its successor tells which.
         """
-        numbered: dict[int, list[str]] = defaultdict(list)
+        numbered: dict[int, list[str]] = defaultdict(list)  # the keys of manifests
         for item in self.store.list(f"{self.prefix}/manifests/"):
             text = item.key.rsplit("/", 1)[-1].partition("-")[0]
             if text.isdecimal() and int(text) < number:
@@ -546,7 +546,8 @@ class CommitLog:
 
     def _swap(self, expected: str | None, pointer: Pointer) -> str | None:
         """Replace the pointer and return its new ETag; None if that succeeded but others have
-        committed since.
+        committed since. Raises CommitConflictError, and CommitStateUnknownError if the outcome is
+        unknown.
         """
         data = encode_document(pointer)
         problem: Exception | None = None
@@ -650,7 +651,9 @@ class CommitLog:
         return errors.CommitStateUnknownError(problem, step, prefix=self.prefix)
 
     def _read_pointer(self) -> _StoredPointer | None:
-        """Return the pointer and its ETag, None before the first commit."""
+        """Return the pointer and its ETag, None before the first commit. Raises
+        MalformedDocumentError.
+        """
         try:
             stored = self.store.get(self.pointer_key)
         except errors.ObjectNotFoundError:
@@ -672,7 +675,7 @@ class CommitLog:
 
     def _read_current(self, found: _StoredPointer) -> Commit:
         """Return the commit that this pointer names, or that the pointer names now if others have
-        committed since.
+        committed since. Raises MalformedDocumentError if its manifest is missing.
         """
         try:
             commit = self.read(found.pointer.manifest)

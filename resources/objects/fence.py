@@ -349,8 +349,8 @@ class Fence:
         self._held.until = None
 
     def _read_deadline(self) -> Deadline:
-        """Return until when the lease holds, by its age; wait a while for the driver to renew it
-        if it has expired.
+        """Return until when the lease holds, by its age; wait a while for the driver to renew it if
+        it has expired. Raises RunLeaseLostError if that does not happen.
         """
         lease = (self._store.url, self._key, self._holder)
         known = _KNOWN.get(lease)

@@ -45,7 +45,7 @@ from dagster_adjunct.resources.validation import validated, validated_methods
 
 def describe_store(url: str, s3: S3Options | None = None) -> StoreDescriptor:
     """Return the descriptor of the store at a URL: `s3://BUCKET/PREFIX`, a folder or
-    `memory://NAME`.
+    `memory://NAME`. Raises ConfigurationError for another scheme.
     """
     if url.startswith("memory://"):
         return MemoryDescriptor(url, s3)
@@ -186,7 +186,9 @@ class LakeSettings(BaseSettings):
 
 
 def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> ObjectStore:
-    """Return the store at a lake's URL (default: ADJUNCT_LAKE, else `.adjunct/lake`)."""
+    """Return the store at a lake's URL (default: ADJUNCT_LAKE, else `.adjunct/lake`). Raises
+    ConfigurationError for an invalid URL.
+    """
     named = os.fspath(url) if url is not None else os.environ.get("ADJUNCT_LAKE") or DEFAULT_LAKE
     place, options = _read_lake_url(named, settings)
     try:

@@ -437,7 +437,9 @@ def _object_info(key: str, path: Path) -> ObjectInfo | None:
 
 
 def _etag_of(path: Path) -> str:
-    """Return the ETag of a file that no one else writes; it is the same under another name."""
+    """Return the ETag of a file that no one else writes; it is the same under another name. Raises
+    FileNotFoundError.
+    """
     info = _object_info("", path)
     if info is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

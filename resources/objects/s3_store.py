@@ -599,7 +599,9 @@ class S3Store(ObjectStore):
 
 
 def create_s3_client(options: S3Options, request: S3Request) -> S3Client:
-    """Return a new client without retries; `request` describes its purpose in errors."""
+    """Return a new client without retries; `request` describes its purpose in errors. Raises
+    ConfigurationError for an endpoint that is not the URL of a server.
+    """
     from botocore.config import Config
 
     config = Config(

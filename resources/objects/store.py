@@ -395,7 +395,7 @@ class InMemoryStore(ObjectStore):
 
     def __init__(self, name: str = "") -> None:
         self._name = name or uuid.uuid4().hex
-        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}  # by key, bytes and metadata
         self._lock = threading.Lock()
         self._staging: tempfile.TemporaryDirectory[str] | None = None
         InMemoryStore._alive[self.url] = self

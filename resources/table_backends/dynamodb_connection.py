@@ -108,7 +108,9 @@ class Connection:
             )
 
     def client(self, label: str, threads: int) -> DynamoDBClient:
-        """Return a client that this many threads can use at a time; it does not retry by itself."""
+        """Return a client that this many threads can use at a time; it does not retry by itself.
+        Raises ConfigurationError if boto3 can't create one.
+        """
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
@@ -260,11 +262,11 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
         assert throttled.error is not None
         throttled.error.__cause__ = error
         return throttled
-    found = _explain(error, sent=sent)
-    described = found.kind(f"{label}: {found.what}.", found.step, table=label)
+    explanation = _explain(error, sent=sent)
+    described = explanation.kind(f"{label}: {explanation.what}.", explanation.step, table=label)
     described.__cause__ = error
-    is_of_request = found.kind is errors.TableAccessError or code not in _OF_THE_ENTRY
-    return Problem(found.state, described, found.pause, of_request=is_of_request)
+    is_of_request = explanation.kind is errors.TableAccessError or code not in _OF_THE_ENTRY
+    return Problem(explanation.state, described, explanation.pause, of_request=is_of_request)
 
 
 def _http_status(error: BaseException) -> int:

@@ -594,7 +594,9 @@ class ItemCodec(RowCodec):
             super().check_order(newest_by)
 
     def column(self, name: str) -> Column:
-        """Return the column of this name; a table without declared columns has one of any name."""
+        """Return the column of this name; a table without declared columns has one of any name.
+        Raises SchemaMismatchError for a name that no record may have.
+        """
         if not self.is_open:
             return super().column(name)
         if not _is_column_name(name):
@@ -754,7 +756,7 @@ def change_inside(
     change: InsideChange,
 ) -> AttributeValue:
     """Return the map `value` with the change at `names`, the rest of `path` from here on. Missing
-    maps on the way are created.
+    maps on the way are created. Raises SchemaMismatchError if what is on the way is no map.
     """
     if value is not None and not value.keys() & {"M", "NULL"}:
         problem = f"{codec.table}: an update changes {path!r}, but {value!r:.100} is no map."
@@ -773,7 +775,9 @@ def change_inside(
 
 
 def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:
-    """Return the attributes of a new record: those of `default`, with the changes applied."""
+    """Return the attributes of a new record: those of `default`, with the changes applied. Raises
+    SchemaMismatchError if they do not fit it.
+    """
     columns = {**default, **changes.set}
     try:
         for name, number in changes.add.items():

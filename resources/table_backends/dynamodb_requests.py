@@ -176,8 +176,8 @@ class _Expression:
 
     key: KeyItem
     guard: Guard
-    names: dict[str, str] = field(default_factory=dict)
-    values: dict[str, AttributeValue] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # by placeholder
+    values: dict[str, AttributeValue] = field(default_factory=dict)  # by placeholder
     _placeholders: dict[str, str] = field(default_factory=dict)  # by name
 
     def name(self, name: str) -> str:
@@ -382,7 +382,7 @@ class _MapLevel(NamedTuple):
             return
         parts.clauses.append(f"attribute_type({self.path}, {expression.value({'S': 'M'})})")
         members = known["M"]
-        deeper: dict[str, list[InnerName]] = {}
+        deeper: dict[str, list[InnerName]] = {}  # by member, the paths that lead into it
         for path in paths:
             name = path.names[self.depth]
             if len(path.names) == self.depth + 1:
@@ -764,7 +764,8 @@ class TableRequests:
         self, key: KeyItem, operation: Operation[Any], entry: Entry, guard: Guard
     ) -> _Written:
         """Update the record, or put its default with the changes if there is none; MISSING without
-        a default. Of a late update only what it adds and appends is applied (`_add_late`).
+        a default. Of a late update at most what it adds and appends is applied (`_add_late`).
+        Raises SchemaMismatchError if the changes do not fit the record.
         """
         codec = self.codec
         changes = codec.encode_changes(entry.value)

@@ -104,9 +104,7 @@ def error_from_response(
         )
     is_redirected = status < 400
     concerns_all_records = is_redirected or status in (401, 403, 405, 407)
-    kind = errors.TableError
-    if concerns_all_records:
-        kind = errors.TableAccessError
+    kind = errors.TableAccessError if concerns_all_records else errors.TableError
     return kind(
         f"{what} was rejected with {status}{beginning}.",
         "Correct the request or the declaration.",
@@ -224,7 +222,7 @@ class _Client(NamedTuple):
 
 async def _check_before_sending(event: str, info: object) -> None:
     """Look at the run's lease once more when the connection is there, whose making may have been
-    paused.
+    paused. Raises RunLeaseLostError if the run may have lost its lease.
     """
     if event.endswith(".send_request_headers.started"):
         await functions.check_run_fence()
@@ -380,7 +378,9 @@ class HttpTable(
     # -- overridden for other services
 
     def path_of(self, key: Key) -> str:
-        """The path of the key's resource, which is appended to the base URL."""
+        """The path of the key's resource, which is appended to the base URL. Raises
+        SchemaMismatchError for a key with which it would be that of another resource.
+        """
         if len(self.key) == 1:
             parts = (key,)
         else:
@@ -406,7 +406,9 @@ class HttpTable(
         return "/".join(segments)
 
     def encode(self, record: Record) -> bytes:
-        """The body of a put or an update: the record, or the changed columns, as JSON."""
+        """The body of a put or an update: the record, or the changed columns, as JSON. Raises
+        SchemaMismatchError if JSON does not hold it.
+        """
         try:
             return json.dumps(dict(record), allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
@@ -574,7 +576,9 @@ def _load_trust_store() -> ssl.SSLContext:
 
 
 def _path_text(label: str, part: object) -> str:
-    """Return a value of a key as text for a path, which is not percent-encoded yet."""
+    """Return a value of a key as text for a path, which is not percent-encoded yet. Raises
+    SchemaMismatchError for other types.
+    """
     if isinstance(part, bool):
         if part:
             return "true"

@@ -381,11 +381,13 @@ class KeyValueRows(StoreTable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the declaration as plain values, without secrets."""
-        described: Any = self.stored_in
-        if isinstance(described, Mapping):
-            described = dict(described)
-        elif described is not None:
-            described = segment.describe_backend(described)
+        described: dict[str, Any] | None
+        if self.stored_in is None:
+            described = None
+        elif isinstance(self.stored_in, Mapping):
+            described = dict(self.stored_in)
+        else:
+            described = segment.describe_backend(self.stored_in)
         return {
             **super().to_dict(),
             "lake": self._url,
@@ -636,7 +638,9 @@ class KeyValueRows(StoreTable):
         return await asyncio.to_thread(self._open_now, make=make and self.create)
 
     def _open_now(self, *, make: bool) -> Table:
-        """Open the table, unless another thread has; with `make`, a missing one is created."""
+        """Open the table, unless another thread has; with `make`, a missing one is created. Raises
+        KeyValueTableExistsError if it has another number of partitions than declared.
+        """
         with self._opening:
             opened = self._open
             if opened is None:

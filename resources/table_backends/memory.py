@@ -224,9 +224,11 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
             check_value = _no_value
         else:
             check_value = rules.whole
-        newest: Sequence[Any] = entries.newest or ()
+        newest: Sequence[Any]
         if operation.conditions.newest_by is None:
             newest = [None] * len(entries)
+        else:
+            newest = entries.newest or ()
         valid = []
         problems = {}
         rows = zip(entries.keys, values, newest, strict=True)

@@ -229,7 +229,7 @@ def _require(kind: type, value: Any) -> Any:
 
 
 def _read_decimal(text: Any) -> Decimal:
-    """Return the finite number in a text."""
+    """Return the finite number in a text. Raises ValueError for NaN and infinity."""
     number = Decimal(_require(str, text))
     if not number.is_finite():
         raise ValueError("it is no finite number")
@@ -244,7 +244,7 @@ def _read_float(number: Any) -> float:
 
 
 def _read_time(text: Any) -> datetime:
-    """Return the instant in a text, in UTC."""
+    """Return the instant in a text, in UTC. Raises ValueError for a time without a zone."""
     moment = datetime.fromisoformat(_require(str, text))
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")

@@ -142,8 +142,8 @@ class PostgresRequests:
 
     async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | AdjunctError | None]:
         """The record of each key; None if there is none, an error if it can't be read."""
-        found = await self._read(self._statements.select, self.codec.names, keys)
-        return [found.get(place) for place in range(1, len(keys) + 1)]
+        by_place = await self._read(self._statements.select, self.codec.names, keys)
+        return [by_place.get(place) for place in range(1, len(keys) + 1)]
 
     async def _read(
         self, statement: sql.SQL, names: Sequence[str], keys: Sequence[Row]
@@ -219,7 +219,8 @@ class PostgresRequests:
 
         Returns None, and writes nothing, if not all records could be written. The caller then
         writes them row by row to find out which could not. After an error nothing was written,
-        unless `may_have_committed` is set: then that is unknown.
+        unless `may_have_committed` is set: then that is unknown. Raises RunLeaseLostError if the
+        run that writes has lost its lease.
         """
         shape = batch.shape
         self.may_have_committed = False
@@ -314,7 +315,9 @@ class PostgresRequests:
         return PostgresBookkeeping(self.connection, self._statements.schema, self._statements.table)
 
     async def open_idempotency_table(self, *, create: bool) -> None:
-        """Check the table that stores marks, after creating it if asked to; then use it."""
+        """Check the table that stores marks, after creating it if asked to; then use it. Raises
+        TableAccessError if it is missing or unsuitable.
+        """
         from dagster_adjunct.resources.table_backends.postgres_statements import create_table
 
         schema = self._statements.schema
@@ -475,7 +478,7 @@ class PostgresRequests:
         """
         statements = self._statements
         key = self.codec.key
-        dropped: dict[Row, str] = {}
+        dropped: dict[Row, str] = {}  # by key, what was not done
         if plan.puts:
             unwritten = await self._put(statements.upsert, plan.puts)
             dropped |= dict.fromkeys(unwritten, "put the record")
@@ -681,7 +684,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
 
     async def _connected(self, create: bool) -> PostgresRequests:
         """Return a new connection, after checking the table's columns; `create`: a missing table is
-        created.
+        created. Raises TableNotFoundError, and SchemaMismatchError for unsuitable columns.
         """
         postgres_connection.require_driver(self._label)
         from dagster_adjunct.resources.table_backends import postgres_statements

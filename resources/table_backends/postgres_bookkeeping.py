@@ -164,8 +164,9 @@ class PostgresBookkeeping:
         return dict(await (await self.connection.execute(query)).fetchall())
 
     async def _store(self, name: str, value: int, replacement: str) -> int:
-        """Store a number, and return it; if there is one, it becomes `replacement`, which
-        is SQL."""
+        """Store a number, and return it; if there is one, it becomes `replacement`, which is
+        SQL.
+        """
         table = bookkeeping_table_name(self.table)
         assert table is not None  # callers have checked it
         insert = f"INSERT INTO {quote_name(self.schema, table)} AS b (name, value) VALUES (%s, %s) "

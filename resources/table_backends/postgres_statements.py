@@ -195,11 +195,11 @@ class Statements:
             "same": self._equal_keys("t"),
             "same_mark": self._equal_keys("b"),
         }
-        rest = []
+        others = []
         for name in self._names:
             if name not in self._key:
-                rest.append(quote_name(name))
-        changes = ", ".join(f"{name} = excluded.{name}" for name in rest)
+                others.append(quote_name(name))
+        changes = ", ".join(f"{name} = excluded.{name}" for name in others)
         begin = (
             "WITH given AS (SELECT {typed}, s.__place FROM unnest({given}) WITH ORDINALITY AS s"
             " ({names}, __place)), written AS (INSERT INTO {table} AS t ({names}) SELECT {names}"
@@ -551,8 +551,8 @@ def _changed_inside(value: str, changes: Mapping[tuple[str, ...], str]) -> str:
         quoted = quote_literal(name)
         changed = parts.get(()) or _changed_inside(f"({value} -> {quoted})", parts)
         members.append(f"{quoted}, {changed}")
-    known = f"coalesce(nullif({value}, 'null'::jsonb), '{{}}'::jsonb)"
-    return f"{known} || jsonb_build_object({', '.join(members)})"
+    object_value = f"coalesce(nullif({value}, 'null'::jsonb), '{{}}'::jsonb)"
+    return f"{object_value} || jsonb_build_object({', '.join(members)})"
 
 
 _TYPES = {

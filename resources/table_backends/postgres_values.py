@@ -217,8 +217,8 @@ def _marks(
         column = _without_nulls(entries.times)
         time = _cast_exactly(codec.columns.get(conditions.newest_by), column, adding=False)
         marks[TIE] = _ties(sources, positions)
-        own = written.get(conditions.newest_by)
-        if own is None or not time.equals(own):
+        record_times = written.get(conditions.newest_by)
+        if record_times is None or not time.equals(record_times):
             marks[TIME] = time
     return marks
 
@@ -232,12 +232,12 @@ def _without_nulls(column: Any) -> Any:
 
 def _ties(sources: Any, positions: Any) -> Any:
     """`Mark.tie` of the mark with each source and position."""
-    known = sources.dictionary_encode()  # few sources are distinct
-    plain = pc.replace_substring_regex(known.dictionary.cast(pa.string()), r"~\d+$", "")
-    places = pc.replace_substring_regex(
+    encoded = sources.dictionary_encode()  # few sources are distinct
+    partitions = pc.replace_substring_regex(encoded.dictionary.cast(pa.string()), r"~\d+$", "")
+    offsets = pc.replace_substring_regex(
         positions.cast(pa.string()), "^[^:]*(:|$)", "", max_replacements=1
     )
-    return pc.binary_join_element_wise(plain.take(known.indices), places, " ")
+    return pc.binary_join_element_wise(partitions.take(encoded.indices), offsets, " ")
 
 
 def _parts(entries: ArrowEntries) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -625,10 +625,10 @@ def tolerant_cursor(connection: AsyncConnection[Any]) -> AsyncCursor[Any]:
 
     cursor = connection.cursor()
     for name in _WIDER_TYPES:
-        known = cursor.adapters.types[name]
-        plain = cursor.adapters.get_loader(known.oid, Format.TEXT)
+        type_info = cursor.adapters.types[name]
+        plain = cursor.adapters.get_loader(type_info.oid, Format.TEXT)
         assert plain is not None
-        cursor.adapters.register_loader(known.oid, _tolerant_loader(plain))
+        cursor.adapters.register_loader(type_info.oid, _tolerant_loader(plain))
     return cursor
 
 

@@ -426,7 +426,7 @@ class RedisCodec(RowCodec):
 
     def record(self, key: Row, answer: Sequence[bytes | None]) -> dict[str, Any] | None:
         """The record in the answer to `pack_get`: the key's columns and the stored ones; None if
-        there is no record.
+        there is no record. Raises SchemaMismatchError for a text that does not fit its column.
         """
         is_deleted = answer[0] is not None
         is_missing = answer.count(None) == len(answer)
@@ -475,19 +475,21 @@ class RedisCodec(RowCodec):
         """
         kind = operation.kind
         count = 0
-        own = b""
+        packed = b""
         if kind is OperationKind.UPDATE:
-            count, own = self._update(operation, entry, used)
+            count, packed = self._update(operation, entry, used)
         elif kind is not OperationKind.DELETE:
-            count, own = self._pack_fields(entry.value)
-        own = b"$%d\r\n%d\r\n%b" % (len(str(count)), count, own)
+            count, packed = self._pack_fields(entry.value)
+        packed = b"$%d\r\n%d\r\n%b" % (len(str(count)), count, packed)
         if not operation.conditions:
-            return count + 1, own
+            return count + 1, packed
         conditions = self._conditions(operation, entry)
-        return count + 1 + len(conditions), b"".join(map(pack_argument, conditions)) + own
+        return count + 1 + len(conditions), b"".join(map(pack_argument, conditions)) + packed
 
     def _conditions(self, operation: Operation[Any], entry: Entry) -> list[bytes]:
-        """The arguments for the conditions of an entry: time and tie, then source and position."""
+        """The arguments for the conditions of an entry: time and tie, then source and position.
+        Raises SchemaMismatchError for a source with a tab or line end.
+        """
         conditions = operation.conditions
         marks = operation.entries.marks
         assert marks is not None  # conditions require marks
@@ -874,9 +876,9 @@ class RedisTable(StoreTable):
     def _presence(self, answer: list[bytes]) -> Presence:
         """Return what the book-keeping, as names and values in turn, says about the table."""
         texts = [text.decode() for text in answer]
-        known = dict(zip(texts[::2], texts[1::2], strict=True))
-        if known:
-            return Presence(exists=True, id=known.get(ID), runs=int(known.get(RUNS, 0)))
+        values = dict(zip(texts[::2], texts[1::2], strict=True))
+        if values:
+            return Presence(exists=True, id=values.get(ID), runs=int(values.get(RUNS, 0)))
         return NO_TABLE
 
     async def _ask(self, *commands: tuple[str, ...]) -> list[Any]:
@@ -908,7 +910,9 @@ class RedisTable(StoreTable):
         return Outcomes(len(operation), records, problems)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
-        """Write an operation with one script call per key."""
+        """Write an operation with one script call per key. Raises ConfigurationError if the server
+        may evict what its conditions need.
+        """
         try:
             await self._check_eviction(operation)
         except errors.TransientError as error:
@@ -945,7 +949,9 @@ class RedisTable(StoreTable):
         by_name: Mapping[bytes, Sequence[tuple[int, Packed]]],
         used: frozenset[str],
     ) -> list[Any]:
-        """Call the script that writes the entries of a hash, for each hash; return the answers."""
+        """Call the script that writes the entries of a hash, for each hash; return the answers.
+        Raises RunLeaseLostError if a later run has begun.
+        """
         conditions = operation.conditions
         fence = operation.fence if operation.fenced else None
         script = redis_records.build_script(
@@ -955,8 +961,9 @@ class RedisTable(StoreTable):
             used,
             fenced=fence is not None,
         )
-        pack_call = pack_script_call
-        if fence is not None:
+        if fence is None:
+            pack_call = pack_script_call
+        else:
             pack_call = partial(pack_fenced_call, self._bookkeeping, fence)
         settings = self._codec.settings(conditions.newest_by)
         commands = []

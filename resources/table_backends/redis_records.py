@@ -580,7 +580,7 @@ local function clean(fields)
 end
 """
 
-# Whether there is a record: no tombstone, and the key's field or, of an older record, any other.
+# Whether there is a record: the hash has the key's field, or any other, and is no tombstone.
 _EXISTS = r"""
 local function there(known)
   return not known[1] and (known[2] or call("EXISTS", key) == 1)

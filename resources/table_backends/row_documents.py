@@ -292,8 +292,8 @@ def plan_documents(
     written: dict[Row, SegmentChange] = {}
     too_large: dict[Row, Problem] = {}
     for key, new in _new_documents(documents, plan, rows.documents, marks):
-        found = stored_entries.get(key)
-        expected = if_missing if found is None else found.version
+        stored_entry = stored_entries.get(key)
+        expected = if_missing if stored_entry is None else stored_entry.version
         if new is None and expected is ABSENT:
             continue  # there is nothing to remove
         try:

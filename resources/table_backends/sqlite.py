@@ -339,9 +339,10 @@ class SqliteRequests:
             # now.
             if operation.fence is not None and operation.fenced:
                 self._bookkeeping.pass_fence(self.codec.table, operation.fence)
-            stored = StoredState()
             if write_plan.needs_read(operation):
                 stored = self._read_state(operation, valid)
+            else:
+                stored = StoredState()
             plan = write_plan.plan_writes(self.codec, operation, valid, stored)
             self._write(plan, operation.conditions.newest_by)
             if operation.fence is not None:
@@ -355,9 +356,9 @@ class SqliteRequests:
         with self._transaction("IMMEDIATE"):
             horizon = time.time() - older_than
             key = quote_sqlite_names(self.codec.key)
-            old = f"SELECT {key} FROM {self._idempotency} WHERE at < ? LIMIT ?"
+            old_keys = f"SELECT {key} FROM {self._idempotency} WHERE at < ? LIMIT ?"
             return self.connection.execute(
-                f"DELETE FROM {self._idempotency} WHERE ({key}) IN ({old})", (horizon, most)
+                f"DELETE FROM {self._idempotency} WHERE ({key}) IN ({old_keys})", (horizon, most)
             ).rowcount
 
     def _record(self, names: Sequence[str], key: Sequence[Any]) -> dict[str, Any] | None:
@@ -414,7 +415,7 @@ class SqliteRequests:
         """
         codec = self.codec
         may_drop = self._may_drop(self._declared.table)
-        dropped: dict[Row, str] = {}
+        dropped: dict[Row, str] = {}  # by key, what was not done
         for statement in self._statements(plan):
             if not may_drop:
                 self.connection.executemany(statement.sql, statement.parameters)
@@ -526,9 +527,9 @@ class SqliteRequests:
         """Return the statement that puts a row of these columns, whether the key has one or not."""
         # Without other columns, the key is set to itself: a statement that changes nothing would
         # not count a record that is there.
-        rest = [name for name in names if name not in self.codec.key] or self.codec.key[:1]
+        others = [name for name in names if name not in self.codec.key] or self.codec.key[:1]
         changes = ", ".join(
-            f"{quote_sqlite_name(name)} = excluded.{quote_sqlite_name(name)}" for name in rest
+            f"{quote_sqlite_name(name)} = excluded.{quote_sqlite_name(name)}" for name in others
         )
         return (
             f"INSERT INTO {table} ({quote_sqlite_names(names)}) VALUES"
@@ -562,7 +563,9 @@ class SqliteRequests:
             self._bookkeeping.count_run()
 
     def open_idempotency_table(self, *, create: bool) -> None:
-        """Check the table that stores marks, after creating it if asked to; then use it."""
+        """Check the table that stores marks, after creating it if asked to; then use it. Raises
+        TableAccessError if it is missing or unsuitable.
+        """
         codec = self.codec
         key = [part.lower() for part in codec.key]  # as SQLite compares names
         name = write_plan.idempotency_table_name(self._declared.table, key)
@@ -856,7 +859,8 @@ class SqliteTable(SqlTable[SqliteRequests]):
 
     def _connect(self, thread: ThreadPoolExecutor, *, make: bool) -> SqliteRequests:
         """Connect in the thread for requests, check the table's columns, and with `make` create a
-        missing file and table.
+        missing file and table. Raises TableNotFoundError, and TableAccessError if the file can not
+        be created.
         """
         path = Path(self.path)
         if make:

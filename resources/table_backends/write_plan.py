@@ -153,7 +153,9 @@ class RowCodec:
         return lambda key: self.key_row(ordered(key))
 
     def key_row(self, key: Key) -> Row:
-        """The key's checked values, in the store's order."""
+        """The key's checked values, in the store's order. Raises SchemaMismatchError for another
+        number of values, and for null.
+        """
         if len(self.key) == 1:
             row: Row = (self.checked(self.key[0], key),)
         elif isinstance(key, tuple) and len(key) == len(self.key):
@@ -171,7 +173,7 @@ class RowCodec:
 
     def whole(self, key: Row, record: Record) -> dict[str, Any]:
         """The checked values of a whole record, including the key's columns, which `record` may
-        omit.
+        omit. Raises SchemaMismatchError if a value does not fit its column, or the key differs.
         """
         fields = self._drop_key(key, self._fields(record), record)
         if self.has_inner:
@@ -186,8 +188,8 @@ class RowCodec:
             raise SchemaMismatchError(problem, "Put the whole column.", column=name)
 
     def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
-        """The checked changes of an update, which may set the key's columns only to the key's
-        own values.
+        """The checked changes of an update, which may set the key's columns only to the key's own
+        values. Raises SchemaMismatchError for changes that its columns do not take.
         """
         given = update.set if isinstance(update, Changes) else update
         sets = self._drop_key(key, self._fields(given), given)
@@ -220,10 +222,12 @@ class RowCodec:
         # By the steps to what is changed (a column as a whole: its name), the update's name for it.
         changed: dict[str | tuple[str, ...], str] = {}
         for name in (*changes.set, *changes.add, *changes.append):
-            steps: str | tuple[str, ...] = name
+            steps: str | tuple[str, ...]
             if name in inner:
                 path = inner[name].path
                 steps = (path.root, *path.names)
+            else:
+                steps = name
             other = changed.setdefault(steps, name)
             if other != name:
                 raise self._double_error(other, name)
@@ -301,7 +305,7 @@ class RowCodec:
 
     def _inner_column(self, path: InnerName) -> Column:
         """The simple value at a path inside a column of structs, as a column, which is known from
-        now on.
+        now on. Raises SchemaMismatchError if there is none.
         """
         try:
             column = inner_column(path, self.columns.get(path.root))
@@ -430,7 +434,7 @@ class RowCodec:
         return fields
 
     def _fields(self, record: Record) -> dict[str, Any]:
-        """Return a record's values, checked and normalized."""
+        """Return a record's values, checked and normalized. Raises SchemaMismatchError."""
         if not isinstance(record, Mapping):
             problem = (
                 f"{self.table} got a {type(record).__name__}; expected a mapping of columns to"
@@ -448,7 +452,9 @@ class RowCodec:
             return {name: self.checked(name, value) for name, value in record.items()}
 
     def check_added(self, name: str, value: Any) -> Any:
-        """The checked value to add to a column."""
+        """The checked value to add to a column. Raises SchemaMismatchError if that can not be
+        added.
+        """
         kind = self.column(name).kind
         if kind is Kind.JSON and not isinstance(value, dict):
             raise self.misfit_error(name, value, "only the members of a dict can be added to json")
@@ -457,7 +463,9 @@ class RowCodec:
         return self.checked(name, value)
 
     def check_appended(self, name: str, value: Any) -> Any:
-        """The checked values to append to a column."""
+        """The checked values to append to a column. Raises SchemaMismatchError if they can not be
+        appended.
+        """
         if self.column(name).kind is not Kind.LIST:
             raise self.misfit_error(
                 name, value, "only a column of lists (array<type>) can be appended to"
@@ -575,7 +583,7 @@ class Applied:
     """What was applied to a key: the newest message, and each source's greatest position."""
 
     newest: Newest | None = None
-    positions: dict[str, str] = field(default_factory=dict)
+    positions: dict[str, str] = field(default_factory=dict)  # by source
     # The first three of `COLUMNS` as read.
     stored_texts: tuple[str | None, ...] = (None, None, None)
     # The record's own time, which stands for `newest` if there is none; not stored.
@@ -736,10 +744,8 @@ def _values_to_check(operation: Operation[Any], has_values: bool) -> Sequence[An
     (`has_values`).
     """
     entries = operation.entries
-    given = None
-    if has_values:
-        given = entries.values
-    return given or [None] * len(entries)
+    values = entries.values if has_values else None
+    return values or [None] * len(entries)
 
 
 def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries:
@@ -899,9 +905,11 @@ class _Planner:
         defaults = self.operation.entries.defaults
         try:
             if entry.key in self.stored.records:
-                known = plan.changes.get(entry.key) or CheckedChanges({}, {}, {})
-                _apply(codec, entry.value, known.set, self.stored.records[entry.key], known.append)
-                plan.changes[entry.key] = known
+                planned = plan.changes.get(entry.key) or CheckedChanges({}, {}, {})
+                _apply(
+                    codec, entry.value, planned.set, self.stored.records[entry.key], planned.append
+                )
+                plan.changes[entry.key] = planned
                 return None
             record = plan.begins.get(entry.key)
             if record is not None:

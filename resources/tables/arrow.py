@@ -352,9 +352,9 @@ class Marks:
         if self._last is not None and message(0) == self._last:
             ordinals[0] = self._next_ordinal(self._ordinal, self._last)
         for row in repeated_rows.tolist():
-            here = message(row)
-            if here == message(row - 1):
-                ordinals[row] = self._next_ordinal(int(ordinals[row - 1]), here)
+            current = message(row)
+            if current == message(row - 1):
+                ordinals[row] = self._next_ordinal(int(ordinals[row - 1]), current)
         self._last = message(count - 1)
         self._ordinal = int(ordinals[-1])
         return pa.array(ordinals)
@@ -496,7 +496,8 @@ def _column_as_struct(column: Any) -> Any:
 def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     """Return each record's time, which is in the column `newest_by`.
 
-    For a tombstone with null there, it is the time at which the tombstone was sent.
+    For a tombstone with null there, it is the time at which the tombstone was sent. Raises
+    SchemaMismatchError if the column is missing, or a time is null.
     """
     name = shape.conditions.newest_by
     if shape.typed:

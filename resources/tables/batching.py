@@ -223,8 +223,9 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
     for call in calls:
         lane_of_entries += lanes.of_entries(provider, call.operation)
     first = calls[0].operation
-    entries = first.entries
-    if len(calls) > 1:
+    if len(calls) == 1:
+        entries = first.entries
+    else:
         entries = _concatenate_entries([call.operation.entries for call in calls])
     if len(lanes.operations) == 1:  # all can share requests, in the order of the calls
         for start, end in provider.bounds(entries):

@@ -306,10 +306,8 @@ class CacheLayer:
             if outcomes.problems or self._last_events:
                 valid = []
                 for place, key in enumerate(keys):
-                    if (
-                        place not in outcomes.problems
-                        and self._last_events.get(key, began) <= began
-                    ):
+                    is_unchanged = self._last_events.get(key, began) <= began
+                    if place not in outcomes.problems and is_unchanged:
                         valid.append(place)
                 keys = [keys[place] for place in valid]
                 records = [records[place] for place in valid]
@@ -343,19 +341,20 @@ class CacheLayer:
         keys = operation.entries.keys
         with self._lock:
             others_kept = keep_calls != self._kept.keep_calls
-            if (
-                others_kept or self._reads_under_way
-            ):  # a get under way may keep what it has read before
+            # A get under way may keep what it has read before.
+            if others_kept or self._reads_under_way:
                 self._forget(keys)
-            last = {key for key in keys if self._writing.get(key) is token}
-            for key in last:
+            written_last = {key for key in keys if self._writing.get(key) is token}
+            for key in written_last:
                 del self._writing[key]
             if outcomes is None or not self._keeps_what_is_written(operation):
                 return
-            last.difference_update(keys[place] for place in outcomes.problems)
+            written_last.difference_update(keys[place] for place in outcomes.problems)
             values = operation.entries.values or [None] * len(keys)
             # The last entry of a key is its record.
-            written = {key: value for key, value in zip(keys, values, strict=True) if key in last}
+            written = {
+                key: value for key, value in zip(keys, values, strict=True) if key in written_last
+            }
             self._keep(list(written), list(written.values()), operation.args)
 
     def _keeps_what_is_written(self, operation: Operation[Any]) -> bool:

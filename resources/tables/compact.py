@@ -165,24 +165,24 @@ class CompactLayer:
         """
         groups = group_by_key(operation.entries.keys)
         problems = await self._find_misfits(operation, groups)
-        left = without(groups, problems)
-        saved = sum(map(len, left))
+        groups_left = without(groups, problems)
+        saved = sum(map(len, groups_left))
         is_first = True
-        while left:
-            last = sorted(places[-1] for places in left)
+        while groups_left:
+            last = sorted(places[-1] for places in groups_left)
             saved -= len(last)
             outcomes = await self._send_writes(operation, last, is_first=is_first)
             is_first = False
             failed = {last[at]: problem for at, problem in outcomes.problems.items()}
             problems.update(failed)
             earlier = []
-            for places in left:
+            for places in groups_left:
                 problem = failed.get(places[-1])
                 if problem is not None and is_record_rejected(problem):
                     earlier.append(places[:-1])
                 elif problem is not None:
                     problems.update(dict.fromkeys(places, problem))
-            left = [places for places in earlier if places]
+            groups_left = [places for places in earlier if places]
         self._count(saved)
         return Outcomes(len(operation), problems=problems)
 

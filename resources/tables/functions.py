@@ -323,9 +323,7 @@ class TableFunction:
         args = operation.args
         kind = operation.kind
         name = _METHODS[kind].of_all
-        base: type = TableReadFunction
-        if kind.writes:
-            base = TableWriteFunction
+        base: type = TableWriteFunction if kind.writes else TableReadFunction
         is_overridden = name is not None and getattr(type(self), name) is not getattr(base, name)
         if name is None or not is_overridden:
             return await self._send_entries(operation)
@@ -334,8 +332,10 @@ class TableFunction:
             if kind is OperationKind.GET:
                 records = await method(list(dict.fromkeys(entries.keys)), *args)
                 return Outcomes(len(operation), [records.get(key) for key in entries.keys])
-            sent: Iterable[Any] = entries.keys
-            if kind is not OperationKind.DELETE:
+            sent: Iterable[Any]
+            if kind is OperationKind.DELETE:
+                sent = entries.keys
+            else:
                 sent = zip(entries.keys, entries.values or (), strict=True)
             await method(list(sent), *args)
             return Outcomes(len(operation))
@@ -644,7 +644,7 @@ async def _send_one_by_one(
     its lease.
     """
     keys = operation.entries.keys
-    by_key: dict[Any, list[int]] = {}
+    by_key: dict[Any, list[int]] = {}  # the indices of its entries
     for place, key in enumerate(keys):
         by_key.setdefault(key, []).append(place)
     sending = _SingleRequests(function, operation, request)
@@ -735,8 +735,8 @@ class DeclaredFunction:
         """The class whose `__init__` defines the declaration: the backend's, also for a user's
         subclass of it.
         """
-        own = (known for known in reversed(cls.__mro__) if issubclass(known, DeclaredFunction))
-        return next(known for known in own if "__init__" in vars(known))
+        classes = (base for base in reversed(cls.__mro__) if issubclass(base, DeclaredFunction))
+        return next(base for base in classes if "__init__" in vars(base))
 
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain values, without secrets."""
@@ -763,12 +763,12 @@ def reduce_function(function: F, base: type[F], settings: dict[str, Any]) -> tup
     Unpickling keeps its class, which may be a subclass of `base`, and the attributes that the
     subclass adds. It does not call the subclass's `__init__`, which may take other arguments.
     """
-    known = vars(rebuild_function(base, base, settings))
-    own = {}
+    declared = vars(rebuild_function(base, base, settings))
+    added = {}
     for name, value in vars(function).items():
-        if name not in known:
-            own[name] = value
-    return rebuild_function, (type(function), base, settings), own or None
+        if name not in declared:
+            added[name] = value
+    return rebuild_function, (type(function), base, settings), added or None
 
 
 def rebuild_function(kind: type[F], base: type[F], settings: dict[str, Any]) -> F:

@@ -114,17 +114,17 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     waiting = [error]
     while waiting:
-        here = waiting.pop(0)
-        if id(here) in seen:
+        cause = waiting.pop(0)
+        if id(cause) in seen:
             continue
-        seen.add(id(here))
-        yield here
-        if isinstance(here, BaseExceptionGroup):
-            waiting.extend(here.exceptions)
-        if here.__cause__ is not None:
-            waiting.append(here.__cause__)
-        elif here.__context__ is not None and not here.__suppress_context__:
-            waiting.append(here.__context__)
+        seen.add(id(cause))
+        yield cause
+        if isinstance(cause, BaseExceptionGroup):
+            waiting.extend(cause.exceptions)
+        if cause.__cause__ is not None:
+            waiting.append(cause.__cause__)
+        elif cause.__context__ is not None and not cause.__suppress_context__:
+            waiting.append(cause.__context__)
 
 
 def first_cause(error: BaseException, kind: type[E]) -> E | None:
@@ -144,7 +144,7 @@ def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
     elif isinstance(key, list | tuple):
         names = tuple(key)
     else:
-        names = ()  # invalid
+        names = ()  # rejected below
     are_text = all(isinstance(name, str) for name in names)
     if not names or not are_text or "" in names or len(set(names)) < len(names):
         problem = (

@@ -395,7 +395,7 @@ class RateLayer:
 
     def _cost(self, operation: Operation[Any], answer: Outcomes | None = None) -> float:
         """Return how many credits an operation costs before it is sent, or with its `answer` in
-        addition.
+        addition. Raises ConfigurationError if the declared function gives no number of credits.
         """
         credits = self.limit.credits
         if credits is per_record:

@@ -309,9 +309,9 @@ class RetryLayer:
             except RunLeaseLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                known = outcomes.problems
-                failed = {at: Problem(known[at].state, error, of_request=True) for at in left}
-                outcomes = replace(outcomes, problems={**known, **failed})
+                problems = outcomes.problems
+                failed = {at: Problem(problems[at].state, error, of_request=True) for at in left}
+                outcomes = replace(outcomes, problems={**problems, **failed})
                 break
             _raise_lost_lease(later)
             outcomes = outcomes.with_retried(again, later)

@@ -81,7 +81,7 @@ class CreditServer:
         self._host = host
         self._bind = bind or host
         self._secret = secrets.token_bytes(32)
-        self._budgets: dict[tuple[str, str], _BudgetServer] = {}
+        self._budgets: dict[tuple[str, str], _BudgetServer] = {}  # by name and tag
         self._thread = LoopThread("adjunct-credits")
         self._server: asyncio.Server | None = None
 
@@ -142,7 +142,8 @@ class CreditServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: dict[str, Any]
     ) -> None:
         """Answer a task's demand for credits once they are granted. Until then, regular messages
-        show the task that this server lives.
+        show the task that this server lives. Raises EOFError once the task has ended, and
+        HandshakeError for an invalid demand.
         """
         server = self._budgets.get((str(message.get("budget")), str(message.get("tag"))))
         credits = message.get("credits")
@@ -192,6 +193,7 @@ class _BudgetServer:
     def __init__(self, demands: Demands, leases: BudgetLeases) -> None:
         self._demands = demands
         self._leases = leases
+        # The future of the answer to each demand that waits.
         self._waiting: dict[Demand, asyncio.Future[dict[str, Any]]] = {}
         self._changed = asyncio.Event()
         self._leasing: asyncio.Task[None] | None = None
@@ -303,13 +305,15 @@ class BudgetLeases:
             """
             nonlocal has_others, other_rates
             timeline = SharedTimeline() if data is None else self._parse(data)
-            here = self._clock()
-            self._ahead = max(self._ahead, timeline.now - here)
-            after, got = lease_credits(timeline, self._run, here + self._ahead, request, self._rate)
+            clock_now = self._clock()
+            self._ahead = max(self._ahead, timeline.now - clock_now)
+            after, got = lease_credits(
+                timeline, self._run, clock_now + self._ahead, request, self._rate
+            )
             has_others = len(after.runs) > 1
             other_rates = {run.rate for run in after.runs.values()} - {self._rate}
             if got is not None:
-                got = LeaseInterval(here + got.start, here + got.end)
+                got = LeaseInterval(clock_now + got.start, clock_now + got.end)
             unique = after.model_copy(update={"nonce": uuid.uuid4().hex})
             return unique.model_dump_json().encode(), got
 
@@ -530,7 +534,7 @@ def list_budgets(tables: Iterable[object]) -> tuple[Budget, ...]:
 
 def check_budgets(budgets: Iterable[Budget]) -> None:
     """Raise ConfigurationError if one of these budgets is declared with different rates."""
-    rates: dict[tuple[str, str], float] = {}
+    rates: dict[tuple[str, str], float] = {}  # by name and tag
     for budget in budgets:
         rate = rates.setdefault((budget.name, budget.tag), budget.rate)
         if rate != budget.rate:

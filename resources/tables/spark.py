@@ -151,7 +151,7 @@ class BulkReader:
             .repartitionById(len(parts), "part")
         )
         ask = _reading_task(self._table, gets.args, self._key)
-        answered: dict[Any, Any] = {}
+        answered: dict[Any, Any] = {}  # the records by key
         metrics = TableMetrics()
         failed = None
         for row in frame.mapInArrow(ask, "answer binary").collect():
@@ -427,8 +427,8 @@ def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
     check_record_columns(names, write.table, updates=write.contract is not None, what=what)
     sent = rows.sort_by([(name, "ascending") for name in _sorting_columns(names, write)])
     batches = sent.drop_columns(_unsent_columns(names, write)).combine_chunks().to_batches()
-    own = copy.copy(write.table)  # as a task has it: with connections and metrics of its own
-    (report,) = _sending_task(replace(write, table=own), what)(iter(batches))
+    table = copy.copy(write.table)  # as a task has it: with connections and metrics of its own
+    (report,) = _sending_task(replace(write, table=table), what)(iter(batches))
     return _sum_reports([pickle.loads(report.column(0)[0].as_py())], write, what)
 
 
@@ -757,11 +757,10 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
     nulls = batch.num_rows - keyed.num_rows
     if write.on_null_key == "fail":
         first = _describe_offset(batch.filter(pc.invert(valid)), write.source)
-        if first:
-            first = f"; the first is {first}"
+        first_shown = f"; the first is {first}" if first else ""
         raise errors.NullKeyError(
             f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table"
-            f" {write.table.name}{first}.",
+            f" {write.table.name}{first_shown}.",
             'Filter them out, or skip and count them: send_to(…, on_null_key="skip").',
             table=write.table.name,
         )

@@ -703,7 +703,9 @@ class RemoteTable(Generic[K, V, U]):
         )
 
     def _deletes(self, keys: Sequence[Any], newest: Any) -> RowEntries[Any]:
-        """The entries that delete `keys`, each with the time `newest` if that is given."""
+        """The entries that delete `keys`, each with the time `newest` if that is given. Raises
+        ConfigurationError for a time without `newest_by`.
+        """
         if newest is None:
             return RowEntries(keys)
         if self.newest_by is None:

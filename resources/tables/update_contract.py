@@ -74,7 +74,7 @@ class UpdateContractLayer:
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         """Send updates by their contract: defaults by the store if it can, else as puts of their
-        own.
+        own. Raises ConfigurationError if a default could overwrite another record.
         """
         if operation.kind is not OperationKind.UPDATE:
             return await self._below.send(operation)

@@ -223,8 +223,9 @@ class GroupCommit:
         return joining
 
     def _commit(self, group: list[QueuedWrite]) -> None:
-        """Decide about a group of requests and swap, until all are answered; requests that
-        arrive meanwhile join it.
+        """Decide about a group of requests and swap, until all are answered; requests that arrive
+        meanwhile join it. Raises TableUnavailableError if other writers are faster for _PATIENCE
+        seconds.
         """
         deadline = time.monotonic() + _PATIENCE
         state = None
@@ -273,7 +274,7 @@ class GroupCommit:
         """Return the decision about a group.
 
         If the segment is sealed, answer all requests that were not applied before, and remove them
-        from the group.
+        from the group. Raises KeyValueTableNotFoundError if the segment is deleted.
         """
         self.core.require_existing(state)
         repeated = {request.token for request in group if request.repeated}
@@ -511,8 +512,9 @@ class ObjectSegments:
 
 
 def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> Status:
-    """Give a segment this status unless it has this one or, being deleted, a later one; return
-    the one it has then.
+    """Give a segment this status unless it has this one or, being deleted, a later one; return the
+    one it has then. Raises TableUnavailableError if the outcome is unknown, or other writers were
+    always first.
     """
 
     def is_settled(state: SegmentState) -> bool:

@@ -197,7 +197,7 @@ class RunPart:
         self._index = index
         self._wanted = wanted
         self._end = end
-        self._held: dict[int, Columns] = {}
+        self._held: dict[int, Columns] = {}  # blocks by their numbers
 
     def reach(self, within: KeyRange) -> bytes | None:
         """Return a key up to which this run has about _WINDOW entries of a range; None means the
@@ -276,12 +276,12 @@ def merge_newest(sources: Sequence[Columns]) -> Columns:
         return Columns([], [], [])
     if len(sources) == 1:
         return sources[0]
-    places: dict[bytes, Versioned] = {}
+    newest: dict[bytes, Versioned] = {}
     for source in sources:
-        places.update(
+        newest.update(
             zip(source.keys, zip(source.versions, source.values, strict=True), strict=True)
         )
-    return columns_from_log(places)
+    return columns_from_log(newest)
 
 
 T = TypeVar("T")
@@ -422,13 +422,13 @@ class SegmentCore:
         stored: list[bytes | None] = []
         size = 0
         for window in SegmentView(state, self.objects).windows(within, wanted):
-            there = drop_removed(window)
+            entries = drop_removed(window)
             left = limit - len(keys)
-            page_values = there.values[:left] if values else [None] * min(left, len(there))
-            keys += there.keys[:left]
-            versions += there.versions[:left]
+            page_values = entries.values[:left] if values else [None] * min(left, len(entries))
+            keys += entries.keys[:left]
+            versions += entries.versions[:left]
             stored += page_values
-            size += sum(map(len, there.keys[:left])) + sum(map(len, filter(None, page_values)))
+            size += sum(map(len, entries.keys[:left])) + sum(map(len, filter(None, page_values)))
             if len(keys) >= limit or size >= _PAGE_BYTES:
                 return StoredPage(keys, versions, stored)
         return StoredPage(keys, versions, stored, is_last=True)
@@ -596,7 +596,7 @@ class SegmentUpkeep:
 
     def _merge(self) -> bool:
         """Merge the runs that `plan_merge` chooses, if any; return whether it was done. Deletes
-        runs that were merged some time ago and, after the merge of large ones, all unused runs.
+        runs that were merged some time ago and, if the merged run is large, all unused ones.
         """
         claim = MergeClaim(into=uuid.uuid4().hex, of=(), until=0)
         runs: tuple[RunRef, ...] = ()
