@@ -641,7 +641,7 @@ def _repeated_key_error(
 ) -> errors.KeyValueTableError:
     """Return the error for a batch of these keys, of which two are the same once serialized."""
     first: dict[bytes, int] = {}  # by serialized key, its first index
-    place = 0  # in the end that of the first key that was there before
+    place = 0  # in the end the index of the first key that occurs a second time
     while first.setdefault(changes[place].key, place) == place:
         place += 1
     return table.error(

@@ -88,7 +88,7 @@ class OpenTable(Generic[K, V]):
     def segment(self, partition: int) -> TableSegment:
         """Return the segment of a partition."""
         opened = self._segments.get(partition)
-        if opened is None:  # of two threads that open it at once, one gets the other's
+        if opened is None:  # two threads that open it at once both get the one stored first
             opened = self._segments.setdefault(partition, self.backend.open(self.id, partition))
         return opened
 

@@ -416,7 +416,7 @@ class DynamoDbSegment:
                 self._raise_unless_passing(answer)
             if not await patience.wait():
                 raise self._contended()
-            # The next try gets a new number: that of this one is taken by another request
+            # The next try gets a new number: the number of this try is taken by another request
             # (TOKEN_TAKEN), or a server that remembers cancelled tries would cancel it for ever.
             number += 1
             term = await self._families.ensure_listed(changes)

@@ -273,7 +273,7 @@ LIMITS = SegmentLimits(
     request=4_000_000,  # of 4 MiB: names, versions and hash keys count too
 )
 
-# Table keys: they begin with the length of a family, or with that of a key without one, negated.
+# Table keys begin with the length of their family or, without one, the negated length of the key.
 _FIRST_FAMILY = b"\0\1"
 _AFTER_FAMILIES = b"\x80\0"
 _EMPTY_KEY = b"\0\0"

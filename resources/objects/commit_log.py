@@ -420,7 +420,7 @@ class CommitLog:
         current = found.pointer.number
         if current <= MANIFESTS_KEPT:
             return []
-        # "0": the key is before those of all commits of this number.
+        # With the id "0", the key sorts before all manifests of this number.
         first_kept = self.manifest_key(current - MANIFESTS_KEPT, "0")
 
         def is_old(item: ObjectInfo) -> bool:

@@ -854,9 +854,10 @@ class TableRequests:
     def _add_to_newer(
         self, key: KeyItem, late: EncodedChanges, of_source: Guard, guard: Guard, answer: _Answer
     ) -> Problem | None:
-        """Apply the late part of an update to the record in `answer`, that of the write before
-        which failed or has stored the mark; if there is none, or the mark of the source does not
-        allow it (`of_source`), skip it. `guard` is that of the whole update.
+        """Apply the late part of an update to the record in `answer`; skip it if there is none, or
+        the mark of the source does not allow it (`of_source`). `answer` is that of the write
+        before, whose condition failed or which has stored the mark; `guard` that of the whole
+        update.
         """
         for _ in range(_MAX_CONFLICTS):
             if not answer.present or not of_source.holds(answer.item):
@@ -914,7 +915,8 @@ class TableRequests:
     def _rejected(self, reason: Reason) -> Problem:
         """Return the problem of the only write of a cancelled transaction, for this reason."""
         problem = problem_from_reason(self.label, reason)
-        assert problem is not None  # the other action is the check: `FencedWrites.send` raises
+        # If the other action, the check of the epoch, is the reason, `FencedWrites.send` raises.
+        assert problem is not None
         return problem
 
 

@@ -319,7 +319,9 @@ def parse_inner_name(text: str) -> InnerName | None:
 
 
 def root_name(name: str, columns: Collection[str]) -> str:
-    """Return the column that a name in an update changes: of these, or that in which a path is."""
+    """Return the column that a name in an update changes: for a path the column in which it begins,
+    unless the path itself is one of `columns`.
+    """
     if name in columns:
         return name
     path = parse_inner_name(name)

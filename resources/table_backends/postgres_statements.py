@@ -400,9 +400,10 @@ class Statements:
         """
         newest_by = shape.conditions.newest_by
         idempotent = shape.conditions.idempotent
-        # The values of a new row by column, what an existing row and one that another writer has
-        # created are set to, whether a condition holds or fails for the row that exists, and holds
-        # for the one of the other writer.
+        # `values` has a new row's values by column. `marks` and `excluded` are what is set in a row
+        # that exists, and in one that another writer creates meanwhile. `holds` are the conditions
+        # for the row that exists, `fails` their opposites, and `holds_excluded` the conditions for
+        # the row of the other writer.
         values = {"newest_of": "NULL", "newest": "NULL", "tie": "NULL", "applied": "'{{}}'::jsonb"}
         marks = ["at = now()"]
         excluded = ["at = now()"]
@@ -450,8 +451,8 @@ class Statements:
             "FROM (SELECT * FROM staged ORDER BY {keys}) "
             f"AS s WHERE {{same_mark}} AND {' AND '.join(holds)} RETURNING s.*)"
         )
-        # Rows whose condition has failed are left out: it can't hold later, and ON CONFLICT would
-        # lock them after those of `known`, so not in key order.
+        # Rows whose condition has failed are left out: the condition can't hold later, and ON
+        # CONFLICT would lock these rows after the rows of `known`, so not in key order.
         fresh = (
             f"fresh AS (INSERT INTO {{idempotency}} AS b ({{keys}}, {', '.join(values)}, at) SELECT"
             f" {{of_s}}, {', '.join(values.values())}, now() FROM staged AS s WHERE ({{of_s}}) NOT"
@@ -626,7 +627,7 @@ _UNEQUAL = {
 _ROUNDED = re.compile(r"time(stamp)?\([0-5]\)")
 
 
-# Types whose values are other ones in Python than those of any type that can be declared.
+# Types whose values in Python differ from the values of every type that can be declared.
 _OF_NO_KIND = re.compile(
     r"(time|timetz|time with(out)? time zone|interval|money|inet|cidr|macaddr8?|bit|bit varying)\b"
 )

@@ -482,12 +482,12 @@ def _cut_name(text: str) -> str | None:
 
 
 def _cut_text(most: int, text: str) -> str | None:
-    """Return that a text has more than `most` characters, those of the column; None if not."""
+    """Return that a text has more than `most` characters, the column's limit; None if not."""
     return f"too long, expected at most {most} characters" if len(text) > most else None
 
 
 def _padded_text(size: int, text: str) -> str | None:
-    """Return that a text has not exactly `size` characters, those of the column; None if it has."""
+    """Return that a text has not exactly `size` characters, the column's size; None if it has."""
     if len(text) >= size:
         return _cut_text(size, text)
     return f"expected exactly {size} characters: the column adds blanks to shorter texts"

@@ -934,7 +934,7 @@ class RedisTable(StoreTable):
         for own, answer in zip(by_name.values(), answers, strict=True):
             if answer == DONE:
                 continue
-            # One answer is that of the only entry, or an error of the whole call.
+            # A single answer is for the only entry, or is an error of the whole call.
             results = answer if isinstance(answer, list) else [answer] * len(own)
             for (place, _), one in zip(own, results, strict=True):
                 begun += one == BEGUN

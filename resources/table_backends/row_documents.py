@@ -399,9 +399,9 @@ def _select_marks(document: Mapping[str, Any]) -> Document:
 #     with a family  family  the text of the first key column, or a JSON array of the first; key:
 #                            the same of the rest
 #
-# The text of a string is itself, that of another value its JSON without quotation marks. Families
-# are not empty: a record whose first column is an empty string has none, and its key selects the
-# partition.
+# The text of a string is the string; the text of any other value is its JSON without quotation
+# marks. Families are not empty: a record whose first column is an empty string has none, and its
+# key selects the partition.
 
 
 class RecordAddress(NamedTuple):

@@ -959,7 +959,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
             raise
 
 
-# Errors of SQLite behind which is one of the file system, which it does not report.
+# Errors of SQLite that may hide an error of the file system.
 _OF_FILE_SYSTEM = (
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_READONLY,

@@ -148,13 +148,14 @@ class FunctionLayer:
         """Return the function for an operation; ConfigurationError if there is none, or if it does
         not support the operation's arguments or conditions.
         """
-        function = self.write_function
-        asked = "asked to write"
-        missing = "write"
         if operation.kind is OperationKind.GET:
             function = self.read_function
             asked = "asked for records"
             missing = "read"
+        else:
+            function = self.write_function
+            asked = "asked to write"
+            missing = "write"
         if function is None:
             problem = f"table {self.table} was {asked} but has no {missing} function."
             raise errors.ConfigurationError(

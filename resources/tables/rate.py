@@ -465,7 +465,7 @@ class RateLayer:
                 yield part, its_cost
 
 
-# Credits are leased at most this far ahead. Those of a run that dies are lost to the others.
+# Credits are leased at most this far ahead: what a run has leased when it dies, others can't use.
 MAX_AHEAD_SECONDS = 1.0
 # A run that has not asked for a lease for this long needs no credits, or is dead.
 _ACTIVE_SECONDS = 2.0

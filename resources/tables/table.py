@@ -198,7 +198,7 @@ def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[An
         ) from error
 
 
-# The states of failed entries; an error is that of the first of these states that occurs.
+# The states of failed entries: the error that is raised is of the first one here that occurs.
 _ORDER = (State.REFUSED, State.UNKNOWN, State.FAILED, State.MISSING)
 
 _SHOWN = 300  # characters of a key that an error contains at most
@@ -562,8 +562,8 @@ class RemoteTable(Generic[K, V, U]):
         return table
 
     async def announce(self) -> None:
-        """Let the store refuse writes of runs before that of this table's fence, where it can
-        (`with_fence`).
+        """Let the store, where it can, refuse writes of earlier runs than the one whose fence this
+        table has (`with_fence`).
         """
         if self.fence is not None and self.write_function is not None:
             await self.write_function.announce(self.fence)
