@@ -67,7 +67,7 @@ class TableFences:
             entries = known.entries
         else:
             entries = await self._read(partition, fence)
-            # Of several, a request would raise only the one that it contains.
+            # If there are several, a request would raise only the entry that it contains.
             if len(entries) > 1:
                 entries = await self._raise_all(partition, entries, fence)
         return _fence_change(random.randrange(len(entries)), entries, fence)

@@ -383,7 +383,8 @@ class ObjectSegment:
         process = os.getpid()
         made = self._made.get(process)
         if made is None:
-            # Of two threads that make one, both use the first. A lock might be held during a fork.
+            # Two threads that make one at once both use the first. There is no lock, which might be
+            # held during a fork.
             made = self._made.setdefault(process, GroupCommit(self._make_core()))
         return made
 
