@@ -45,7 +45,7 @@ def _rejected_error(serializer: object, problem: str, next_step: str) -> Seriali
     return SerializationError(problem, next_step, serializer=type(serializer).__name__)
 
 
-def unreadable(stored: bytes, what: str, why: str) -> SerializationError:
+def unreadable_error(stored: bytes, what: str, why: str) -> SerializationError:
     """Return the error for stored bytes that a serializer has not written."""
     problem = f"{len(stored):,} stored bytes ({stored!r:.60}) are not {what}: {why}."
     return SerializationError(
@@ -74,7 +74,7 @@ class TextSerializer:
         try:
             return stored.decode()
         except UnicodeDecodeError as error:
-            raise unreadable(stored, "UTF-8", str(error)) from None
+            raise unreadable_error(stored, "UTF-8", str(error)) from None
 
 
 @validated
@@ -109,7 +109,9 @@ class IntegerSerializer:
 
     def from_bytes(self, stored: bytes) -> int:
         if len(stored) != 8:
-            raise unreadable(stored, "a 64-bit integer", f"it has {len(stored)} bytes instead of 8")
+            raise unreadable_error(
+                stored, "a 64-bit integer", f"it has {len(stored)} bytes instead of 8"
+            )
         return int.from_bytes(stored, "big") - _SIGN
 
 
@@ -203,11 +205,13 @@ class AvroSerializer:
         try:
             value = _fastavro().schemaless_reader(reading, _parsed(self.schema), None)
         except _UNFIT as error:
-            raise unreadable(
+            raise unreadable_error(
                 stored, "Avro of the schema", str(error) or type(error).__name__
             ) from None
         if reading.tell() != len(stored):
-            raise unreadable(stored, "Avro of the schema", f"it ends after {reading.tell()} bytes")
+            raise unreadable_error(
+                stored, "Avro of the schema", f"it ends after {reading.tell()} bytes"
+            )
         return value
 
     def to_json(self, value: Any) -> str:
@@ -232,7 +236,9 @@ class AvroSerializer:
             (value,) = _fastavro().json_reader(io.StringIO(text), _parsed(self.schema))
         except _UNFIT as error:
             stored = text.encode(errors="replace")
-            raise unreadable(stored, "one value in Avro's JSON of the schema", str(error)) from None
+            raise unreadable_error(
+                stored, "one value in Avro's JSON of the schema", str(error)
+            ) from None
         return value
 
 
@@ -339,7 +345,7 @@ class JsonSerializer:
         try:
             return json.loads(stored.decode(), parse_constant=_reject_constant)
         except (ValueError, RecursionError) as error:
-            raise unreadable(stored, "JSON", str(error)) from None
+            raise unreadable_error(stored, "JSON", str(error)) from None
 
 
 @validated
@@ -391,7 +397,7 @@ class ModelSerializer(Generic[M]):
         try:
             return self.model.model_validate_json(stored)
         except ValidationError as error:
-            raise unreadable(
+            raise unreadable_error(
                 stored, f"a {self.model.__name__}", "; ".join(validation_problems(error))
             ) from None
 

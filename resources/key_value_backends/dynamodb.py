@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -304,7 +304,7 @@ class DynamoDbSegment:
             # All items have the same hash key, so it is not requested: boto3 spends time on every
             # attribute.
             by_sort_key = {item["s"]["B"]: key for item, key in zip(left, keys, strict=True)}
-            key_of = lambda item: by_sort_key[item["s"]["B"]]  # noqa: E731
+            key_of: Callable[[Any], bytes] = lambda item: by_sort_key[item["s"]["B"]]  # noqa: E731
         else:
             key_of = table_key_of
             attributes = f"h, {attributes}"

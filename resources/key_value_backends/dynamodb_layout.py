@@ -335,8 +335,8 @@ class SegmentLayout:
         return _item_key(self._gate_hash(number), b"\1")
 
     def in_family(self, prefix: bytes, within: KeyRange) -> KeyStretch:
-        """Return the stretch of a family's entries that are in a range; it has at least one
-        possible key of them.
+        """Return the stretch of a family's entries that are in a range, which has at least one
+        possible key of the family.
         """
         lowest = b""
         if within.start.startswith(prefix):

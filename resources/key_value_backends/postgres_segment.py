@@ -80,8 +80,8 @@ class PostgresStatements:
         self.rows = rows = sql.Identifier(schema, name).as_string(None)
         tokens = sql.Identifier(schema, f"{name}_tokens").as_string(None)
         columns = "(address, version, value)"
-        first = f"WITH token AS (INSERT INTO {tokens} (token) VALUES ($2::bytea) RETURNING 1)"
-        then = f"INSERT INTO {tokens} (token) SELECT $2::bytea FROM done"
+        token_first = f"WITH token AS (INSERT INTO {tokens} (token) VALUES ($2::bytea) RETURNING 1)"
+        token_then = f"INSERT INTO {tokens} (token) SELECT $2::bytea FROM done"
         self.get = f"SELECT {ENTRY} FROM {rows} WHERE address = $1"
         self.get_version = f"SELECT {ENTRY_WITHOUT_VALUE} FROM {rows} WHERE address = $1"
         self.get_many = f"SELECT {ENTRY} FROM {rows} WHERE address = ANY ($1)"
@@ -90,26 +90,26 @@ class PostgresStatements:
         )
         # The later of two concurrent writes wins.
         self.put = (
-            f"{first} INSERT INTO {rows} {columns} SELECT $1::bytea, $3::bytea, $4::bytea FROM"
-            " token ON CONFLICT (address) DO UPDATE SET version = excluded.version, value ="
+            f"{token_first} INSERT INTO {rows} {columns} SELECT $1::bytea, $3::bytea, $4::bytea"
+            " FROM token ON CONFLICT (address) DO UPDATE SET version = excluded.version, value ="
             " excluded.value"
         )
         # Waits for a concurrent insertion or removal of the key, whose outcome decides.
         self.insert = (
             f"WITH done AS (INSERT INTO {rows} {columns} VALUES ($1, $3, $4) ON CONFLICT DO NOTHING"
-            f" RETURNING 1) {then}"
+            f" RETURNING 1) {token_then}"
         )
         # Waits for a concurrent change of the key, then checks the version again.
         self.replace = (
             f"WITH done AS (UPDATE {rows} SET version = $3, value = $4 WHERE address = $1 AND"
-            f" version = $5 RETURNING 1) {then}"
+            f" version = $5 RETURNING 1) {token_then}"
         )
         # Does not remove a key inserted after the statement began, as if the removal had come
         # first.
-        self.remove = f"{first} DELETE FROM {rows} USING token WHERE address = $1"
+        self.remove = f"{token_first} DELETE FROM {rows} USING token WHERE address = $1"
         self.remove_version = (
             f"WITH done AS (DELETE FROM {rows} WHERE address = $1 AND version = $3 RETURNING 1)"
-            f" {then}"
+            f" {token_then}"
         )
         self.batch = _batch(
             rows, f"INSERT INTO {tokens} (token) SELECT $5::bytea WHERE EXISTS (SELECT FROM fine)"

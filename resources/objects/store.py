@@ -302,11 +302,7 @@ def delete_holds(
     call does it.
     """
     listed = Deadline(read_clocks(), _FRESH_LISTING)
-    holds = {
-        item.key.removeprefix(prefix).removesuffix(".json"): item
-        for item in store.list(prefix)
-        if item.key.endswith(".json")
-    }
+    holds = _list_holds(store, prefix)
     if keep is None or not holds:
         released = list(holds)
     else:
@@ -318,6 +314,15 @@ def delete_holds(
             return ()
     store.delete_many(holds[name].key for name in released)
     return tuple(released)
+
+
+def _list_holds(store: ObjectStore, prefix: str) -> dict[str, ObjectInfo]:
+    """Return a holder's holds by name; `prefix` is that of `holder_prefix`."""
+    return {
+        item.key.removeprefix(prefix).removesuffix(".json"): item
+        for item in store.list(prefix)
+        if item.key.endswith(".json")
+    }
 
 
 def requests_at_once(store: ObjectStore) -> int:

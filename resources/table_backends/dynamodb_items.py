@@ -495,10 +495,10 @@ class ItemCodec(RowCodec):
     ) -> None:
         self.is_open = columns is None
         if columns is None:
-            known: Sequence[Column] = [Column(name, tag) for name, tag in key.items()]
+            known_columns: Sequence[Column] = [Column(name, tag) for name, tag in key.items()]
         else:
-            known = columns
-        super().__init__(label, tuple(key), known, check=encoder_for, decode=decoder_for)
+            known_columns = columns
+        super().__init__(label, tuple(key), known_columns, check=encoder_for, decode=decoder_for)
         if columns is None:
             self._check = _AnyColumn(self._check)
         self.key_types = dict(key)

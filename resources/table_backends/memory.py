@@ -213,9 +213,31 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
 
     def _write(self, operation: Operation[Any], values: Sequence[Any]) -> Outcomes:
         """Write an operation as stores do, by a plan."""
+        store = self._store
+        rules = self._rules
+        state = StoredState(store.records, store.applied)
+        plan = plan_writes(rules, operation, self._check_values(operation, values), state)
+        for key in plan.deletes:
+            store.records.pop(key, None)
+        written = {**plan.puts, **plan.begins}
+        for key, changes in plan.changes.items():
+            record = written[key] = dict(store.records[key])
+            assign(rules, changes.set, record, is_record=True)
+            for name, more in changes.append.items():
+                record[name] = [*(record.get(name) or ()), *more]
+        for key, record in written.items():
+            store.records[key] = {
+                name: value for name, value in record.items() if value is not _REMOVED
+            }
+        store.applied.update(plan.applied)
+        return Outcomes(len(operation), problems=plan.problems, defaults_put=plan.defaults_put)
+
+    def _check_values(self, operation: Operation[Any], values: Sequence[Any]) -> ValidEntries:
+        """Check the values that an operation writes, by its kind; a value that does not fit the
+        table is a problem of its entry.
+        """
         entries = operation.entries
         kind = operation.kind
-        store = self._store
         rules = self._rules
         check_value: Callable[..., Any]
         if kind is OperationKind.UPDATE:
@@ -237,19 +259,4 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
                 valid.append(Entry(place, key, check_value(key, value), time))
             except SchemaMismatchError as error:
                 problems[place] = Problem(State.REFUSED, error)
-        state = StoredState(store.records, store.applied)
-        plan = plan_writes(rules, operation, ValidEntries(valid, problems), state)
-        for key in plan.deletes:
-            store.records.pop(key, None)
-        written = {**plan.puts, **plan.begins}
-        for key, changes in plan.changes.items():
-            record = written[key] = dict(store.records[key])
-            assign(rules, changes.set, record, is_record=True)
-            for name, more in changes.append.items():
-                record[name] = [*(record.get(name) or ()), *more]
-        for key, record in written.items():
-            store.records[key] = {
-                name: value for name, value in record.items() if value is not _REMOVED
-            }
-        store.applied.update(plan.applied)
-        return Outcomes(len(entries), problems=plan.problems, defaults_put=plan.defaults_put)
+        return ValidEntries(valid, problems)

@@ -449,9 +449,9 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
         for place in np.flatnonzero(deleted).tolist():
             values[place] = None
         return [Part(write.with_entries(RowEntries(whole.keys, values)), batch, everything)]
-    bare = replace(whole, records=None, default_records=None, typed=False, remove=())
+    keys_only = replace(whole, records=None, default_records=None, typed=False, remove=())
     delete = Operation(
-        OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True
+        OperationKind.DELETE, keys_only, shape.args, shape.conditions, key=shape.key, rerun=True
     )
     parts = []
     for is_deleted, rows in group_preserving_key_order(deleted, whole.keys):

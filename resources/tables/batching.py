@@ -223,10 +223,7 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
     for call in calls:
         lane_of_entries += lanes.of_entries(provider, call.operation)
     first = calls[0].operation
-    if len(calls) == 1:
-        entries = first.entries
-    else:
-        entries = _concatenate_entries([call.operation.entries for call in calls])
+    entries = _entries_of_all(calls)
     if len(lanes.operations) == 1:  # all can share requests, in the order of the calls
         for start, end in provider.bounds(entries):
             yield _Request(
@@ -242,6 +239,13 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
         for start, end in provider.bounds(sent):
             spans = _spans_of([origins[place] for place in places[start:end]])
             yield _Request(of_lane.with_entries(sent.part(start, end)), spans)
+
+
+def _entries_of_all(calls: Sequence[_Call]) -> Entries[Any]:
+    """Return the entries of these calls, one call after another."""
+    if len(calls) == 1:
+        return calls[0].operation.entries
+    return _concatenate_entries([call.operation.entries for call in calls])
 
 
 def _spans_of(origins: Sequence[tuple[_Call, int]]) -> list[_Span]:
