@@ -136,22 +136,23 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
         # Anything but a KeyVersion is wrapped, because plain bytes are taken for a version that was
         # read.
         if isinstance(version, KeyVersion):
-            inside = version.to_bytes()
+            stored_version = version.to_bytes()
         elif version is None:
-            inside = None
+            stored_version = None
         else:
-            inside = (version,)
-        return _new(cls, (key.family, key.key, inside, value))  # type: ignore[no-any-return]
+            stored_version = (version,)
+        return _new(cls, (key.family, key.key, stored_version, value))  # type: ignore[no-any-return]
 
     @property
     def key(self) -> TableKey[K]:
         """The key, its family, and the version that the entry had when it was read."""
-        family, key, inside, _ = tuple.__iter__(self)
-        version = None
-        if type(inside) is bytes:
-            version = KeyVersion(inside)
-        elif inside is not None:
-            (version,) = inside
+        family, key, stored_version, _ = tuple.__iter__(self)
+        if stored_version is None:
+            version = None
+        elif type(stored_version) is bytes:
+            version = KeyVersion(stored_version)
+        else:
+            (version,) = stored_version
         return _new(TableKey, (family, key, version))  # type: ignore[no-any-return]
 
     @property
@@ -244,7 +245,7 @@ class EntryCoder(Generic[K, V]):
             else:  # without the cache, which holds only texts
                 prefix = segment.family_prefix.__wrapped__(family)
         except (AttributeError, UnicodeEncodeError):
-            prefix = b""
+            prefix = b""  # rejected below
         if not _LENGTH_BYTES < len(prefix) <= self._family_most:
             self._reject_family(family, prefix)
         return prefix
@@ -592,8 +593,8 @@ class WriteRequest(Generic[K]):
 def segment_change(
     coder: EntryCoder[K, V], prefix: bytes, change: TableChange[K, V], version: bytes
 ) -> SegmentChange:
-    """Return a caller's change in the form that segments accept, with the new `version` of its
-    key.
+    """Return a caller's change in the form that segments accept, with the new `version` of its key.
+    Raises ConfigurationError for other objects than changes.
     """
     is_guard = isinstance(change, _GUARDS)
     if not is_guard and not isinstance(change, (*_WITH_VALUE, Remove)):
@@ -639,8 +640,8 @@ def _repeated_key_error(
     table: TableId, family: str, keys: Sequence[Any], changes: Sequence[SegmentChange]
 ) -> errors.KeyValueTableError:
     """Return the error for a batch of these keys, of which two are the same once serialized."""
-    first: dict[bytes, int] = {}
-    place = 0  # in the end that of the first key that was there before
+    first: dict[bytes, int] = {}  # by serialized key, its first index
+    place = 0  # in the end the index of the first key that occurs a second time
     while first.setdefault(changes[place].key, place) == place:
         place += 1
     return table.error(
@@ -732,7 +733,9 @@ def _describe_version(version: Any) -> str:
 
 
 def to_replace(table: TableId, family: str, entry: Any) -> Replace[Any, Any]:
-    """Return the change that `replace_all` makes for a `TableEntry`, or (key, value, version)."""
+    """Return the change that `replace_all` makes for a `TableEntry`, or (key, value, version).
+    Raises ConfigurationError for other objects, KeyValueTableError for another family.
+    """
     if isinstance(entry, TableEntry):
         _check_same_family(table, family, entry.key)
         # A missing version is rejected when it is encoded.
@@ -747,7 +750,7 @@ def to_replace(table: TableId, family: str, entry: Any) -> Replace[Any, Any]:
 
 def to_remove(table: TableId, family: str, key: Any) -> Remove[Any]:
     """Return the change that `remove_all` makes for a key: conditional for a `TableKey` with a
-    version.
+    version. Raises KeyValueTableError for another family.
     """
     if isinstance(key, TableKey):
         _check_same_family(table, family, key)

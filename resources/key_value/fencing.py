@@ -67,10 +67,10 @@ class TableFences:
             entries = known.entries
         else:
             entries = await self._read(partition, fence)
-            # Of several, a request would raise only the one that it contains.
+            # If there are several, a request would raise only the entry that it contains.
             if len(entries) > 1:
                 entries = await self._raise_all(partition, entries, fence)
-        return _check(random.randrange(len(entries)), entries, fence)
+        return _fence_change(random.randrange(len(entries)), entries, fence)
 
     def note(self, partition: int, fence: Fence, written: SegmentChange) -> None:
         """Remember the fence entry that a request has written, as it was sent: with its version.
@@ -86,7 +86,9 @@ class TableFences:
         self._known.pop((partition, fence.application), None)
 
     async def announce(self, fence: Fence) -> None:
-        """Raise all fence entries of the table to the epoch of this run."""
+        """Raise all fence entries of the table to the epoch of this run. Raises RunLeaseLostError
+        if a later run has raised one.
+        """
         await segment.at_once(
             lambda: segment.threads("key-value-fences", 8),
             [self._announce(partition, fence) for partition in range(self.table.partitions)],
@@ -117,7 +119,7 @@ class TableFences:
         them again and again.
         """
         for _ in range(_ROUNDS):
-            checked = [_check(number, known, fence) for number in range(len(known))]
+            checked = [_fence_change(number, known, fence) for number in range(len(known))]
             raised = [change for change in checked if not change.is_guard]
             if not raised:
                 return known
@@ -128,7 +130,7 @@ class TableFences:
                 known = await self._read(partition, fence)
                 continue
             for change in changes:
-                self.note(partition, fence, change)
+                self.note(partition, fence, change)  # in `known`, too: it is what `_read` remembers
             return known
         label = f"key-value table {self.table.id}"
         problem = (
@@ -143,7 +145,7 @@ class TableFences:
 _ROUNDS = 20  # of raising entries that others change meanwhile
 
 
-def _check(number: int, known: Sequence[StoredEntry | None], fence: Fence) -> SegmentChange:
+def _fence_change(number: int, known: Sequence[StoredEntry | None], fence: Fence) -> SegmentChange:
     """Return the change that checks one of the fence entries, or raises it to the epoch of the run.
     RunLeaseLostError if a later run has raised it.
     """

@@ -110,7 +110,7 @@ class PartitionLoad:
 
     def __init__(self, table: Stored) -> None:
         self._table = table
-        self._number: int | None = None
+        self._partition: int | None = None
         self.rows = self.entries = 0
 
     def run(self, batches: Iterator[Any]) -> None:
@@ -122,16 +122,17 @@ class PartitionLoad:
         """
         changes = self._changes(batches)
         first = next(changes, None)
-        if first is None or self._number is None:
+        if first is None or self._partition is None:
             return
         requests = segment.split_into_requests(chain([first], changes), self._table.backend.limits)
-        count = 1
+        requests_at_once = 1
         if self._table.backend.waits:
-            count = _AT_ONCE
+            requests_at_once = _AT_ONCE
         try:
-            while parts := list(islice(requests, count)):
+            while parts := list(islice(requests, requests_at_once)):
                 writes = (
-                    self._table.apply(self._number, *segment.with_versions(part)) for part in parts
+                    self._table.apply(self._partition, *segment.with_versions(part))
+                    for part in parts
                 )
                 segment.run_without_loop(segment.at_once(_WRITERS, writes))
                 self.entries += sum(map(len, parts))
@@ -139,7 +140,9 @@ class PartitionLoad:
             segment.run_without_loop(self._table.close())
 
     def _changes(self, batches: Iterator[Any]) -> Iterator[SegmentChange]:
-        """Yield, for each key, the change that puts its last row."""
+        """Yield, for each key, the change that puts its last row. Raises SchemaMismatchError if
+        two rows of a key have the same order.
+        """
         last_key: bytes | None = None
         last_value = b""
         last_order: Any = None
@@ -162,8 +165,9 @@ class PartitionLoad:
             if not batch.num_rows:
                 continue
             (number,) = batch.column("partition").unique().to_pylist()
-            assert self._number in (None, number)  # Spark has partitioned the rows by this column
-            self._number = number
+            # Spark has partitioned the rows by this column.
+            assert self._partition in (None, number)
+            self._partition = number
             self.rows += batch.num_rows
             if "order" in batch.schema.names:
                 orders = batch.column("order").to_pylist()
@@ -297,6 +301,7 @@ def write_key_value_table(
     """
     keys = column_form(table.key_serializer)
     values = column_form(table.value_serializer)
+    # By the name in batches, the column of the frame and its Spark type.
     named = {"key": (key, keys.type), "value": (value, values.type)}
     if family is not None:
         named["family"] = (family, "string")
@@ -373,7 +378,8 @@ def _addressing(
 
 def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) -> Any:
     """Return the rows of a batch serialized, as `PartitionLoad.run` takes them, with the partition
-    of each.
+    of each. Raises NullKeyError for a row without a key, SchemaMismatchError for one without a
+    value.
     """
     names = batch.schema.names
     for name in ("key", "value"):

@@ -162,7 +162,7 @@ class TablePages(Generic[T]):
         self._make = make
         self._iteration = iteration
         within = iteration.within
-        end = b"-"
+        end = b"-"  # without an end
         if within.end is not None:
             end = b"+" + within.end
         parts = (within.start, end, ",".join(map(str, iteration.partitions)).encode())

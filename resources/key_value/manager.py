@@ -105,7 +105,8 @@ _NAME = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]{0,254}")
 
 def check_table_name(kind: str, name: str) -> str:
     """Return `name` if it is valid for a scope or a table (`kind` says which): 1 to 255 ASCII
-    letters, digits, `.`, `-` and `_`, not starting with `_`."""
+    letters, digits, `.`, `-` and `_`, not starting with `_`. Raises InvalidNameError.
+    """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         problem = (
             f"{kind} name {name!r:.300} is not allowed: expected 1 to 255 letters, digits, '.', '-'"
@@ -217,17 +218,17 @@ class TableBackends:
     def __init__(self, lake: Lake, given: SegmentBackend | None) -> None:
         self._lake = lake
         self.given = given
-        self._described: dict[str, SegmentBackend] = {}
+        self._described: dict[str, SegmentBackend] = {}  # by their descriptions as JSON
 
     def description(self) -> dict[str, Any]:
         """Return the description to store with new tables: relative to the lake for its own
         backends and for SQLite files in its folder, else as `given` describes itself.
         """
-        own = lake_backends(self._lake)
+        own_backends = lake_backends(self._lake)
         if self.given is None:
-            return dict(own[0])
+            return dict(own_backends[0])
         given = segment.describe_backend(self.given)
-        for relative in own:
+        for relative in own_backends:
             if resolve_lake_backend(self._lake, relative)["backend"] == given["backend"]:
                 ours = segment.describe_backend(self._from(relative))
                 settings = {}
@@ -438,9 +439,9 @@ def decide_create(
                 f" {getattr(wanted, field.name)})"
             )
     if not same_backend(current):
-        there = _differing_settings(current, wanted)
+        found = _differing_settings(current, wanted)
         ours = _differing_settings(wanted, current)
-        differences.append(f"backend {there} (wanted: {ours})")
+        differences.append(f"backend {found} (wanted: {ours})")
     if differences:
         problem = f"{name} exists with another configuration: {', '.join(differences)}."
         next_step = "Use it as it is, update its limits (update), or choose another name."
@@ -451,7 +452,9 @@ def decide_create(
 def decide_update(
     current: StoredTable | None, configuration: KeyValueTableConfiguration, name: TableName
 ) -> TableTransition:
-    """Decide how to change the table's limits; the answer is whether they were different."""
+    """Decide how to change the table's limits; the answer is whether they were different. Raises
+    KeyValueTableError for another number of partitions.
+    """
     table = require_stored_table(current, name)
     if table.partitions != configuration.partitions:
         raise name.error(
@@ -495,9 +498,9 @@ def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredT
     is_same_table = current is not None and current.incarnation == done.incarnation
     if current is None or not is_same_table or current.state is not done.state:
         return current
-    after = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}
-    if current.state in after:
-        return current.in_state(after[current.state])
+    next_states = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}
+    if current.state in next_states:
+        return current.in_state(next_states[current.state])
     return None  # it was deleting, and is deleted
 
 
@@ -594,7 +597,7 @@ class KeyValueTableManager:
 
     def delete_scope(self, scope: str) -> bool:
         """Delete a scope without tables; return False if it does not exist. Raises
-        ScopeNotEmptyError.
+        ScopeNotEmptyError. Deletions of its tables that have not finished are finished.
         """
         check_table_name("scope", scope)
 

@@ -148,11 +148,12 @@ def family_subrange(
         first = max(whole.start, prefix + start)
     else:
         first = whole.start
-    last = whole.end
-    if end is not None:
+    if end is None:
+        last = whole.end
+    elif whole.end is None:
         last = prefix + end
-        if whole.end is not None:
-            last = min(whole.end, last)
+    else:
+        last = min(whole.end, prefix + end)
     return KeyRange(first, last)
 
 
@@ -462,8 +463,8 @@ def register_segment_backend(name: str, backend: Callable[..., SegmentBackend]) 
 
 describe_backend = _BACKENDS.describe
 backend_from = _BACKENDS.from_description
-"""The first returns a registered backend as plain values: {"backend": "sqlite", …}; the second
-is its inverse.
+"""`describe_backend` returns a registered backend as plain values: {"backend": "sqlite", …};
+`backend_from` is its inverse.
 """
 
 
@@ -573,13 +574,13 @@ def run_without_loop(operation: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine of a table or segment in this thread, which it blocks where it waits;
     return its result.
     """
-    before = _blocking.set(True)
+    token = _blocking.set(True)
     try:
         operation.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     finally:
-        _blocking.reset(before)
+        _blocking.reset(token)
     operation.close()
     raise AssertionError("an operation without an event loop has suspended")
 
@@ -731,11 +732,11 @@ class _Attempts:
         self.began = time.monotonic()
         self.lost: ReplyLostError | None = None
         self._horizon = horizon
-        self._bound = _FIRST_PAUSE
+        self._bound = _FIRST_PAUSE  # of the next pause, in seconds
 
     async def wait_after(self, error: errors.TransientError) -> None:
         """Pause before the next attempt, longer each time; raise the error if the time for that
-        is up.
+        is up or, unless the reply was lost, if somebody has to act first.
         """
         if isinstance(error, ReplyLostError):
             self.lost = error
@@ -777,13 +778,13 @@ def split_into_requests(
     part: list[SegmentChange] = []
     size = 0
     for change in changes:
-        own = len(change.key) + len(change.value or b"")
-        if part and (len(part) == most or size + own > largest):
+        change_size = len(change.key) + len(change.value or b"")
+        if part and (len(part) == most or size + change_size > largest):
             yield part
             part = []
             size = 0
         part.append(change)
-        size += own
+        size += change_size
     if part:
         yield part
 

@@ -40,12 +40,12 @@ class Serializer(Protocol[T]):
     def from_bytes(self, stored: bytes) -> T: ...
 
 
-def _reject(serializer: object, problem: str, next_step: str) -> SerializationError:
+def _rejected_error(serializer: object, problem: str, next_step: str) -> SerializationError:
     """Return the error for a value that the serializer rejects."""
     return SerializationError(problem, next_step, serializer=type(serializer).__name__)
 
 
-def unreadable(stored: bytes, what: str, why: str) -> SerializationError:
+def unreadable_error(stored: bytes, what: str, why: str) -> SerializationError:
     """Return the error for stored bytes that a serializer has not written."""
     problem = f"{len(stored):,} stored bytes ({stored!r:.60}) are not {what}: {why}."
     return SerializationError(
@@ -63,16 +63,18 @@ class TextSerializer:
         try:
             return value.encode()
         except AttributeError:
-            raise _reject(self, f"{value!r:.80} is not a string.", "Pass a string.") from None
+            raise _rejected_error(
+                self, f"{value!r:.80} is not a string.", "Pass a string."
+            ) from None
         except UnicodeEncodeError as error:
             problem = f"{value!r:.80} is not valid text: lone surrogate at {error.start}."
-            raise _reject(self, problem, "Pass text that UTF-8 can encode.") from None
+            raise _rejected_error(self, problem, "Pass text that UTF-8 can encode.") from None
 
     def from_bytes(self, stored: bytes) -> str:
         try:
             return stored.decode()
         except UnicodeDecodeError as error:
-            raise unreadable(stored, "UTF-8", str(error)) from None
+            raise unreadable_error(stored, "UTF-8", str(error)) from None
 
 
 @validated
@@ -84,7 +86,7 @@ class BytesSerializer:
         if type(value) is bytes:
             return value
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise _reject(self, f"{value!r:.80} is not bytes.", "Pass bytes.")
+            raise _rejected_error(self, f"{value!r:.80} is not bytes.", "Pass bytes.")
         return bytes(value)
 
     def from_bytes(self, stored: bytes) -> bytes:
@@ -97,15 +99,19 @@ class IntegerSerializer:
     """Signed 64-bit integers as eight bytes, ordered as the numbers are."""
 
     def to_bytes(self, value: int) -> bytes:
-        """Return the integer in 8 bytes that sort as integers do."""
+        """Return the integer in 8 bytes that sort as integers do. Raises SerializationError for
+        other values.
+        """
         if isinstance(value, bool) or not isinstance(value, int) or not -_SIGN <= value < _SIGN:
             problem = f"{value!r:.80} is not a signed 64-bit integer."
-            raise _reject(self, problem, "Pass an integer from -2**63 to 2**63 - 1.")
+            raise _rejected_error(self, problem, "Pass an integer from -2**63 to 2**63 - 1.")
         return (value + _SIGN).to_bytes(8, "big")
 
     def from_bytes(self, stored: bytes) -> int:
         if len(stored) != 8:
-            raise unreadable(stored, "a 64-bit integer", f"it has {len(stored)} bytes instead of 8")
+            raise unreadable_error(
+                stored, "a 64-bit integer", f"it has {len(stored)} bytes instead of 8"
+            )
         return int.from_bytes(stored, "big") - _SIGN
 
 
@@ -179,9 +185,9 @@ class AvroSerializer:
         try:
             # It rejects, for example, an int beyond 32 bits, and a boolean given for a number.
             fastavro.validation.validate(value, schema, strict=True)
-            fastavro.schemaless_writer(written, schema, _by_keys(value), strict=True)
+            fastavro.schemaless_writer(written, schema, _in_key_order(value), strict=True)
         except (*_UNFIT, fastavro.validation.ValidationError) as error:
-            raise self._unfit(value, error) from None
+            raise self._unfit_error(value, error) from None
         stored = written.getvalue()
         read = self.from_bytes(stored)
         if not _is_same_avro(value, read):
@@ -190,7 +196,7 @@ class AvroSerializer:
                 "Pass what the schema's types can hold: lists, and times with a zone and their"
                 " precision."
             )
-            raise _reject(self, problem, next_step)
+            raise _rejected_error(self, problem, next_step)
         return stored
 
     def from_bytes(self, stored: bytes) -> Any:
@@ -199,11 +205,13 @@ class AvroSerializer:
         try:
             value = _fastavro().schemaless_reader(reading, _parsed(self.schema), None)
         except _UNFIT as error:
-            raise unreadable(
+            raise unreadable_error(
                 stored, "Avro of the schema", str(error) or type(error).__name__
             ) from None
         if reading.tell() != len(stored):
-            raise unreadable(stored, "Avro of the schema", f"it ends after {reading.tell()} bytes")
+            raise unreadable_error(
+                stored, "Avro of the schema", f"it ends after {reading.tell()} bytes"
+            )
         return value
 
     def to_json(self, value: Any) -> str:
@@ -214,13 +222,13 @@ class AvroSerializer:
         try:
             _fastavro().json_writer(written, _parsed(self.schema), [value])
         except _UNFIT as error:
-            raise self._unfit(value, error) from None
+            raise self._unfit_error(value, error) from None
         return written.getvalue()
 
-    def _unfit(self, value: Any, error: Exception) -> SerializationError:
+    def _unfit_error(self, value: Any, error: Exception) -> SerializationError:
         """Return the error for a value that does not fit the schema."""
         problem = f"{value!r:.80} does not fit the Avro schema: {error}."
-        return _reject(self, problem, "Pass what the schema describes.")
+        return _rejected_error(self, problem, "Pass what the schema describes.")
 
     def from_json(self, text: str) -> Any:
         """Return the value that `to_json` wrote."""
@@ -228,18 +236,20 @@ class AvroSerializer:
             (value,) = _fastavro().json_reader(io.StringIO(text), _parsed(self.schema))
         except _UNFIT as error:
             stored = text.encode(errors="replace")
-            raise unreadable(stored, "one value in Avro's JSON of the schema", str(error)) from None
+            raise unreadable_error(
+                stored, "one value in Avro's JSON of the schema", str(error)
+            ) from None
         return value
 
 
-def _by_keys(value: Any) -> Any:
+def _in_key_order(value: Any) -> Any:
     """Return a value with dictionaries in key order, because fastavro writes maps in the order
     of the dictionary.
     """
     if type(value) is dict and all(type(key) is str for key in value):
-        return {name: _by_keys(value[name]) for name in sorted(value)}
+        return {name: _in_key_order(value[name]) for name in sorted(value)}
     if type(value) in (list, tuple):
-        return type(value)(map(_by_keys, value))
+        return type(value)(map(_in_key_order, value))
     return value
 
 
@@ -318,7 +328,7 @@ class JsonSerializer:
                 value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
             ).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise _reject(
+            raise _rejected_error(
                 self, f"{value!r:.80} can't be JSON: {error}.", "Pass what JSON can represent."
             ) from None
         if type(value) is not str and not _is_json(value):
@@ -326,14 +336,16 @@ class JsonSerializer:
                 f"{value!r:.80} would not be read as it was written: JSON has no tuples, and only"
                 " strings as keys."
             )
-            raise _reject(self, problem, "Pass lists, and dictionaries with strings as keys.")
+            raise _rejected_error(
+                self, problem, "Pass lists, and dictionaries with strings as keys."
+            )
         return stored
 
     def from_bytes(self, stored: bytes) -> Any:
         try:
             return json.loads(stored.decode(), parse_constant=_reject_constant)
         except (ValueError, RecursionError) as error:
-            raise unreadable(stored, "JSON", str(error)) from None
+            raise unreadable_error(stored, "JSON", str(error)) from None
 
 
 @validated
@@ -361,7 +373,7 @@ class ModelSerializer(Generic[M]):
     def to_bytes(self, value: M) -> bytes:
         """Return the model in JSON. Raises an error if it would not be read as it was written."""
         if not isinstance(value, self.model):
-            raise _reject(
+            raise _rejected_error(
                 self,
                 f"{value!r:.80} is not a {self.model.__name__}.",
                 f"Pass a {self.model.__name__}.",
@@ -369,15 +381,15 @@ class ModelSerializer(Generic[M]):
         try:
             stored = value.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
         except (PydanticSerializationError, UnicodeEncodeError) as error:
-            raise _reject(
+            raise _rejected_error(
                 self, f"{value!r:.80} can't be JSON: {error}.", "Pass what JSON can represent."
             ) from None
         try:
             read = self.model.model_validate_json(stored)
         except ValidationError as error:
-            raise self._changed(value, "; ".join(validation_problems(error))) from None
+            raise self._changed_error(value, "; ".join(validation_problems(error))) from None
         if value != read and not _is_same_json(value, read):
-            raise self._changed(value, f"it would be {read!r:.80}")
+            raise self._changed_error(value, f"it would be {read!r:.80}")
         return stored
 
     def from_bytes(self, stored: bytes) -> M:
@@ -385,13 +397,13 @@ class ModelSerializer(Generic[M]):
         try:
             return self.model.model_validate_json(stored)
         except ValidationError as error:
-            raise unreadable(
+            raise unreadable_error(
                 stored, f"a {self.model.__name__}", "; ".join(validation_problems(error))
             ) from None
 
-    def _changed(self, value: M, how: str) -> SerializationError:
+    def _changed_error(self, value: M, how: str) -> SerializationError:
         """Return the error for an object that would not be read as it was written."""
-        return _reject(
+        return _rejected_error(
             self,
             f"{value!r:.80} would not be read as it was written: {how}.",
             f"Pass a {self.model.__name__} that its JSON describes: finite numbers (or"

@@ -88,7 +88,7 @@ class OpenTable(Generic[K, V]):
     def segment(self, partition: int) -> TableSegment:
         """Return the segment of a partition."""
         opened = self._segments.get(partition)
-        if opened is None:  # of two threads that open it at once, one gets the other's
+        if opened is None:  # two threads that open it at once both get the one stored first
             opened = self._segments.setdefault(partition, self.backend.open(self.id, partition))
         return opened
 
@@ -419,7 +419,7 @@ class KeyValueTable(Generic[K, V]):
         """Return the entries of table keys, in their order; `prefixes` are those of their
         families, b"" without one.
         """
-        places: dict[int, list[int]] = {}
+        places: dict[int, list[int]] = {}  # by partition, the indices of its keys
         # `prefixes` may be endless.
         for place, (prefix, key) in enumerate(zip(prefixes, keys, strict=False)):
             places.setdefault(self._coder.partition(prefix, key), []).append(place)
@@ -479,7 +479,7 @@ class KeyValueTable(Generic[K, V]):
         state: IteratorState | None,
     ) -> TablePages[T]:
         """Return the pages of an iteration, whose items `make` makes of the stored ones; after
-        `state`, if that is given.
+        `state`, if that is given. Raises ConfigurationError for an invalid page size.
         """
         size = iteration.page_size
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:

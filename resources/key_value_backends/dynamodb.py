@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -218,7 +218,9 @@ class DynamoDbSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
-        """Apply the changes; a repeated request first finds out what the earlier ones did."""
+        """Apply the changes; a repeated request first finds out what the earlier ones did. Then
+        purge a part of the list of families if that is due.
+        """
         with self._report_foreign_items():
             number: int | None = 0
             if repeated:
@@ -290,6 +292,7 @@ class DynamoDbSegment:
         """Add the entries of up to 100 keys to `into`.
 
         Keys that DynamoDB leaves out for lack of capacity are requested again, with growing pauses.
+        Raises TableUnavailableError if that takes too long.
         """
         calls = self._calls
         patience = Patience(_PATIENCE)
@@ -297,13 +300,13 @@ class DynamoDbSegment:
         attributes = "s, v"
         if values:
             attributes = "s, v, d"
-        key_of = table_key_of
         if len({item["h"]["B"] for item in left}) == 1:
             # All items have the same hash key, so it is not requested: boto3 spends time on every
             # attribute.
             by_sort_key = {item["s"]["B"]: key for item, key in zip(left, keys, strict=True)}
-            key_of = lambda item: by_sort_key[item["s"]["B"]]  # noqa: E731
+            key_of: Callable[[Any], bytes] = lambda item: by_sort_key[item["s"]["B"]]  # noqa: E731
         else:
+            key_of = table_key_of
             attributes = f"h, {attributes}"
         while True:
             request: Any = {
@@ -340,18 +343,18 @@ class DynamoDbSegment:
             # Most pages begin in a family with enough entries for the page, so the list of families
             # is not read.
             yield (layout.in_family(begun, within),)
-        listed = layout.families(
+        family_list = layout.families(
             within if begun is None else KeyRange(key_after_family(begun), within.end)
         )
-        together = 1
+        group_size = 1
         after = None
-        while listed is not None:
-            answer = await self._calls.query(listed, "s", _FAMILIES_LISTED, after)
+        while family_list is not None:
+            answer = await self._calls.query(family_list, "s", _FAMILIES_LISTED, after)
             families = [layout.in_family(item["s"]["B"], within) for item in answer["Items"]]
             while families:
-                yield families[:together]
-                families = families[together:]
-                together = min(_FAMILIES_AT_ONCE, together * 2)
+                yield families[:group_size]
+                families = families[group_size:]
+                group_size = min(_FAMILIES_AT_ONCE, group_size * 2)
             after = answer.get("LastEvaluatedKey")
             if after is None:
                 break
@@ -390,7 +393,8 @@ class DynamoDbSegment:
         """Apply the changes, in tries that are numbered from `number` on.
 
         No try with one of these numbers was sent before, and earlier ones are certain never to be
-        applied.
+        applied. Raises ReplyLostError if the outcome is unknown, TableUnavailableError after
+        conflicts, and what `_raise_unless_passing` raises.
         """
         patience = Patience(PATIENCE)
         term = await self._families.ensure_listed(changes)
@@ -412,7 +416,7 @@ class DynamoDbSegment:
                 self._raise_unless_passing(answer)
             if not await patience.wait():
                 raise self._contended()
-            # The next try gets a new number: that of this one is taken by another request
+            # The next try gets a new number: the number of this try is taken by another request
             # (TOKEN_TAKEN), or a server that remembers cancelled tries would cancel it for ever.
             number += 1
             term = await self._families.ensure_listed(changes)
@@ -421,7 +425,8 @@ class DynamoDbSegment:
         """Return the number of the next try of a write whose reply was lost; None if the write was
         applied.
 
-        If a number is returned, it is certain that no earlier try will be applied any more.
+        If a number is returned, it is certain that no earlier try will be applied any more. Raises
+        ReplyLostError if the outcome is still unknown.
         """
         last = self._lost.get(token)
         number = 0
@@ -460,6 +465,7 @@ class DynamoDbSegment:
         be determined.
         """
         patience = Patience(PATIENCE)
+        # The answers to the request that uses up the token which say that the try can't be applied.
         ends: list[TransactionAnswer | Cancelled] = [TransactionAnswer.APPLIED]
         while True:
             answer = await self._send(token, number, term, *map(self._action, changes))
@@ -489,6 +495,7 @@ class DynamoDbSegment:
 
     def _ends_copies(self, answer: TransactionAnswer | Cancelled, *, sent_here: bool) -> bool:
         """Return whether the answer to a copy of a try says that no copy can be applied any more.
+        Learns the gate's term if it is newer.
 
         Raises KeyValueTableSealedError for a sealed table, and ReplyLostError if the try was sent
         through another handle: an earlier one may have been applied.
@@ -508,7 +515,9 @@ class DynamoDbSegment:
     async def _send(
         self, token: bytes, number: int, term: int, *actions: Item
     ) -> TransactionAnswer | Cancelled:
-        """Send try `number`, from 0, of a write; its families were listed at `term`."""
+        """Send try `number`, from 0, of a write; its families were listed at `term`. Raises
+        ReplyLostError without an answer.
+        """
         check = {
             "TableName": self._calls.name,
             "Key": self._layout.gate(_gate_number(token)),

@@ -107,8 +107,10 @@ class TableCalls:
         """Return what `do` returns for the client; an event loop calls it in a thread. Raises
         boto3's errors.
         """
-        mine = self._open.here()
-        return await segment.in_thread(lambda: mine.threads, partial(mine.run, do))
+        client_threads = self._open.here()
+        return await segment.in_thread(
+            lambda: client_threads.threads, partial(client_threads.run, do)
+        )
 
     async def at_once(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Return the results of concurrent coroutines, in their order."""
@@ -146,10 +148,11 @@ class TableCalls:
         """Close the client, and its threads once their requests have ended; the next call opens
         them again.
         """
-        mine = self._open.take()
-        if mine is not None:
+        client_threads = self._open.take()
+        if client_threads is not None:
             await segment.in_thread(
-                partial(segment.threads, "key-value-closing", 4), partial(mine.end, wait=True)
+                partial(segment.threads, "key-value-closing", 4),
+                partial(client_threads.end, wait=True),
             )
 
 
@@ -199,7 +202,7 @@ class Patience:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._until: float | None = None
-        self._bound = _FIRST_PAUSE
+        self._bound = _FIRST_PAUSE  # of the last pause, in seconds
 
     async def wait(self) -> bool:
         """Pause before the next attempt; return False, at once, if the time is up."""
@@ -270,7 +273,7 @@ LIMITS = SegmentLimits(
     request=4_000_000,  # of 4 MiB: names, versions and hash keys count too
 )
 
-# Table keys: they begin with the length of a family, or with that of a key without one, negated.
+# Table keys begin with the length of their family or, without one, the negated length of the key.
 _FIRST_FAMILY = b"\0\1"
 _AFTER_FAMILIES = b"\x80\0"
 _EMPTY_KEY = b"\0\0"
@@ -332,8 +335,8 @@ class SegmentLayout:
         return _item_key(self._gate_hash(number), b"\1")
 
     def in_family(self, prefix: bytes, within: KeyRange) -> KeyStretch:
-        """Return the stretch of a family's entries that are in a range; it has at least one
-        possible key of them.
+        """Return the stretch of a family's entries that are in a range, which has at least one
+        possible key of the family.
         """
         lowest = b""
         if within.start.startswith(prefix):
@@ -466,8 +469,8 @@ class FamilyList:
         self._calls = calls
         self._layout = layout
         self._known = _KnownFamilies(0, set())
-        # Starts at random, so that many processes that add a few each purge as often as one that
-        # adds many.
+        # How many families were added since the last purge. It starts at random, so that many
+        # processes that add a few each purge as often as one that adds many.
         self._new = random.randrange(PURGE_AFTER)
 
     async def ensure_listed(self, changes: Sequence[SegmentChange]) -> int:

@@ -80,8 +80,8 @@ class PostgresStatements:
         self.rows = rows = sql.Identifier(schema, name).as_string(None)
         tokens = sql.Identifier(schema, f"{name}_tokens").as_string(None)
         columns = "(address, version, value)"
-        first = f"WITH token AS (INSERT INTO {tokens} (token) VALUES ($2::bytea) RETURNING 1)"
-        then = f"INSERT INTO {tokens} (token) SELECT $2::bytea FROM done"
+        token_first = f"WITH token AS (INSERT INTO {tokens} (token) VALUES ($2::bytea) RETURNING 1)"
+        token_then = f"INSERT INTO {tokens} (token) SELECT $2::bytea FROM done"
         self.get = f"SELECT {ENTRY} FROM {rows} WHERE address = $1"
         self.get_version = f"SELECT {ENTRY_WITHOUT_VALUE} FROM {rows} WHERE address = $1"
         self.get_many = f"SELECT {ENTRY} FROM {rows} WHERE address = ANY ($1)"
@@ -90,26 +90,26 @@ class PostgresStatements:
         )
         # The later of two concurrent writes wins.
         self.put = (
-            f"{first} INSERT INTO {rows} {columns} SELECT $1::bytea, $3::bytea, $4::bytea FROM"
-            " token ON CONFLICT (address) DO UPDATE SET version = excluded.version, value ="
+            f"{token_first} INSERT INTO {rows} {columns} SELECT $1::bytea, $3::bytea, $4::bytea"
+            " FROM token ON CONFLICT (address) DO UPDATE SET version = excluded.version, value ="
             " excluded.value"
         )
         # Waits for a concurrent insertion or removal of the key, whose outcome decides.
         self.insert = (
             f"WITH done AS (INSERT INTO {rows} {columns} VALUES ($1, $3, $4) ON CONFLICT DO NOTHING"
-            f" RETURNING 1) {then}"
+            f" RETURNING 1) {token_then}"
         )
         # Waits for a concurrent change of the key, then checks the version again.
         self.replace = (
             f"WITH done AS (UPDATE {rows} SET version = $3, value = $4 WHERE address = $1 AND"
-            f" version = $5 RETURNING 1) {then}"
+            f" version = $5 RETURNING 1) {token_then}"
         )
         # Does not remove a key inserted after the statement began, as if the removal had come
         # first.
-        self.remove = f"{first} DELETE FROM {rows} USING token WHERE address = $1"
+        self.remove = f"{token_first} DELETE FROM {rows} USING token WHERE address = $1"
         self.remove_version = (
             f"WITH done AS (DELETE FROM {rows} WHERE address = $1 AND version = $3 RETURNING 1)"
-            f" {then}"
+            f" {token_then}"
         )
         self.batch = _batch(
             rows, f"INSERT INTO {tokens} (token) SELECT $5::bytea WHERE EXISTS (SELECT FROM fine)"
@@ -351,8 +351,8 @@ class PostgresSegmentErrors:
         """
         state = error.sqlstate
         words = " ".join(str(error).split())
-        cut = state is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
-        if cut or state == READ_ONLY:  # a session keeps the setting that it started with
+        was_cut = state is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+        if was_cut or state == READ_ONLY:  # a session keeps the setting that it started with
             wire.close()
         if state == SEALED:
             return sealed_table_error(self.table, self.label)
@@ -360,7 +360,7 @@ class PostgresSegmentErrors:
             return self.not_found()
         # Duplicate entries are handled before. So this is a duplicate token: a repeat of this
         # request has claimed it.
-        if (cut and wire.may_be_applied) or state == _DUPLICATE:
+        if (was_cut and wire.may_be_applied) or state == _DUPLICATE:
             step = (
                 "It is checked whether it was applied. If that continues, check the server and the"
                 " network."
@@ -368,7 +368,7 @@ class PostgresSegmentErrors:
             return ReplyLostError(
                 f"{self.label} at {self.server()}: the answer to a write was lost ({words}).", step
             )
-        if cut or state == _GIVEN_UP:
+        if was_cut or state == _GIVEN_UP:
             problem = f"{self.label} at {self.server()} does not answer at present ({words})."
             step = (
                 "It is retried. If that continues, check the server's log, and for long"
@@ -427,7 +427,9 @@ class PostgresSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
-        """Apply the changes in one statement, and again while others change the same keys."""
+        """Apply the changes in one statement, and again while others change the same keys. Raises
+        ConditionsFailed, and TableUnavailableError after too many conflicts.
+        """
         if repeated:
             write = self._repeat
         elif len(changes) == 1:
@@ -520,7 +522,7 @@ class PostgresSegment:
         token: bytes,
     ) -> Failing | None:
         """Return the failed conditions; {} if the changes are applied, None after a conflict
-        with others.
+        with others. Now and then deletes old tokens first.
         """
         pool = self._pool()
         wire = await pool.take()
@@ -551,13 +553,15 @@ class PostgresSegment:
         if changes_nothing:  # no statement for one key only checks it
             return await self._apply_batch(wire, changes, token)
         parameters = [self._prefix + key, token]
-        statements: dict[Any, str] = {ANYTHING: sql.remove}
-        other = sql.remove_version
-        if value is not None:
+        statements: dict[Any, str]  # by what is expected, other than a version
+        if value is None:
+            statements = {ANYTHING: sql.remove}
+            for_version = sql.remove_version
+        else:
             statements = {ANYTHING: sql.put, ABSENT: sql.insert}
-            other = sql.replace
+            for_version = sql.replace
             parameters += (version, value)
-        statement = statements.get(expected, other)
+        statement = statements.get(expected, for_version)
         if isinstance(expected, bytes):
             parameters.append(expected)
         answer = await wire.ask(statement, parameters, commits=True)
@@ -624,8 +628,9 @@ class PostgresSegment:
                     await wire.rollback()
                     return {}
                 await wire.tell(b"SAVEPOINT claimed")
-            outcome = _BatchOutcome(is_refused=False, needs_locks=True)
-            if not lock:
+            if lock:
+                outcome = _BatchOutcome(is_refused=False, needs_locks=True)
+            else:
                 outcome = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
             if outcome.needs_locks:
                 await wire.ask(self._statements.lock, parameters[:1])
@@ -633,8 +638,8 @@ class PostgresSegment:
             if outcome.is_refused and claim is None:
                 await wire.rollback()
             else:
-                # Release the locks but keep the claim, so that no late attempt is applied.
                 if outcome.is_refused:
+                    # Release the locks but keep the claim, so that no late attempt is applied.
                     await wire.tell(b"ROLLBACK TO claimed")
                 await wire.tell(b"COMMIT", commits=not outcome.is_refused)
         except BaseException:
@@ -665,8 +670,9 @@ class PostgresSegment:
 
     def _arrays(self, changes: Sequence[SegmentChange], token: bytes) -> list[bytes | None]:
         """Return the parameters of a batch's statement (`_batch`)."""
-        meant: dict[Any, Any] = {ANYTHING: None, ABSENT: b""}
-        expected = [meant.get(change.expected, change.expected) for change in changes]
+        # What `_batch` takes for an expectation other than a version.
+        parameters: dict[Any, Any] = {ANYTHING: None, ABSENT: b""}
+        expected = [parameters.get(change.expected, change.expected) for change in changes]
         addresses = self._addresses([change.key for change in changes])
         values = postgres_wire.encode_bytea_array([change.value for change in changes])
         versions = postgres_wire.encode_bytea_array(

@@ -66,11 +66,11 @@ class PostgresWire:
         self._connection = connection
         self._pg = connection.pgconn
         self._patience = patience
-        self._names: dict[str, bytes] = {}
+        self._names: dict[str, bytes] = {}  # of prepared statements, by their text
         self._rows = Transformer(connection)
         self._unread: UnreadAnswer | None = None
         self._in_loop = isinstance(connection, AsyncConnection)
-        self._near = True
+        self._near = True  # whether the last answer arrived within NEAR seconds
         self._poll = select.poll()
 
     @property
@@ -254,10 +254,10 @@ class PostgresWire:
         began = loop.time()
         ready: asyncio.Future[bool] = loop.create_future()
         socket = self._pg.socket
-        loop.add_reader(socket, _set, ready, True)
+        loop.add_reader(socket, _complete, ready, True)
         if writing:
-            loop.add_writer(socket, _set, ready, True)
-        timer = loop.call_later(self._patience, _set, ready, False)
+            loop.add_writer(socket, _complete, ready, True)
+        timer = loop.call_later(self._patience, _complete, ready, False)
         try:
             in_time = await ready
         finally:
@@ -270,7 +270,7 @@ class PostgresWire:
         return in_time
 
 
-def _set(ready: asyncio.Future[bool], in_time: bool) -> None:
+def _complete(ready: asyncio.Future[bool], in_time: bool) -> None:
     """Complete a future, unless it is already done."""
     if not ready.done():
         ready.set_result(in_time)

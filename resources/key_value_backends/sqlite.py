@@ -98,7 +98,7 @@ class SqliteConnections:
         self.busy_timeout = busy_timeout
         self._idle: list[FileConnection] = []
         self._lock = threading.Lock()
-        self._live = 0
+        self._live = 0  # how many are open, in use or idle
         with _forking:
             _all.add(self)
 
@@ -168,7 +168,7 @@ class SqliteConnections:
     def close_for_fork(self) -> None:
         """Close all connections, waiting for those in use; return once `_lock` is free.
 
-        Otherwise it would stay locked in the child.
+        A lock that a thread of the parent holds would stay locked in the child.
         """
         while True:
             self.close()
@@ -409,8 +409,8 @@ class SqliteSegment:
     def _write(
         self, execute: _Execute, changes: Sequence[SegmentChange], token: bytes
     ) -> Failing | None:
-        """Write all changes in the open transaction and return None, or return the failing
-        conditions.
+        """Write the token and all changes in the open transaction and return None, or return the
+        failing conditions. Now and then deletes old tokens first.
         """
         now = int(time.time())
         execute(self._sql.remember, (token, now))
@@ -498,8 +498,8 @@ class SqliteSegment:
     ) -> dict[bytes, StoredEntry]:
         """Return the entries of many keys, all of one moment."""
         by_key: dict[bytes, StoredEntry] = {}
-        several = len(keys) > _KEYS_AT_ONCE
-        if several:
+        needs_several_queries = len(keys) > _KEYS_AT_ONCE
+        if needs_several_queries:
             execute("BEGIN")  # so that all queries see the same moment
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             # Adjacent keys are in the same page of the file.
@@ -510,7 +510,7 @@ class SqliteSegment:
             rows = execute(self._sql.get_many(values, length), (*part, *again, self._partition))
             entries = list(map(tuple.__new__, repeat(StoredEntry), rows))
             by_key.update(zip(map(_KEY, entries), entries, strict=True))
-        if several:
+        if needs_several_queries:
             execute("COMMIT")
         return by_key
 

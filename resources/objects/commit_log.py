@@ -184,8 +184,8 @@ def retry_conflicts(decide: Callable[[], Callable[[], T]], *, attempts: int = _A
     result.
 
     After a conflict, pause and decide again. `decide` reads the current state and must be safe to
-    repeat. Its own errors are raised at once, including a `CommitConflictError`; that of the commit
-    after `attempts` (at least one).
+    repeat. Its own errors are raised at once, including a `CommitConflictError`. A conflict of the
+    commit is raised after `attempts` (at least one).
     """
     return commit_with_rebase(
         decide(), lambda commit: commit(), lambda _: decide(), attempts=attempts
@@ -234,8 +234,10 @@ class ManifestCache:
     def __init__(self) -> None:
         # Only for entering and leaving blocks: a process may fork while another thread reads.
         self._lock = threading.Lock()
-        self._entered = self._size = 0
-        self._kept: dict[str, bytes] = {}
+        self._open_blocks = 0
+        self._size = 0  # in bytes
+        self._kept: dict[str, bytes] = {}  # by key
+        # The keys of the manifests that are kept of each log, oldest first, by their folder.
         self._of_log: dict[str, deque[str]] = {}
 
     def __reduce__(self) -> tuple[type[ManifestCache], tuple[()]]:
@@ -247,13 +249,13 @@ class ManifestCache:
         total.
         """
         with self._lock:
-            self._entered += 1
+            self._open_blocks += 1
         try:
             yield
         finally:
             with self._lock:
-                self._entered -= 1
-                if not self._entered:
+                self._open_blocks -= 1
+                if not self._open_blocks:
                     self._clear()
 
     def find(self, key: str) -> bytes | None:
@@ -262,7 +264,7 @@ class ManifestCache:
 
     def add(self, key: str, manifest: bytes) -> None:
         """Keep a manifest, if a block is open."""
-        if not self._entered or key in self._kept:
+        if not self._open_blocks or key in self._kept:
             return
         if self._size + len(manifest) > _KEPT_BYTES:
             self._clear()
@@ -310,10 +312,10 @@ class CommitLog:
         kind: str,
         *,
         clock: Callable[[], datetime] = utc_now,
-        kept: ManifestCache | None = None,
+        cache: ManifestCache | None = None,
     ) -> None:
         self.store = store
-        self._kept = kept or ManifestCache()
+        self._cache = cache or ManifestCache()
         self.prefix = check_key(prefix)
         self.kind = check_name("kind", kind)
         self.now = clock
@@ -360,7 +362,7 @@ class CommitLog:
         Leaves out manifests that can't be read, and numbers with several manifests: only one of
         these won the race, and only its successor tells which.
         """
-        numbered: dict[int, list[str]] = defaultdict(list)
+        numbered: dict[int, list[str]] = defaultdict(list)  # the keys of manifests
         for item in self.store.list(f"{self.prefix}/manifests/"):
             text = item.key.rsplit("/", 1)[-1].partition("-")[0]
             if text.isdecimal() and int(text) < number:
@@ -391,12 +393,12 @@ class CommitLog:
             )
             step = "It may have been copied or renamed: restore the original object."
             raise errors.MalformedDocumentError(problem, step, document=manifest_key)
-        self._kept.add(manifest_key, data)
+        self._cache.add(manifest_key, data)
         return _commit_of(manifest, manifest_key)
 
     def _read_manifest(self, manifest_key: str) -> bytes:
         """Return the bytes of a manifest, from the cache if it is kept."""
-        return self._kept.find(manifest_key) or self.store.get(manifest_key).data
+        return self._cache.find(manifest_key) or self.store.get(manifest_key).data
 
     def history(self, limit: int | None = None) -> Iterator[Commit]:
         """Yield the current commit, its parent and so on, until a manifest has been deleted by
@@ -418,7 +420,7 @@ class CommitLog:
         current = found.pointer.number
         if current <= MANIFESTS_KEPT:
             return []
-        # "0": the key is before those of all commits of this number.
+        # With the id "0", the key sorts before all manifests of this number.
         first_kept = self.manifest_key(current - MANIFESTS_KEPT, "0")
 
         def is_old(item: ObjectInfo) -> bool:
@@ -507,7 +509,7 @@ class CommitLog:
                     raise errors.ConfigurationError(problem, step, argument="commit_id") from None
 
         call_in_threads(*checks, store_manifest, at_once=requests_at_once(self.store))
-        self._kept.add(key, data)
+        self._cache.add(key, data)
         etag = self._swap(expected, pointer)
         return replace(_commit_of(manifest, key), etag=etag)
 
@@ -544,7 +546,8 @@ class CommitLog:
 
     def _swap(self, expected: str | None, pointer: Pointer) -> str | None:
         """Replace the pointer and return its new ETag; None if that succeeded but others have
-        committed since.
+        committed since. Raises CommitConflictError, and CommitStateUnknownError if the outcome is
+        unknown.
         """
         data = encode_document(pointer)
         problem: Exception | None = None
@@ -648,7 +651,9 @@ class CommitLog:
         return errors.CommitStateUnknownError(problem, step, prefix=self.prefix)
 
     def _read_pointer(self) -> _StoredPointer | None:
-        """Return the pointer and its ETag, None before the first commit."""
+        """Return the pointer and its ETag, None before the first commit. Raises
+        MalformedDocumentError.
+        """
         try:
             stored = self.store.get(self.pointer_key)
         except errors.ObjectNotFoundError:
@@ -670,7 +675,7 @@ class CommitLog:
 
     def _read_current(self, found: _StoredPointer) -> Commit:
         """Return the commit that this pointer names, or that the pointer names now if others have
-        committed since.
+        committed since. Raises MalformedDocumentError if its manifest is missing.
         """
         try:
             commit = self.read(found.pointer.manifest)

@@ -349,8 +349,8 @@ class Fence:
         self._held.until = None
 
     def _read_deadline(self) -> Deadline:
-        """Return until when the lease holds, by its age; wait a while for the driver to renew it
-        if it has expired.
+        """Return until when the lease holds, by its age; wait a while for the driver to renew it if
+        it has expired. Raises RunLeaseLostError if that does not happen.
         """
         lease = (self._store.url, self._key, self._holder)
         known = _KNOWN.get(lease)
@@ -361,7 +361,7 @@ class Fence:
             began = read_clocks()
             cause: errors.AdjunctError | None = None
             try:
-                left = self._read_rest()
+                left = self._read_seconds_left()
                 problem = f"it expired {timedelta(seconds=round(-left))} ago and was not renewed"
             except errors.RunLeaseLostError:
                 raise
@@ -377,7 +377,7 @@ class Fence:
                 raise lease_lost_error(self.application, self.run, problem) from cause
             time.sleep(_PAUSE)
 
-    def _read_rest(self) -> float:
+    def _read_seconds_left(self) -> float:
         """Return for how many seconds the lease still holds; raise if it is not that of this
         run.
         """

@@ -45,7 +45,7 @@ from dagster_adjunct.resources.validation import validated, validated_methods
 
 def describe_store(url: str, s3: S3Options | None = None) -> StoreDescriptor:
     """Return the descriptor of the store at a URL: `s3://BUCKET/PREFIX`, a folder or
-    `memory://NAME`.
+    `memory://NAME`. Raises ConfigurationError for another scheme.
     """
     if url.startswith("memory://"):
         return MemoryDescriptor(url, s3)
@@ -110,7 +110,7 @@ def _write_and_verify(
 
     A write with an unknown outcome (StoreUnavailableError) that did not happen is tried once more.
     """
-    for last in (False, True):
+    for is_last in (False, True):
         try:
             return write()
         except (
@@ -124,7 +124,7 @@ def _write_and_verify(
                     return stored.etag
             if not isinstance(error, errors.StoreUnavailableError):
                 return None
-            if last:
+            if is_last:
                 raise
     raise AssertionError("unreachable")
 
@@ -186,7 +186,9 @@ class LakeSettings(BaseSettings):
 
 
 def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> ObjectStore:
-    """Return the store at a lake's URL (default: ADJUNCT_LAKE, else `.adjunct/lake`)."""
+    """Return the store at a lake's URL (default: ADJUNCT_LAKE, else `.adjunct/lake`). Raises
+    ConfigurationError for an invalid URL.
+    """
     named = os.fspath(url) if url is not None else os.environ.get("ADJUNCT_LAKE") or DEFAULT_LAKE
     place, options = _read_lake_url(named, settings)
     try:
@@ -346,6 +348,7 @@ class LakeCreation:
                 self._exists = True
 
 
+# The methods of a store before which a missing lake is created.
 _CREATES = WRITES - {"delete", "delete_many"} | {"staging_dir"}
 
 
@@ -440,7 +443,7 @@ class Lake:
 
     def commit_log(self, prefix: str, kind: str) -> CommitLog:
         """Return the commit log below `prefix`."""
-        return CommitLog(self.store, prefix, kind, clock=self.now, kept=self.manifests)
+        return CommitLog(self.store, prefix, kind, clock=self.now, cache=self.manifests)
 
     def __reduce__(self) -> tuple[object, tuple[StoreDescriptor, str, bool]]:
         return (_reopen, (self.store.descriptor, self.id, self.shared))

@@ -151,25 +151,25 @@ class LocalStore(ObjectStore):
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         path = self._path(key)
         with self._temporary_file(key, data) as temporary, self._lock(key):
-            there = _object_info(key, path)
-            if there is None or there.etag != etag:
-                raise store.etag_error(self.url, key, there, etag)
+            found = _object_info(key, path)
+            if found is None or found.etag != etag:
+                raise store.etag_error(self.url, key, found, etag)
             return self._replace(temporary, path, key)
 
     @_translates_os_errors
     def upload(self, path: Path, key: str) -> str:
         target = self._path(key)
-        staged = path.absolute().parent == self.staging_dir()
-        copy = path.absolute() if staged else self._new_temporary(key)
+        is_staged = path.absolute().parent == self.staging_dir()
+        copy = path.absolute() if is_staged else self._new_temporary(key)
         try:
-            if not staged:
+            if not is_staged:
                 # A link would let later writes to the caller's file change the object.
                 shutil.copyfile(path, copy)
             with copy.open("rb") as file:
                 os.fsync(file.fileno())
             return self._create(copy, target, key)
         finally:
-            if not staged:
+            if not is_staged:
                 copy.unlink(missing_ok=True)
 
     @_translates_os_errors
@@ -244,9 +244,9 @@ class LocalStore(ObjectStore):
         problem = f"the file system of {self.url} failed at {what}: {reason}."
         # An object is made by the link or the rename at the end of a request, which need room
         # themselves.
-        full = errors.needs_room(error)
+        is_full = errors.needs_room(error)
         return errors.StoreUnavailableError(
-            problem, step, url=self.url, without_effect=full, needs_action=full
+            problem, step, url=self.url, without_effect=is_full, needs_action=is_full
         )
 
     def _open(self, key: str) -> BufferedReader:
@@ -331,7 +331,7 @@ class LocalStore(ObjectStore):
             except FileNotFoundError:
                 if not temporary.exists():
                     raise
-                # Otherwise a delete removed the empty folder that we had just created.
+                # Otherwise a delete removed the empty folder that we had just created: try again.
 
     def _link(self, temporary: Path, path: Path, key: str) -> None:
         """Link a temporary file to its name. Raises ObjectExistsError if that exists."""
@@ -365,6 +365,7 @@ class LocalStore(ObjectStore):
             except FileNotFoundError:
                 if not temporary.exists():
                     raise
+                # As in `_create`: try again.
 
     @contextlib.contextmanager
     def _folder_of(self, path: Path, key: str) -> Iterator[int]:
@@ -436,7 +437,9 @@ def _object_info(key: str, path: Path) -> ObjectInfo | None:
 
 
 def _etag_of(path: Path) -> str:
-    """Return the ETag of a file that no one else writes; it is the same under another name."""
+    """Return the ETag of a file that no one else writes; it is the same under another name. Raises
+    FileNotFoundError.
+    """
     info = _object_info("", path)
     if info is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

@@ -256,15 +256,15 @@ def list_objects(
 
     `send` calls the function that it gets, which requests one page, and may retry it.
     """
-    more: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
+    arguments: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
     if after:
-        more["StartAfter"] = after
+        arguments["StartAfter"] = after
     while True:
-        page = send(partial(client.list_objects_v2, **more))
+        page = send(partial(client.list_objects_v2, **arguments))
         yield from page.get("Contents", [])
         if not page.get("IsTruncated"):
             return
-        more["ContinuationToken"] = page["NextContinuationToken"]
+        arguments["ContinuationToken"] = page["NextContinuationToken"]
 
 
 _MOST_PARTS = 10_000
@@ -296,12 +296,12 @@ def upload_multipart(
         parts = _send_parts(
             client, path, size, part_size, {**at, "UploadId": upload_id}, options, request
         )
-        whole: Any = {
+        completion: Any = {
             "UploadId": upload_id,
             "MultipartUpload": {"Parts": parts},
             "IfNoneMatch": "*",
         }
-        return send_request(request, partial(client.complete_multipart_upload, **at, **whole))[
+        return send_request(request, partial(client.complete_multipart_upload, **at, **completion))[
             "ETag"
         ]
     except BaseException:
@@ -599,7 +599,9 @@ class S3Store(ObjectStore):
 
 
 def create_s3_client(options: S3Options, request: S3Request) -> S3Client:
-    """Return a new client without retries; `request` describes its purpose in errors."""
+    """Return a new client without retries; `request` describes its purpose in errors. Raises
+    ConfigurationError for an endpoint that is not the URL of a server.
+    """
     from botocore.config import Config
 
     config = Config(

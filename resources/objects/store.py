@@ -302,13 +302,10 @@ def delete_holds(
     call does it.
     """
     listed = Deadline(read_clocks(), _FRESH_LISTING)
-    holds = {
-        item.key.removeprefix(prefix).removesuffix(".json"): item
-        for item in store.list(prefix)
-        if item.key.endswith(".json")
-    }
-    released = list(holds)
-    if keep is not None and holds:
+    holds = _list_holds(store, prefix)
+    if keep is None or not holds:
+        released = list(holds)
+    else:
         limit = max(item.modified for item in holds.values()) - _RECENT_HOLD
         old = [name for name, item in holds.items() if item.modified < limit]
         needed = keep() if old else ()
@@ -317,6 +314,15 @@ def delete_holds(
             return ()
     store.delete_many(holds[name].key for name in released)
     return tuple(released)
+
+
+def _list_holds(store: ObjectStore, prefix: str) -> dict[str, ObjectInfo]:
+    """Return a holder's holds by name; `prefix` is that of `holder_prefix`."""
+    return {
+        item.key.removeprefix(prefix).removesuffix(".json"): item
+        for item in store.list(prefix)
+        if item.key.endswith(".json")
+    }
 
 
 def requests_at_once(store: ObjectStore) -> int:
@@ -394,7 +400,7 @@ class InMemoryStore(ObjectStore):
 
     def __init__(self, name: str = "") -> None:
         self._name = name or uuid.uuid4().hex
-        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}  # by key, bytes and metadata
         self._lock = threading.Lock()
         self._staging: tempfile.TemporaryDirectory[str] | None = None
         InMemoryStore._alive[self.url] = self

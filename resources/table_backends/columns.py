@@ -423,7 +423,7 @@ def _simple_checker(kind: str) -> Callable[[Any], Any]:
 
 
 def integer_bits(column: Column) -> int:
-    """The width of the column's integers in bits."""
+    """The width of the column's integers in bits; 64 for columns of other types."""
     if column.type in _INTEGERS:
         return _INTEGERS[column.type].bits
     return 64

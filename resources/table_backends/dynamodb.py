@@ -79,7 +79,7 @@ def resolve_table_key(
 
     `key` is the declared key, with None for types that only the table knows; SchemaMismatchError if
     the table has another. With `create` a missing table is created, billed per request, with these
-    tags; `forgets` enables the time to live of its tombstones.
+    tags; `forgets` enables the time to live of its tombstones. Waits until the table can be used.
     """
     description = _describe_table(client, table)
     if description is None:
@@ -87,9 +87,9 @@ def resolve_table_key(
             problem = f"{label}: the table does not exist in {client.meta.region_name}."
             step = "Correct the name, region or endpoint, or declare the table with create=True."
             raise errors.TableNotFoundError(problem, step, table=label)
-        made = _create(client, table, key, tags or {})
+        is_own = _create(client, table, key, tags or {})
         description = _wait_until_active(client, label, table)
-        if made and forgets:
+        if is_own and forgets:  # else whoever creates it sets that
             client.update_time_to_live(
                 TableName=table,
                 TimeToLiveSpecification={
@@ -290,7 +290,9 @@ class DynamoDbTable(StoreTable):
         return f"DynamoDbTable({self.table!r}, key={self.key}, {where})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The declaration as plain values, without secrets."""
+        """The declaration as plain values, without secrets. Raises ConfigurationError if it has a
+        boto3 session.
+        """
         if self.session is not None:
             problem = (
                 f"{self._label} has a boto3 session, which may hold secrets and can't be"
@@ -416,13 +418,14 @@ class DynamoDbTable(StoreTable):
 
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""
-        mine = self._open.take()
-        if mine is not None:
-            await asyncio.to_thread(mine.end, wait=True)
+        open_client = self._open.take()
+        if open_client is not None:
+            await asyncio.to_thread(open_client.end, wait=True)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         """Read, or write by requests for many entries where nothing is conditional, else by one for
-        each key.
+        each key. Raises ConfigurationError for idempotent writes to a table without declared
+        columns.
         """
         reads = operation.kind is OperationKind.GET
         try:
@@ -456,20 +459,20 @@ class DynamoDbTable(StoreTable):
         """Return what sends this event loop's requests, connected first if need be; with `make`, a
         missing table is created if it is declared so.
         """
-        mine = self._open.here()
-        if mine.live is None:
+        open_client = self._open.here()
+        if open_client.live is None:
             await asyncio.get_running_loop().run_in_executor(
-                mine.threads, self._connect, mine, make
+                open_client.threads, self._connect, open_client, make
             )
-        assert mine.live is not None
-        return mine.live
+        assert open_client.live is not None
+        return open_client.live
 
-    def _connect(self, mine: _OpenClient, make: bool) -> None:
-        """Set `mine.live`, unless another thread has. With `make`, a missing table is created if it
-        is declared so.
+    def _connect(self, open_client: _OpenClient, make: bool) -> None:
+        """Set `open_client.live`, unless another thread has. With `make`, a missing table is
+        created if it is declared so.
         """
-        with mine.opening:
-            if mine.live is not None:
+        with open_client.opening:
+            if open_client.live is not None:
                 return
             client = self.connection.client(self._label, self.threads)
             try:
@@ -488,7 +491,9 @@ class DynamoDbTable(StoreTable):
                 raise
             codec = ItemCodec(self._label, key, None if self.columns is None else self._declared)
             forgets = self.forget_deleted_after
-            mine.live = TableRequests(client, self.table, codec, self.consistent_reads, forgets)
+            open_client.live = TableRequests(
+                client, self.table, codec, self.consistent_reads, forgets
+            )
 
     def _translated(self, request: Callable[[], T]) -> T:
         """Return the result of a blocking request; errors of boto3 become ours."""
@@ -524,21 +529,21 @@ class DynamoDbTable(StoreTable):
         for another reason, the earlier entries get its problem; if it is done, so are they.
         """
         problems: Problems = dict(valid.problems)
-        left = _group_by_key(valid.entries)
-        while left:
-            last = [entries.pop() for entries in left]
+        groups_left = _group_by_key(valid.entries)
+        while groups_left:
+            last = [entries.pop() for entries in groups_left]
             parts = _parts(last, dynamodb_requests.WRITES_AT_ONCE)
             await self._run_in_threads(
                 lambda part: problems.update(requests.write_batch(operation.kind, part)), parts
             )
-            written = left
-            left = []
+            written = groups_left
+            groups_left = []
             for entry, earlier in zip(last, written, strict=True):
                 problem = problems.get(entry.place)
                 if problem is not None and problem.state is not State.REFUSED:
                     problems.update({other.place: problem for other in earlier})
                 elif problem is not None and earlier:
-                    left.append(earlier)
+                    groups_left.append(earlier)
         return Outcomes(len(operation), problems=problems)
 
     async def _write_keys(

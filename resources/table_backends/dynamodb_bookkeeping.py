@@ -72,7 +72,7 @@ class FencedWrites:
 
     def announce(self) -> None:
         """Raise the epoch to that of this run. RunLeaseLostError if a later run has begun."""
-        self._send([self._raise(number) for number in range(_ITEMS)])
+        self._send([self._raising_action(number) for number in range(_ITEMS)])
 
     def send(self, actions: Sequence[dict[str, Any]]) -> Sequence[Reason] | None:
         """Carry out all actions ({"Put": {…}} and so on) or none.
@@ -81,11 +81,12 @@ class FencedWrites:
         run has begun, and what boto3 raises. Transactions that conflict with others are sent again
         a few times.
         """
-        return self._send([self._check(), *actions])
+        return self._send([self._checking_action(), *actions])
 
     def _send(self, actions: Sequence[dict[str, Any]]) -> Sequence[Reason] | None:
         """Send a transaction until it does not conflict with others; return None if it is done,
-        else the reasons of all actions but the first.
+        else the reasons of all actions but the first, which is on an epoch. Raises
+        RunLeaseLostError if the run may have lost its lease.
         """
         for turn in range(_MAX_CONFLICTS):
             self.fence.check()
@@ -121,6 +122,7 @@ class FencedWrites:
             if request["TableName"] != self.table or reason["Code"] != FAILED_CONDITION:
                 continue
             stored = (reason.get("Item") or {}).get(EPOCH)
+            # Raises if it is that of a later run.
             must_raise_epoch(self.label, None if stored is None else int(stored["N"]), self.fence)
             problem = (
                 f"{self.label}: the epoch of this run is gone from the table {self.table}, where it"
@@ -140,20 +142,20 @@ class FencedWrites:
                 assert problem.error is not None  # its condition holds: see `_check_fences`
                 raise problem.error
 
-    def _check(self) -> dict[str, Any]:
+    def _checking_action(self) -> dict[str, Any]:
         """The action that checks one of the items with the run's epoch, drawn at random."""
         key = {NAME: {"S": f"{epoch_name(self.fence)}/{random.randrange(_ITEMS)}"}}
-        return {"ConditionCheck": {"Key": key, **self._condition("#e = :e")}}
+        return {"ConditionCheck": {"Key": key, **self._conditional_parts("#e = :e")}}
 
-    def _raise(self, number: int) -> dict[str, Any]:
+    def _raising_action(self, number: int) -> dict[str, Any]:
         """The action that raises the epoch in the item of this number, unless it is a later
         run's.
         """
         key = {NAME: {"S": f"{epoch_name(self.fence)}/{number}"}}
-        condition = self._condition("attribute_not_exists(#e) OR #e <= :e")
+        condition = self._conditional_parts("attribute_not_exists(#e) OR #e <= :e")
         return {"Update": {"Key": key, "UpdateExpression": "SET #e = :e", **condition}}
 
-    def _condition(self, condition: str) -> dict[str, Any]:
+    def _conditional_parts(self, condition: str) -> dict[str, Any]:
         """The parts of an action that has this condition; in it, #e is the stored epoch and :e the
         run's.
         """

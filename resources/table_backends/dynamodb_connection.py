@@ -108,7 +108,9 @@ class Connection:
             )
 
     def client(self, label: str, threads: int) -> DynamoDBClient:
-        """Return a client that this many threads can use at a time; it does not retry by itself."""
+        """Return a client that this many threads can use at a time; it does not retry by itself.
+        Raises ConfigurationError if boto3 can't create one.
+        """
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
@@ -186,7 +188,7 @@ def checked_sends(fence: Fence | None) -> Iterator[None]:
         yield
         return
     fence.check()
-    of_run = RUN_FENCE.set(fence)
+    token = RUN_FENCE.set(fence)
     try:
         yield
     except Exception as error:
@@ -195,7 +197,7 @@ def checked_sends(fence: Fence | None) -> Iterator[None]:
             raise lost from None
         raise
     finally:
-        RUN_FENCE.reset(of_run)
+        RUN_FENCE.reset(token)
 
 
 class _CheckedBody(io.BytesIO):
@@ -260,11 +262,11 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
         assert throttled.error is not None
         throttled.error.__cause__ = error
         return throttled
-    found = _explain(error, sent=sent)
-    known = found.kind(f"{label}: {found.what}.", found.step, table=label)
-    known.__cause__ = error
-    is_of_request = found.kind is errors.TableAccessError or code not in _OF_THE_ENTRY
-    return Problem(found.state, known, found.pause, of_request=is_of_request)
+    explanation = _explain(error, sent=sent)
+    described = explanation.kind(f"{label}: {explanation.what}.", explanation.step, table=label)
+    described.__cause__ = error
+    is_of_request = explanation.kind is errors.TableAccessError or code not in _OF_THE_ENTRY
+    return Problem(explanation.state, described, explanation.pause, of_request=is_of_request)
 
 
 def _http_status(error: BaseException) -> int:

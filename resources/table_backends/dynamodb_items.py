@@ -495,10 +495,10 @@ class ItemCodec(RowCodec):
     ) -> None:
         self.is_open = columns is None
         if columns is None:
-            known: Sequence[Column] = [Column(name, tag) for name, tag in key.items()]
+            known_columns: Sequence[Column] = [Column(name, tag) for name, tag in key.items()]
         else:
-            known = columns
-        super().__init__(label, tuple(key), known, check=encoder_for, decode=decoder_for)
+            known_columns = columns
+        super().__init__(label, tuple(key), known_columns, check=encoder_for, decode=decoder_for)
         if columns is None:
             self._check = _AnyColumn(self._check)
         self.key_types = dict(key)
@@ -594,7 +594,9 @@ class ItemCodec(RowCodec):
             super().check_order(newest_by)
 
     def column(self, name: str) -> Column:
-        """Return the column of this name; a table without declared columns has one of any name."""
+        """Return the column of this name; a table without declared columns has one of any name.
+        Raises SchemaMismatchError for a name that no record may have.
+        """
         if not self.is_open:
             return super().column(name)
         if not _is_column_name(name):
@@ -640,7 +642,9 @@ class ItemCodec(RowCodec):
         self.checked(name, value)
 
     def check_sums(self, changes: EncodedChanges, item: Item) -> None:
-        """Raise SchemaMismatchError if adding to what `item` holds would exceed a column's type."""
+        """Raise SchemaMismatchError if adding to what `item` holds would exceed a column's type, or
+        if what leads to a value inside a column is no map.
+        """
         for name, limit in changes.limits.items():
             self._check_room(name, item.get(name), changes.add[name], limit)
         for path, change in changes.inside.items():
@@ -670,12 +674,14 @@ class ItemCodec(RowCodec):
             self.sum(name, old, number)  # raises an error that names the sum
 
     def record(self, item: Item) -> dict[str, Any] | None:
-        """Return the record that an item holds; None for a tombstone."""
+        """Return the record that an item holds; None for a tombstone. Raises SchemaMismatchError
+        if values don't fit the columns, or a column is there in another case only.
+        """
         if DELETED in item:
             return None
         try:
             if not self.is_open:
-                if not item.keys() >= self.columns.keys():  # nulls are not stored
+                if not item.keys() >= self.columns.keys():  # a null column is missing, too
                     key = tuple(self.read(self.key, list(map(item.get, self.key))).values())
                     check_cases(self.table, key, item, self.names)
                 return self.read(self.names, list(map(item.get, self.names)))
@@ -750,7 +756,7 @@ def change_inside(
     change: InsideChange,
 ) -> AttributeValue:
     """Return the map `value` with the change at `names`, the rest of `path` from here on. Missing
-    maps on the way are created.
+    maps on the way are created. Raises SchemaMismatchError if what is on the way is no map.
     """
     if value is not None and not value.keys() & {"M", "NULL"}:
         problem = f"{codec.table}: an update changes {path!r}, but {value!r:.100} is no map."
@@ -769,7 +775,9 @@ def change_inside(
 
 
 def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:
-    """Return the attributes of a new record: those of `default`, with the changes applied."""
+    """Return the attributes of a new record: those of `default`, with the changes applied. Raises
+    SchemaMismatchError if they do not fit it.
+    """
     columns = {**default, **changes.set}
     try:
         for name, number in changes.add.items():

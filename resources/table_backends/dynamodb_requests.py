@@ -100,12 +100,12 @@ class Guard:
     @property
     def attributes(self) -> Item:
         """The attributes that applying the entry stores in the record's item."""
-        kept: Item = {}
+        attributes: Item = {}
         if self.time is not None:
-            kept |= {TIME: self.time, TIE: {"S": self.tie}}
+            attributes |= {TIME: self.time, TIE: {"S": self.tie}}
         if self.position is not None:
-            kept[_mark_attribute(self.source)] = {"S": self.position}
-        return kept
+            attributes[_mark_attribute(self.source)] = {"S": self.position}
+        return attributes
 
     def holds(self, item: Item) -> bool:
         """Whether the conditions hold for this item ({}: there is none), as DynamoDB evaluates
@@ -119,6 +119,8 @@ class Guard:
                 return False
         if self.time is None:
             return True
+        # Without the time of a message, the record's own counts, as older than any message of the
+        # same time.
         known = item.get(TIME) or item.get(self.column)
         if known is None:
             return True
@@ -174,16 +176,16 @@ class _Expression:
 
     key: KeyItem
     guard: Guard
-    names: dict[str, str] = field(default_factory=dict)
-    values: dict[str, AttributeValue] = field(default_factory=dict)
-    _known: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # by placeholder
+    values: dict[str, AttributeValue] = field(default_factory=dict)  # by placeholder
+    _placeholders: dict[str, str] = field(default_factory=dict)  # by name
 
     def name(self, name: str) -> str:
         """Return the placeholder of a name, the same each time."""
-        if name not in self._known:
-            short = self._known[name] = f"#{len(self._known):x}"
+        if name not in self._placeholders:
+            short = self._placeholders[name] = f"#{len(self._placeholders):x}"
             self.names[short] = name
-        return self._known[name]
+        return self._placeholders[name]
 
     def value(self, value: AttributeValue) -> str:
         """Return a new placeholder for a value."""
@@ -369,7 +371,7 @@ class _MapLevel(NamedTuple):
         """
         expression = self.expression
         if known is None or "M" not in known:
-            parts.clauses.append(self._is_absent(known))
+            parts.clauses.append(self._absence_condition(known))
             made = known
             for path in paths:
                 change = self.changes.inside[path]
@@ -380,7 +382,7 @@ class _MapLevel(NamedTuple):
             return
         parts.clauses.append(f"attribute_type({self.path}, {expression.value({'S': 'M'})})")
         members = known["M"]
-        deeper: dict[str, list[InnerName]] = {}
+        deeper: dict[str, list[InnerName]] = {}  # by member, the paths that lead into it
         for path in paths:
             name = path.names[self.depth]
             if len(path.names) == self.depth + 1:
@@ -392,7 +394,7 @@ class _MapLevel(NamedTuple):
             level = self._replace(path=f"{self.path}.{expression.name(name)}", depth=self.depth + 1)
             level.change(inner, found, parts)
 
-    def _is_absent(self, known: AttributeValue | None) -> str:
+    def _absence_condition(self, known: AttributeValue | None) -> str:
         """The condition that there is still no map: nothing, or a value of the type that was
         found.
         """
@@ -450,10 +452,10 @@ def tombstone_attributes(now: float, horizon: float | None) -> Item:
     `horizon` is for how many seconds it must stay: DynamoDB removes it some time later; with None,
     never.
     """
-    kept = {DELETED: {"N": str(int(now))}}
+    attributes = {DELETED: {"N": str(int(now))}}
     if horizon is None:
-        return kept
-    return kept | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
+        return attributes
+    return attributes | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
 
 
 def _mark_attribute(source: str) -> str:
@@ -510,8 +512,7 @@ class TableRequests:
     forever.
 
     `fence` is that of the run that writes, checked before each request. Writes to a fenced table
-    are transactions (`fenced`); then no request returns the item as it was, but one whose condition
-    has failed.
+    are transactions (`fenced`); then only a request whose condition has failed returns the item.
     """
 
     client: DynamoDBClient
@@ -557,7 +558,7 @@ class TableRequests:
         problems.
         """
         problems: Problems = {}
-        places: dict[Any, list[int]] = {}
+        places: dict[Any, list[int]] = {}  # by the identity of a key, its entries' indices
         for entry in entries:
             places.setdefault(identity_of(entry.key), []).append(entry.place)
         keys = {identity_of(entry.key): self.codec.key_item(entry.key) for entry in entries}
@@ -653,7 +654,7 @@ class TableRequests:
         place_of = dict(zip(map(self._identity_in, requests), places, strict=True))
         left = set(map(self._identity_in, unprocessed))
         if not left <= place_of.keys():
-            left = set(place_of)  # items that were not sent are named: any of these may be meant
+            left = set(place_of)  # the answer names items that were not sent: it may mean any
         problem = throttled_problem(
             self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed"
         )
@@ -762,7 +763,10 @@ class TableRequests:
     def _update(
         self, key: KeyItem, operation: Operation[Any], entry: Entry, guard: Guard
     ) -> _Written:
-        """Update the record, or put its default with the changes if there is none."""
+        """Update the record, or put its default with the changes if there is none; MISSING without
+        a default. Of a late update at most what it adds and appends is applied (`_add_late`).
+        Raises SchemaMismatchError if the changes do not fit the record.
+        """
         codec = self.codec
         changes = codec.encode_changes(entry.value)
         default = self._default_of(key, operation.entries, entry)
@@ -805,7 +809,9 @@ class TableRequests:
         return Problem(State.FAILED, error)
 
     def _update_or_begin(self, key: KeyItem, changes: EncodedChanges, guard: Guard) -> _Written:
-        """Update the record, or create it from the changes, in one request."""
+        """Update the record, or create it from the changes, in one request. Raises
+        SchemaMismatchError if a sum is too large; a late update is left to `_add_late`.
+        """
         answer = self._send(update_or_begin_item(key, changes, guard))
         if not answer.failed:
             return _Written(put_default=not answer.present)
@@ -848,9 +854,10 @@ class TableRequests:
     def _add_to_newer(
         self, key: KeyItem, late: EncodedChanges, of_source: Guard, guard: Guard, answer: _Answer
     ) -> Problem | None:
-        """Apply the late part of an update to the record in `answer`, that of the write before
-        which failed or has stored the mark; if there is none, or the mark of the source does not
-        allow it (`of_source`), skip it. `guard` is that of the whole update.
+        """Apply the late part of an update to the record in `answer`; skip it if there is none, or
+        the mark of the source does not allow it (`of_source`). `answer` is that of the write
+        before, whose condition failed or which has stored the mark; `guard` that of the whole
+        update.
         """
         for _ in range(_MAX_CONFLICTS):
             if not answer.present or not of_source.holds(answer.item):
@@ -908,7 +915,8 @@ class TableRequests:
     def _rejected(self, reason: Reason) -> Problem:
         """Return the problem of the only write of a cancelled transaction, for this reason."""
         problem = problem_from_reason(self.label, reason)
-        assert problem is not None  # the other action is the check: `FencedWrites.send` raises
+        # If the other action, the check of the epoch, is the reason, `FencedWrites.send` raises.
+        assert problem is not None
         return problem
 
 

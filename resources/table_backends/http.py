@@ -104,9 +104,7 @@ def error_from_response(
         )
     is_redirected = status < 400
     concerns_all_records = is_redirected or status in (401, 403, 405, 407)
-    kind = errors.TableError
-    if concerns_all_records:
-        kind = errors.TableAccessError
+    kind = errors.TableAccessError if concerns_all_records else errors.TableError
     return kind(
         f"{what} was rejected with {status}{beginning}.",
         "Correct the request or the declaration.",
@@ -224,7 +222,7 @@ class _Client(NamedTuple):
 
 async def _check_before_sending(event: str, info: object) -> None:
     """Look at the run's lease once more when the connection is there, whose making may have been
-    paused.
+    paused. Raises RunLeaseLostError if the run may have lost its lease.
     """
     if event.endswith(".send_request_headers.started"):
         await functions.check_run_fence()
@@ -282,7 +280,7 @@ class HttpTable(
             parts = urlsplit(self.base_url)
             parts.port  # noqa: B018 - which may be none
         except ValueError:
-            parts = urlsplit("")
+            parts = urlsplit("")  # has no scheme: rejected below
         is_server = parts.scheme in ("http", "https") and parts.hostname
         if not is_server or parts.query or parts.fragment:
             raise errors.ConfigurationError(
@@ -380,7 +378,9 @@ class HttpTable(
     # -- overridden for other services
 
     def path_of(self, key: Key) -> str:
-        """The path of the key's resource, which is appended to the base URL."""
+        """The path of the key's resource, which is appended to the base URL. Raises
+        SchemaMismatchError for a key with which it would be that of another resource.
+        """
         if len(self.key) == 1:
             parts = (key,)
         else:
@@ -406,7 +406,9 @@ class HttpTable(
         return "/".join(segments)
 
     def encode(self, record: Record) -> bytes:
-        """The body of a put or an update: the record, or the changed columns, as JSON."""
+        """The body of a put or an update: the record, or the changed columns, as JSON. Raises
+        SchemaMismatchError if JSON does not hold it.
+        """
         try:
             return json.dumps(dict(record), allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
@@ -485,20 +487,21 @@ class HttpTable(
         """Send a request; return its response if it is successful, or if its status is in
         `expected`.
 
-        Else it raises an HttpUnavailableError, which is retried, or a TableError. `args` are the
-        extra arguments of the table's call, each an `HttpExtra`.
+        Else it raises an HttpUnavailableError, which is retried, or a TableError; before sending,
+        RunLeaseLostError if the run that sends it has lost its lease. `args` are the extra
+        arguments of the table's call, each an `HttpExtra`.
         """
         import httpx
 
         params: list[tuple[str, QueryValue]] = []
-        sent = {} if body is None else {"Content-Type": "application/json"}
+        extra_headers = {} if body is None else {"Content-Type": "application/json"}
         for extra in args:
             if not isinstance(extra, HttpExtra):
                 problem = f"{self._label} got {extra!r} as an argument; expected an HttpExtra."
                 step = "Pass query parameters and headers as HttpExtra(params={…}, headers={…})."
                 raise errors.TableError(problem, step, table=self._label)
             params += cast("Iterable[tuple[str, QueryValue]]", extra.params)
-            sent |= dict(extra.headers)
+            extra_headers |= dict(extra.headers)
         open_ = self._clients.here()
         url = self.base_url + path
         try:
@@ -509,7 +512,7 @@ class HttpTable(
                     url,
                     content=body,
                     params=tuple(params) or None,
-                    headers={**sent, **(headers or {})},
+                    headers={**extra_headers, **(headers or {})},
                     extensions={"trace": _check_before_sending},
                 )
         except (httpx.TransportError, TimeoutError) as error:
@@ -573,7 +576,9 @@ def _load_trust_store() -> ssl.SSLContext:
 
 
 def _path_text(label: str, part: object) -> str:
-    """Return a value of a key as text for a path, which is not percent-encoded yet."""
+    """Return a value of a key as text for a path, which is not percent-encoded yet. Raises
+    SchemaMismatchError for other types.
+    """
     if isinstance(part, bool):
         if part:
             return "true"

@@ -116,8 +116,8 @@ async def _apply(table: Table, partition: int, changes: Sequence[SegmentChange])
             # policy.
             await table.apply(partition, *segment.with_versions(changes), retried=ReplyLostError)
             break
-        except ConditionsFailed as late:
-            changes = [change for place, change in enumerate(changes) if place not in late.found]
+        except ConditionsFailed as failed:
+            changes = [change for place, change in enumerate(changes) if place not in failed.found]
     return len(changes)
 
 
@@ -252,7 +252,7 @@ class OptimisticWrites:
             except errors.AdjunctError as error:
                 # A single change can be too large.
                 of_request = not isinstance(error, errors.BatchTooLargeError)
-                problem = replace(self.rows._outcome(error), of_request=of_request)
+                problem = replace(self.rows._entry_problem(error), of_request=of_request)
                 failed.update(dict.fromkeys(keys, problem))
             else:
                 self.defaults_put += sum(key in decision.begun for key in keys)
@@ -293,7 +293,7 @@ class OptimisticWrites:
 
     def _give_up(self, entries: Sequence[Entry], error: errors.AdjunctError) -> None:
         """Give these entries the problem of a request that failed with this error."""
-        problem = replace(self.rows._outcome(error), of_request=True)
+        problem = replace(self.rows._entry_problem(error), of_request=True)
         self.problems.update({entry.place: problem for entry in entries})
 
 
@@ -381,11 +381,13 @@ class KeyValueRows(StoreTable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the declaration as plain values, without secrets."""
-        described: Any = self.stored_in
-        if isinstance(described, Mapping):
-            described = dict(described)
-        elif described is not None:
-            described = segment.describe_backend(described)
+        described: dict[str, Any] | None
+        if self.stored_in is None:
+            described = None
+        elif isinstance(self.stored_in, Mapping):
+            described = dict(self.stored_in)
+        else:
+            described = segment.describe_backend(self.stored_in)
         return {
             **super().to_dict(),
             "lake": self._url,
@@ -527,7 +529,7 @@ class KeyValueRows(StoreTable):
                     [placed.table_keys[entry.key] for entry in entries]
                 )
             except errors.AdjunctError as error:
-                failed = self._outcome(error)
+                failed = self._entry_problem(error)
                 problems.update({entry.place: failed for entry in entries})
                 return
             for entry, stored in zip(entries, stored_entries, strict=True):
@@ -536,7 +538,7 @@ class KeyValueRows(StoreTable):
                 try:
                     records[entry.place] = self._record(entry.key, stored.value or b"")
                 except errors.AdjunctError as error:
-                    problems[entry.place] = self._outcome(error)
+                    problems[entry.place] = self._entry_problem(error)
 
         await asyncio.gather(*(read(*part) for part in placed.by_partition.items()))
         return Outcomes(len(operation), records, problems)
@@ -582,7 +584,7 @@ class KeyValueRows(StoreTable):
                 is_read = operation.kind is OperationKind.GET
                 if is_read and isinstance(error, errors.KeyTooLongError):
                     continue  # no record can have the key: none is found
-                placed.problems[entry.place] = self._outcome(error)
+                placed.problems[entry.place] = self._entry_problem(error)
         return placed
 
     def _fences_of(self, opened: Table) -> TableFences:
@@ -599,7 +601,7 @@ class KeyValueRows(StoreTable):
             return None
         return self._documents.record(document, self._codec.names, key)
 
-    def _outcome(self, error: errors.AdjunctError) -> Problem:
+    def _entry_problem(self, error: errors.AdjunctError) -> Problem:
         """Return the problem of an entry whose request failed with this error.
 
         If the table is gone, the next request opens it again.
@@ -636,7 +638,9 @@ class KeyValueRows(StoreTable):
         return await asyncio.to_thread(self._open_now, make=make and self.create)
 
     def _open_now(self, *, make: bool) -> Table:
-        """Open the table, unless another thread has; with `make`, a missing one is created."""
+        """Open the table, unless another thread has; with `make`, a missing one is created. Raises
+        KeyValueTableExistsError if it has another number of partitions than declared.
+        """
         with self._opening:
             opened = self._open
             if opened is None:

@@ -213,28 +213,10 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
 
     def _write(self, operation: Operation[Any], values: Sequence[Any]) -> Outcomes:
         """Write an operation as stores do, by a plan."""
-        entries = operation.entries
-        kind = operation.kind
         store = self._store
         rules = self._rules
-        check_value: Callable[..., Any] = rules.whole
-        if kind is OperationKind.UPDATE:
-            check_value = rules.changes
-        elif kind is OperationKind.DELETE:
-            check_value = _no_value
-        newest: Sequence[Any] = entries.newest or ()
-        if operation.conditions.newest_by is None:
-            newest = [None] * len(entries)
-        valid = []
-        problems = {}
-        rows = zip(entries.keys, values, newest, strict=True)
-        for place, (key, value, time) in enumerate(rows):
-            try:
-                valid.append(Entry(place, key, check_value(key, value), time))
-            except SchemaMismatchError as error:
-                problems[place] = Problem(State.REFUSED, error)
         state = StoredState(store.records, store.applied)
-        plan = plan_writes(rules, operation, ValidEntries(valid, problems), state)
+        plan = plan_writes(rules, operation, self._check_values(operation, values), state)
         for key in plan.deletes:
             store.records.pop(key, None)
         written = {**plan.puts, **plan.begins}
@@ -248,4 +230,33 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
                 name: value for name, value in record.items() if value is not _REMOVED
             }
         store.applied.update(plan.applied)
-        return Outcomes(len(entries), problems=plan.problems, defaults_put=plan.defaults_put)
+        return Outcomes(len(operation), problems=plan.problems, defaults_put=plan.defaults_put)
+
+    def _check_values(self, operation: Operation[Any], values: Sequence[Any]) -> ValidEntries:
+        """Check the values that an operation writes, by its kind; a value that does not fit the
+        table is a problem of its entry.
+        """
+        entries = operation.entries
+        kind = operation.kind
+        rules = self._rules
+        check_value: Callable[..., Any]
+        if kind is OperationKind.UPDATE:
+            check_value = rules.changes
+        elif kind is OperationKind.DELETE:
+            check_value = _no_value
+        else:
+            check_value = rules.whole
+        newest: Sequence[Any]
+        if operation.conditions.newest_by is None:
+            newest = [None] * len(entries)
+        else:
+            newest = entries.newest or ()
+        valid = []
+        problems = {}
+        rows = zip(entries.keys, values, newest, strict=True)
+        for place, (key, value, time) in enumerate(rows):
+            try:
+                valid.append(Entry(place, key, check_value(key, value), time))
+            except SchemaMismatchError as error:
+                problems[place] = Problem(State.REFUSED, error)
+        return ValidEntries(valid, problems)

@@ -145,6 +145,7 @@ def _struct_checker(type_: Struct, make_checker: Callable[[str], Convert]) -> Co
     """Return the function that checks the fields of a dict, and adds those that are missing as
     None.
     """
+    # By the field's name, its step in a path and its check.
     checks = {
         member.name: (f".{write_name(member.name)}", make_nested_checker(member.type, make_checker))
         for member in type_.members
@@ -228,7 +229,7 @@ def _require(kind: type, value: Any) -> Any:
 
 
 def _read_decimal(text: Any) -> Decimal:
-    """Return the finite number in a text."""
+    """Return the finite number in a text. Raises ValueError for NaN and infinity."""
     number = Decimal(_require(str, text))
     if not number.is_finite():
         raise ValueError("it is no finite number")
@@ -243,7 +244,7 @@ def _read_float(number: Any) -> float:
 
 
 def _read_time(text: Any) -> datetime:
-    """Return the instant in a text, in UTC."""
+    """Return the instant in a text, in UTC. Raises ValueError for a time without a zone."""
     moment = datetime.fromisoformat(_require(str, text))
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
@@ -318,7 +319,9 @@ def parse_inner_name(text: str) -> InnerName | None:
 
 
 def root_name(name: str, columns: Collection[str]) -> str:
-    """Return the column that a name in an update changes: of these, or that in which a path is."""
+    """Return the column that a name in an update changes: for a path the column in which it begins,
+    unless the path itself is one of `columns`.
+    """
     if name in columns:
         return name
     path = parse_inner_name(name)
@@ -335,8 +338,8 @@ def value_inside(value: Any, names: Sequence[str]) -> Any:
 
 
 def with_inside(value: Any, names: Sequence[str], part: Any) -> dict[str, Any]:
-    """Return a copy of a struct with another value at a path; structs on the way that are null are
-    created.
+    """Return a copy of a struct with another value, `part`, at a path; structs on the way that are
+    null are created. Without `names`, the value is all of it.
     """
     if not names:
         return part  # type: ignore[no-any-return]

@@ -122,8 +122,8 @@ class PostgresRequests:
         self._statements = statements
         self._declared = table
         self.has_idempotency_table = False
-        self._staging: set[str] = set()
-        self.committing = False
+        self._staging: set[str] = set()  # names of the staging tables that exist
+        self.may_have_committed = False
 
     outdated = False
 
@@ -142,8 +142,8 @@ class PostgresRequests:
 
     async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | AdjunctError | None]:
         """The record of each key; None if there is none, an error if it can't be read."""
-        found = await self._read(self._statements.select, self.codec.names, keys)
-        return [found.get(place) for place in range(1, len(keys) + 1)]
+        by_place = await self._read(self._statements.select, self.codec.names, keys)
+        return [by_place.get(place) for place in range(1, len(keys) + 1)]
 
     async def _read(
         self, statement: sql.SQL, names: Sequence[str], keys: Sequence[Row]
@@ -180,25 +180,26 @@ class PostgresRequests:
 
     async def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
         """Write the valid entries in one transaction. After an error nothing was written, unless
-        `committing` is set: then that is unknown. Raises RejectedKeysError for records that were
-        dropped or can't be read.
+        `may_have_committed` is set: then that is unknown. Raises RejectedKeysError for records that
+        were dropped or can't be read, and TableUnavailableError if concurrent changes make it start
+        over too often.
         """
-        self.committing = False
+        self.may_have_committed = False
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
                     await self._pass_fence(operation)
                     if write_plan.needs_read(operation):
-                        stored = await self._stored(operation, valid)
+                        stored = await self._lock_and_read(operation, valid)
                     else:
                         stored = StoredState()
                     plan = write_plan.plan_writes(self.codec, operation, valid, stored)
                     await self._write(operation, plan)
                     await operation.check_fence()
-                    self.committing = True
+                    self.may_have_committed = True
             except ConcurrentChangeError:
                 continue
-            self.committing = False
+            self.may_have_committed = False
             return plan
         if operation.conditions:
             # If a trigger drops rows of that table, no round can succeed: this raises.
@@ -218,10 +219,11 @@ class PostgresRequests:
 
         Returns None, and writes nothing, if not all records could be written. The caller then
         writes them row by row to find out which could not. After an error nothing was written,
-        unless `committing` is set: then that is unknown.
+        unless `may_have_committed` is set: then that is unknown. Raises RunLeaseLostError if the
+        run that writes has lost its lease.
         """
         shape = batch.shape
-        self.committing = False
+        self.may_have_committed = False
         if shape.conditions.newest_by is not None:
             self.codec.check_order(shape.conditions.newest_by)
         statements = self._statements.staging(shape)
@@ -255,10 +257,10 @@ class PostgresRequests:
                 if not has_written_all:
                     raise _RowByRowError
                 await operation.check_fence()
-                self.committing = True
+                self.may_have_committed = True
         except _RowByRowError:
             return None
-        self.committing = False
+        self.may_have_committed = False
         problems = {}
         if missing:
             keys = operation.entries.keys  # Python values, which take time to make
@@ -313,7 +315,9 @@ class PostgresRequests:
         return PostgresBookkeeping(self.connection, self._statements.schema, self._statements.table)
 
     async def open_idempotency_table(self, *, create: bool) -> None:
-        """Check the table that stores marks, after creating it if asked to; then use it."""
+        """Check the table that stores marks, after creating it if asked to; then use it. Raises
+        TableAccessError if it is missing or unsuitable.
+        """
         from dagster_adjunct.resources.table_backends.postgres_statements import create_table
 
         schema = self._statements.schema
@@ -351,6 +355,7 @@ class PostgresRequests:
             changed |= set(names)
         # The key is not updated, but if there are no other columns, an upsert sets it to itself.
         updated = changed - set(key) or changed
+        # Privileges, each with the column for which it is needed.
         wanted = {("SELECT", name) for name in (names if use.reads else key)}
         wanted |= {("INSERT", name) for name in names if inserts}
         wanted |= {("UPDATE", name) for name in updated}
@@ -401,7 +406,7 @@ class PostgresRequests:
             raise TableAccessError(problem, READ_ONLY_STEP, table=self.codec.table)
 
     async def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
-        """Raise TableAccessError if the idempotency table is missing, unless it may be, has other
+        """Raise TableAccessError if the idempotency table is missing (unless it may be), has other
         columns, or could drop rows.
         """
         from psycopg import sql
@@ -433,9 +438,10 @@ class PostgresRequests:
                 problem, f"Remove it from {schema}.{name}.", table=self.codec.table
             )
 
-    async def _stored(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
-        """Lock the entries' keys, and return what must be known of them to plan the operation.
-        Raises RejectedKeysError for records that can't be read.
+    async def _lock_and_read(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
+        """Lock the entries' keys, and return what must be known of them to plan the operation. With
+        conditions, missing rows of the idempotency table are created. Raises RejectedKeysError for
+        records that can't be read, and ConcurrentChangeError.
         """
         statements = self._statements
         codec = self.codec
@@ -472,7 +478,7 @@ class PostgresRequests:
         """
         statements = self._statements
         key = self.codec.key
-        dropped: dict[Row, str] = {}
+        dropped: dict[Row, str] = {}  # by key, what was not done
         if plan.puts:
             unwritten = await self._put(statements.upsert, plan.puts)
             dropped |= dict.fromkeys(unwritten, "put the record")
@@ -487,7 +493,7 @@ class PostgresRequests:
         if plan.deletes:
             keys = list(plan.deletes)
             arrays = statements.arrays(key, keys)
-            if not write_plan.needs_read(operation):  # else `_stored` has locked them
+            if not write_plan.needs_read(operation):  # else `_lock_and_read` has locked them
                 await self.connection.execute(statements.lock(()), arrays)
             left = await self._places(statements.delete, arrays)
             dropped |= dict.fromkeys(_keys_at(keys, left), "delete the record")
@@ -606,7 +612,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
         except RunLeaseLostError:
             raise
         except AdjunctError as error:
-            problem = self.problem_of(error, sent=requests.committing)
+            problem = self.problem_of(error, sent=requests.may_have_committed)
             if problem.may_pass:
                 return Outcomes.all(len(operation), problem)
             return None
@@ -678,7 +684,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
 
     async def _connected(self, create: bool) -> PostgresRequests:
         """Return a new connection, after checking the table's columns; `create`: a missing table is
-        created.
+        created. Raises TableNotFoundError, and SchemaMismatchError for unsuitable columns.
         """
         postgres_connection.require_driver(self._label)
         from dagster_adjunct.resources.table_backends import postgres_statements

@@ -93,7 +93,7 @@ class PostgresBookkeeping:
 
     async def pass_fence(self, label: str, fence: Fence) -> None:
         """Let a write of a run pass if no later run of its application has begun; raise
-        RunLeaseLostError if one has.
+        RunLeaseLostError if one has. A smaller epoch becomes that of this run.
 
         It must be the first statement of the write's transaction. The shared lock on the epoch lets
         writes run beside each other, and makes a later run, which raises the epoch, wait until they
@@ -163,12 +163,14 @@ class PostgresBookkeeping:
         query = sql.SQL("SELECT name, value FROM {}").format(self._quoted(name))
         return dict(await (await self.connection.execute(query)).fetchall())
 
-    async def _store(self, name: str, value: int, known: str) -> int:
-        """Store a number, and return it; if there is one, `known` says in SQL what it becomes."""
+    async def _store(self, name: str, value: int, replacement: str) -> int:
+        """Store a number, and return it; if there is one, it becomes `replacement`, which is
+        SQL.
+        """
         table = bookkeeping_table_name(self.table)
         assert table is not None  # callers have checked it
         insert = f"INSERT INTO {quote_name(self.schema, table)} AS b (name, value) VALUES (%s, %s) "
-        update = f"ON CONFLICT (name) DO UPDATE SET value = {known} RETURNING value"
+        update = f"ON CONFLICT (name) DO UPDATE SET value = {replacement} RETURNING value"
         cursor = await self.connection.execute(sql.SQL(insert + update), (name, value))
         row = await cursor.fetchone()
         assert row is not None  # it was inserted or updated

@@ -105,7 +105,7 @@ def connection_settings(
     `keywords`.
 
     libpq adds the rest from its own sources. The result may contain a password: pass it only to the
-    connect functions.
+    connect functions. Raises ConfigurationError for an invalid DSN.
     """
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict

@@ -177,6 +177,8 @@ class Statements:
         self._key = codec.key
         self._names = codec.names
         self._texts = {name for name, column in codec.columns.items() if column.kind in AS_TEXT}
+        # What `_compose` inserts, by its name in braces. The alias t is the table, b the
+        # idempotency table, s the given rows.
         self._parts = {
             "table": quote_name(schema, table),
             "idempotency": quote_name(schema, f"{table}__adjunct"),
@@ -193,11 +195,11 @@ class Statements:
             "same": self._equal_keys("t"),
             "same_mark": self._equal_keys("b"),
         }
-        rest = []
+        others = []
         for name in self._names:
             if name not in self._key:
-                rest.append(quote_name(name))
-        changes = ", ".join(f"{name} = excluded.{name}" for name in rest)
+                others.append(quote_name(name))
+        changes = ", ".join(f"{name} = excluded.{name}" for name in others)
         begin = (
             "WITH given AS (SELECT {typed}, s.__place FROM unnest({given}) WITH ORDINALITY AS s"
             " ({names}, __place)), written AS (INSERT INTO {table} AS t ({names}) SELECT {names}"
@@ -322,7 +324,7 @@ class Statements:
         for column in self._names:
             whole.append(f"s.{quote_name(column)}" if column in given else "NULL")
         write = self._conditional(shape) if shape.conditions else self._plain(shape)
-        made = partial(
+        compose = partial(
             self._compose,
             stage=name,
             rows=f"(SELECT r.*{''.join(constants)} FROM {name} AS r)",
@@ -332,13 +334,13 @@ class Statements:
         )
         return StagingStatements(
             name,
-            made(
+            compose(
                 "CREATE TEMPORARY TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS "
                 "SELECT {stage_columns} FROM {table} WITH NO DATA"
             ),
-            made("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
-            made(write, **self._changes_of(shape)),
-            made(
+            compose("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
+            compose(write, **self._changes_of(shape)),
+            compose(
                 "SELECT s.__place FROM {stage} AS s JOIN {table} AS t ON {same} ORDER BY {of_s} FOR"
                 " NO KEY UPDATE OF t"
             ),
@@ -367,30 +369,30 @@ class Statements:
     def _conditional(self, shape: StagingShape) -> str:
         """The statement `write` (`StagingStatements`) for a batch with conditions."""
         steps = ["staged AS NOT MATERIALIZED (SELECT * FROM {rows} AS s)", *self._marked(shape)]
-        done = []
+        counts = []  # of written records, which are added up
         begun = "0"
-        changes = bool(self._changed(shape) or shape.adds)
+        changes = bool(self._changed_columns(shape) or shape.adds)
         if changes:
-            done.append("(SELECT count(*) FROM changed WHERE kept)")
+            counts.append("(SELECT count(*) FROM changed WHERE kept)")
             steps.append(
                 "changed AS (UPDATE {table} AS t SET {sets} FROM (SELECT * FROM passed ORDER BY"
                 " {keys}) AS s WHERE {same} RETURNING {of_s}, {same} AS kept)"
             )
         if shape.inserts:
-            done.append(f"(SELECT count(*) FROM begun WHERE {_OF_STAGE})")
+            counts.append(f"(SELECT count(*) FROM begun WHERE {_OF_STAGE})")
             begun = "(SELECT coalesce(sum(begun), 0) FROM begun)"
-            rest = ""
+            unchanged = ""
             if changes:
-                rest = " WHERE ({of_s}) NOT IN (SELECT {keys} FROM changed)"
+                unchanged = " WHERE ({of_s}) NOT IN (SELECT {keys} FROM changed)"
             steps.append(
                 "begun AS (INSERT INTO {table} AS t ({names}) SELECT {whole} FROM passed AS"
-                f" s{rest} ORDER BY {{of_s}} ON CONFLICT ({{keys}}) DO {{action}} RETURNING"
+                f" s{unchanged} ORDER BY {{of_s}} ON CONFLICT ({{keys}}) DO {{action}} RETURNING"
                 " {of_t}, (xmax = 0)::int AS begun)"
             )
         skipped = (
             "ARRAY(SELECT __place FROM staged WHERE ({keys}) NOT IN (SELECT {keys} FROM passed))"
         )
-        return f"WITH {', '.join(steps)} SELECT {' + '.join(done)}, {begun}, {skipped}"
+        return f"WITH {', '.join(steps)} SELECT {' + '.join(counts)}, {begun}, {skipped}"
 
     def _marked(self, shape: StagingShape) -> tuple[str, str, str]:
         """The steps `known`, `fresh` and `passed`, which do in SQL what `Applied` does in Python
@@ -398,6 +400,10 @@ class Statements:
         """
         newest_by = shape.conditions.newest_by
         idempotent = shape.conditions.idempotent
+        # `values` has a new row's values by column. `marks` and `excluded` are what is set in a row
+        # that exists, and in one that another writer creates meanwhile. `holds` are the conditions
+        # for the row that exists, `fails` their opposites, and `holds_excluded` the conditions for
+        # the row of the other writer.
         values = {"newest_of": "NULL", "newest": "NULL", "tie": "NULL", "applied": "'{{}}'::jsonb"}
         marks = ["at = now()"]
         excluded = ["at = now()"]
@@ -422,10 +428,12 @@ class Statements:
                 marks.append(f"{name} = {values[name]}")
                 excluded.append(f"{name} = excluded.{name}")
             # If the time was stored for another column, its text may be invalid for this column's
-            # type.
-            kept = 'CASE WHEN b.newest_of = {newest_of} THEN (b.newest::{cast}, b.tie COLLATE "C") '
-            holds.append(kept + "<= (s.{time}, s.__tie) ELSE false END")
-            fails.append(kept + "> (s.{time}, s.__tie) ELSE false END")
+            # type: the condition neither holds nor fails, and `fresh` decides.
+            newest = (
+                'CASE WHEN b.newest_of = {newest_of} THEN (b.newest::{cast}, b.tie COLLATE "C") '
+            )
+            holds.append(newest + "<= (s.{time}, s.__tie) ELSE false END")
+            fails.append(newest + "> (s.{time}, s.__tie) ELSE false END")
             holds_excluded.append(
                 "(b.newest IS NULL OR b.newest_of <> {newest_of} OR "
                 '(b.newest::{cast}, b.tie COLLATE "C") <= '
@@ -443,8 +451,8 @@ class Statements:
             "FROM (SELECT * FROM staged ORDER BY {keys}) "
             f"AS s WHERE {{same_mark}} AND {' AND '.join(holds)} RETURNING s.*)"
         )
-        # Rows whose condition has failed are left out: it can't hold later, and ON CONFLICT would
-        # lock them after those of `known`, so not in key order.
+        # Rows whose condition has failed are left out: the condition can't hold later, and ON
+        # CONFLICT would lock these rows after the rows of `known`, so not in key order.
         fresh = (
             f"fresh AS (INSERT INTO {{idempotency}} AS b ({{keys}}, {', '.join(values)}, at) SELECT"
             f" {{of_s}}, {', '.join(values.values())}, now() FROM staged AS s WHERE ({{of_s}}) NOT"
@@ -478,7 +486,7 @@ class Statements:
             "collate": collate,
         }
 
-    def _changed(self, shape: StagingShape) -> list[str]:
+    def _changed_columns(self, shape: StagingShape) -> list[str]:
         """The columns that the batch sets in existing records."""
         if shape.puts:
             return [name for name in self._names if name not in self._key]
@@ -488,7 +496,7 @@ class Statements:
         """The SET clause that changes an existing record `t` to the values of the row `source`."""
         given = {*shape.columns, *shape.constants}
         changes = []
-        for column in self._changed(shape):
+        for column in self._changed_columns(shape):
             name = quote_name(column)
             if source == "s" and column not in given:  # `excluded` has all columns
                 value = "NULL"
@@ -535,6 +543,7 @@ def _changed_inside(value: str, changes: Mapping[tuple[str, ...], str]) -> str:
     """Return the SQL of a jsonb object with other values (SQL, too) at paths; an object on the way
     that is null is created.
     """
+    # By the first name of the path, the values by the rest of it; () is the name itself.
     inner: dict[str, dict[tuple[str, ...], str]] = {}
     for (first, *rest), changed in changes.items():
         inner.setdefault(first, {})[tuple(rest)] = changed
@@ -543,8 +552,8 @@ def _changed_inside(value: str, changes: Mapping[tuple[str, ...], str]) -> str:
         quoted = quote_literal(name)
         changed = parts.get(()) or _changed_inside(f"({value} -> {quoted})", parts)
         members.append(f"{quoted}, {changed}")
-    known = f"coalesce(nullif({value}, 'null'::jsonb), '{{}}'::jsonb)"
-    return f"{known} || jsonb_build_object({', '.join(members)})"
+    object_value = f"coalesce(nullif({value}, 'null'::jsonb), '{{}}'::jsonb)"
+    return f"{object_value} || jsonb_build_object({', '.join(members)})"
 
 
 _TYPES = {
@@ -599,14 +608,14 @@ async def create_table(
         if await has_relation(connection, schema, table):
             return False
         # Even with IF NOT EXISTS, creating a schema needs a right of the database.
-        exists = await connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (schema,))
-        if not exists.rowcount:
+        schemas = await connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (schema,))
+        if not schemas.rowcount:
             await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
         # With space left in each page, rows that are updated often can stay in their page.
-        made = sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 80)").format(
+        statement = sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 80)").format(
             name, sql.SQL(", ").join(parts)
         )
-        await connection.execute(made)
+        await connection.execute(statement)
     return True
 
 
@@ -618,7 +627,7 @@ _UNEQUAL = {
 _ROUNDED = re.compile(r"time(stamp)?\([0-5]\)")
 
 
-# Types whose values are other ones in Python than those of any type that can be declared.
+# Types whose values in Python differ from the values of every type that can be declared.
 _OF_NO_KIND = re.compile(
     r"(time|timetz|time with(out)? time zone|interval|money|inet|cidr|macaddr8?|bit|bit varying)\b"
 )

@@ -217,8 +217,8 @@ def _marks(
         column = _without_nulls(entries.times)
         time = _cast_exactly(codec.columns.get(conditions.newest_by), column, adding=False)
         marks[TIE] = _ties(sources, positions)
-        own = written.get(conditions.newest_by)
-        if own is None or not time.equals(own):
+        record_times = written.get(conditions.newest_by)
+        if record_times is None or not time.equals(record_times):
             marks[TIME] = time
     return marks
 
@@ -232,12 +232,12 @@ def _without_nulls(column: Any) -> Any:
 
 def _ties(sources: Any, positions: Any) -> Any:
     """`Mark.tie` of the mark with each source and position."""
-    known = sources.dictionary_encode()  # few sources are distinct
-    plain = pc.replace_substring_regex(known.dictionary.cast(pa.string()), r"~\d+$", "")
-    places = pc.replace_substring_regex(
+    encoded = sources.dictionary_encode()  # few sources are distinct
+    partitions = pc.replace_substring_regex(encoded.dictionary.cast(pa.string()), r"~\d+$", "")
+    offsets = pc.replace_substring_regex(
         positions.cast(pa.string()), "^[^:]*(:|$)", "", max_replacements=1
     )
-    return pc.binary_join_element_wise(plain.take(known.indices), places, " ")
+    return pc.binary_join_element_wise(partitions.take(encoded.indices), offsets, " ")
 
 
 def _parts(entries: ArrowEntries) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -266,7 +266,7 @@ def _defaults(
     """The columns of a new record that come from defaults only, by name.
 
     Left out are columns that the updates set, and columns to which they add. Raises _NotStaged if
-    the default of such a sum is neither 0 nor null.
+    the default of such a sum is neither 0 nor null, or if it is 0 and an added number is null.
     """
     if entries.default_records is None:
         return {}
@@ -382,9 +382,9 @@ def _merge_by_key(
 ) -> _MergedEntries:
     """Merge the entries of each key into one row, whose first column is `_PLACE`.
 
-    Of columns that are added to it has the sum, of `defaults` the first entry's value, of all other
-    columns the last entry's. Raises _NotStaged for keys with floats, and for sums that may not be
-    exact.
+    The row has the sum of the numbers to add, the first entry's value in the columns `defaults`,
+    and the last entry's in all others. Raises _NotStaged for keys with floats, and for sums that
+    may not be exact.
     """
     count = len(next(iter(columns.values())))
     table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
@@ -447,11 +447,11 @@ def postgres_checker(column: Column) -> Callable[[Any], Any]:
         return check
 
     def checked(value: Any) -> Any:
-        kept = check(value)
-        change = find_change(kept)
+        normalized = check(value)
+        change = find_change(normalized)
         if change is not None:
             raise OutOfRangeError(change)
-        return kept
+        return normalized
 
     return checked
 
@@ -482,12 +482,12 @@ def _cut_name(text: str) -> str | None:
 
 
 def _cut_text(most: int, text: str) -> str | None:
-    """Return that a text has more than `most` characters, those of the column; None if not."""
+    """Return that a text has more than `most` characters, the column's limit; None if not."""
     return f"too long, expected at most {most} characters" if len(text) > most else None
 
 
 def _padded_text(size: int, text: str) -> str | None:
-    """Return that a text has not exactly `size` characters, those of the column; None if it has."""
+    """Return that a text has not exactly `size` characters, the column's size; None if it has."""
     if len(text) >= size:
         return _cut_text(size, text)
     return f"expected exactly {size} characters: the column adds blanks to shorter texts"
@@ -625,10 +625,10 @@ def tolerant_cursor(connection: AsyncConnection[Any]) -> AsyncCursor[Any]:
 
     cursor = connection.cursor()
     for name in _WIDER_TYPES:
-        known = cursor.adapters.types[name]
-        plain = cursor.adapters.get_loader(known.oid, Format.TEXT)
+        type_info = cursor.adapters.types[name]
+        plain = cursor.adapters.get_loader(type_info.oid, Format.TEXT)
         assert plain is not None
-        cursor.adapters.register_loader(known.oid, _tolerant_loader(plain))
+        cursor.adapters.register_loader(type_info.oid, _tolerant_loader(plain))
     return cursor
 
 

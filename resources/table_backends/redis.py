@@ -136,7 +136,7 @@ def _parts(label: str, what: str, url: str) -> Any:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - which may be none
     except ValueError:
-        parts = urlsplit("")
+        parts = urlsplit("")  # has no scheme: rejected below
     if parts.scheme not in _SCHEMES:
         problem = f"{label}: {what} is not a valid URL of a Redis server."
         step = "Use redis://host:6379/0, rediss://… for TLS, or unix:///path?db=0."
@@ -212,6 +212,7 @@ class RedisServer:
         """Send packed commands together, in order; return the answer of each, or its `Problem`.
 
         `reads` says that the commands change nothing, so that none is UNKNOWN without an answer.
+        Raises RunLeaseLostError before sending if the run that sends them has lost its lease.
         """
         from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
 
@@ -288,9 +289,7 @@ class RedisServer:
             what = f"does not accept requests now ({text})"
             step = "The request is retried; if it keeps failing, check the server's log and memory."
         elif not isinstance(error, exceptions.ResponseError):
-            unanswered = "did not answer"
-            if lost is State.FAILED:
-                unanswered = "can't be reached"
+            unanswered = "can't be reached" if lost is State.FAILED else "did not answer"
             state = lost
             kind = errors.TableUnavailableError
             what = f"{unanswered} ({type(error).__name__}: {text})"
@@ -299,10 +298,10 @@ class RedisServer:
             )
         elif "WRONGTYPE" in text:
             step = "Another type is stored under the key."
-        known = kind(f"{self.label}: Redis at {self.address} {what}.", step, table=self.label)
-        known.__cause__ = error
+        described = kind(f"{self.label}: Redis at {self.address} {what}.", step, table=self.label)
+        described.__cause__ = error
         is_of_one_key = "WRONGTYPE" in text  # all other errors say nothing about the record
-        return Problem(state, known, of_request=not is_of_one_key)
+        return Problem(state, described, of_request=not is_of_one_key)
 
     async def close(self) -> None:
         """Close the connections after their requests."""
@@ -342,7 +341,9 @@ class RedisCodec(RowCodec):
     ) -> None:
         self._largest = largest_value
         self._horizon = horizon
-        self._stored = {column.name: redis_records.to_redis_column(column) for column in declared}
+        self._redis_columns = {
+            column.name: redis_records.to_redis_column(column) for column in declared
+        }
         # After the attributes above: it makes the encoders, which use them.
         super().__init__(label, key, declared, check=self._encoder_of)
         self._packed_names = {name: pack_argument(name.encode()) for name in self.names}
@@ -352,9 +353,11 @@ class RedisCodec(RowCodec):
                 check_key_text(label, column)
         self._prefix = prefix.encode() + b":"
         self._decoders = [
-            (name, column.decode) for name, column in self._stored.items() if name not in self.key
+            (name, column.decode)
+            for name, column in self._redis_columns.items()
+            if name not in self.key
         ]
-        self._key_decoders = [(name, self._stored[name].decode) for name in self.key]
+        self._key_decoders = [(name, self._redis_columns[name].decode) for name in self.key]
         others = [name for name, _ in self._decoders]
         asked = [b"adjunct_deleted", *(name.encode() for name in (*self.key, *others))]
         # A get's command before and after the record's name: HMGET, the name, and what it asks for.
@@ -375,10 +378,11 @@ class RedisCodec(RowCodec):
         is too long.
         """
         check = make_checker(column)
-        stored = self._stored.get(column.name)
-        if stored is None:  # a value inside a column
-            stored = self._stored[column.name] = redis_records.to_redis_column(column)
-        encode = stored.encode
+        redis_column = self._redis_columns.get(column.name)
+        if redis_column is None:  # a value inside a column
+            redis_column = redis_records.to_redis_column(column)
+            self._redis_columns[column.name] = redis_column
+        encode = redis_column.encode
         largest = self._largest
 
         def encoded(value: Any) -> bytes:
@@ -412,7 +416,7 @@ class RedisCodec(RowCodec):
 
     # -- gets
 
-    def get(self, key: Row) -> bytes:
+    def pack_get(self, key: Row) -> bytes:
         """The packed command that reads a record; `record` decodes its answer.
 
         It asks for the mark of a deleted record, for the key's fields, and for the others. The
@@ -421,8 +425,8 @@ class RedisCodec(RowCodec):
         return self._get_head + pack_argument(self.name(key)) + self._get_tail
 
     def record(self, key: Row, answer: Sequence[bytes | None]) -> dict[str, Any] | None:
-        """The record in the answer to `get`: the key's columns and the stored ones; None if
-        there is no record.
+        """The record in the answer to `pack_get`: the key's columns and the stored ones; None if
+        there is no record. Raises SchemaMismatchError for a text that does not fit its column.
         """
         is_deleted = answer[0] is not None
         is_missing = answer.count(None) == len(answer)
@@ -452,7 +456,7 @@ class RedisCodec(RowCodec):
         """
         if newest_by is None:
             return "-"
-        return self._stored[newest_by].compares
+        return self._redis_columns[newest_by].compares
 
     def settings(self, newest_by: str | None) -> bytes:
         """The packed arguments that are the same in all script calls of an operation: the column of
@@ -465,25 +469,27 @@ class RedisCodec(RowCodec):
             )
         )
 
-    def entry(self, operation: Operation[Any], entry: Entry, used: set[str]) -> Packed:
+    def pack_entry(self, operation: Operation[Any], entry: Entry, used: set[str]) -> Packed:
         """The packed arguments of one entry; adds the kinds of changes that the script must
         support to `used`.
         """
         kind = operation.kind
         count = 0
-        own = b""
+        packed = b""
         if kind is OperationKind.UPDATE:
-            count, own = self._update(operation, entry, used)
+            count, packed = self._update(operation, entry, used)
         elif kind is not OperationKind.DELETE:
-            count, own = self._pack_fields(entry.value)
-        own = b"$%d\r\n%d\r\n%b" % (len(str(count)), count, own)
+            count, packed = self._pack_fields(entry.value)
+        packed = b"$%d\r\n%d\r\n%b" % (len(str(count)), count, packed)
         if not operation.conditions:
-            return count + 1, own
+            return count + 1, packed
         conditions = self._conditions(operation, entry)
-        return count + 1 + len(conditions), b"".join(map(pack_argument, conditions)) + own
+        return count + 1 + len(conditions), b"".join(map(pack_argument, conditions)) + packed
 
     def _conditions(self, operation: Operation[Any], entry: Entry) -> list[bytes]:
-        """The arguments for the conditions of an entry: time and tie, then source and position."""
+        """The arguments for the conditions of an entry: time and tie, then source and position.
+        Raises SchemaMismatchError for a source with a tab or line end.
+        """
         conditions = operation.conditions
         marks = operation.entries.marks
         assert marks is not None  # conditions require marks
@@ -559,14 +565,14 @@ class RedisCodec(RowCodec):
         for name, value in changes.add.items():
             if isinstance(name, InnerName):
                 continue  # see `_inside_arguments`
-            column = self._stored[name]
+            column = self._redis_columns[name]
             if self.columns[name].kind is Kind.JSON:
                 used.add("merge")
                 members = list(map(column.encode, chain.from_iterable(value.items())))
                 more += [b"merge", name.encode(), largest, b"%d" % len(members), *members]
             else:
                 used.add("add")
-                how = b"f" if column.compares == "f" else b"n"
+                how = b"f" if column.compares == "f" else b"n"  # as doubles, or by digits
                 more += [b"add", name.encode(), how, value, column.least, column.most]
         for name, items in changes.append.items():
             if items != b"[]":
@@ -585,18 +591,24 @@ class RedisCodec(RowCodec):
         for name, value in changes.set.items():
             if isinstance(name, InnerName):
                 used.add("inside")
-                more += self._inside(name, b"set", [b"null" if value is None else value, b"", b""])
+                more += self._inside_change(
+                    name, b"set", [b"null" if value is None else value, b"", b""]
+                )
         for name, value in changes.add.items():
             if isinstance(name, InnerName):
                 used.update(("inside", "add"))
                 column = self.column(name)
                 # A decimal is a text in JSON.
                 number = value.strip(b'"')
-                more += self._inside(name, _ADDED_AS[column.kind], [number, *_bounds_of(column)])
+                more += self._inside_change(
+                    name, _ADDED_AS[column.kind], [number, *_bounds_of(column)]
+                )
         return len(more), b"".join(map(pack_argument, more))
 
-    def _inside(self, path: InnerName, how: bytes, values: Sequence[bytes]) -> list[bytes]:
-        """The arguments that change one value inside a column; `how` is "set", or how to add."""
+    def _inside_change(self, path: InnerName, how: bytes, values: Sequence[bytes]) -> list[bytes]:
+        """The arguments that change one value inside a column; `how` is "set", or how to add.
+        `values` are the value or the number, and the least and the greatest sum.
+        """
         names = [write_json(name).encode() for name in path.names]
         largest = b"%d" % self._largest
         head = [b"inside", path.root.encode(), largest, how, b"%d" % len(names)]
@@ -828,7 +840,8 @@ class RedisTable(StoreTable):
         """Count a run in the key `prefix__adjunct_runs`, which is lost with the records if the
         server loses them.
 
-        TableNotFoundError if the key is missing, unless `create` allows to create it.
+        TableNotFoundError if the key is missing, unless `create` allows to create it;
+        RunLeaseLostError if the `fence` is that of an earlier run than the last.
         """
         await self.open()
         if not create and not (await self.inspect()).exists:
@@ -863,9 +876,9 @@ class RedisTable(StoreTable):
     def _presence(self, answer: list[bytes]) -> Presence:
         """Return what the book-keeping, as names and values in turn, says about the table."""
         texts = [text.decode() for text in answer]
-        known = dict(zip(texts[::2], texts[1::2], strict=True))
-        if known:
-            return Presence(exists=True, id=known.get(ID), runs=int(known.get(RUNS, 0)))
+        values = dict(zip(texts[::2], texts[1::2], strict=True))
+        if values:
+            return Presence(exists=True, id=values.get(ID), runs=int(values.get(RUNS, 0)))
         return NO_TABLE
 
     async def _ask(self, *commands: tuple[str, ...]) -> list[Any]:
@@ -884,7 +897,7 @@ class RedisTable(StoreTable):
         codec = self._codec
         records: list[Any] = [None] * len(operation)
         problems = dict(valid.problems)
-        commands = [codec.get(entry.key) for entry in valid.entries]
+        commands = [codec.pack_get(entry.key) for entry in valid.entries]
         answers = await self._servers.here().ask(commands, reads=True) if commands else []
         for entry, answer in zip(valid.entries, answers, strict=True):
             if isinstance(answer, Problem):
@@ -897,18 +910,21 @@ class RedisTable(StoreTable):
         return Outcomes(len(operation), records, problems)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
-        """Write an operation with one script call per key."""
+        """Write an operation with one script call per key. Raises ConfigurationError if the server
+        may evict what its conditions need.
+        """
         try:
             await self._check_eviction(operation)
         except errors.TransientError as error:
             return Outcomes.all(len(operation), Problem(State.FAILED, error))  # nothing was sent
         valid = validate_entries(self._codec, operation)
         problems = dict(valid.problems)
+        # By the hash's name, the index and the packed arguments of each entry.
         by_name: dict[bytes, list[tuple[int, Packed]]] = {}
         used: set[str] = set()
         for entry in valid.entries:
             try:
-                packed = self._codec.entry(operation, entry, used)
+                packed = self._codec.pack_entry(operation, entry, used)
                 name = self._codec.name(entry.key)
                 by_name.setdefault(name, []).append((entry.place, packed))
             except errors.AdjunctError as error:
@@ -918,7 +934,7 @@ class RedisTable(StoreTable):
         for own, answer in zip(by_name.values(), answers, strict=True):
             if answer == DONE:
                 continue
-            # One answer is that of the only entry, or an error of the whole call.
+            # A single answer is for the only entry, or is an error of the whole call.
             results = answer if isinstance(answer, list) else [answer] * len(own)
             for (place, _), one in zip(own, results, strict=True):
                 begun += one == BEGUN
@@ -933,7 +949,9 @@ class RedisTable(StoreTable):
         by_name: Mapping[bytes, Sequence[tuple[int, Packed]]],
         used: frozenset[str],
     ) -> list[Any]:
-        """Call the script that writes the entries of a hash, for each hash; return the answers."""
+        """Call the script that writes the entries of a hash, for each hash; return the answers.
+        Raises RunLeaseLostError if a later run has begun.
+        """
         conditions = operation.conditions
         fence = operation.fence if operation.fenced else None
         script = redis_records.build_script(
@@ -943,15 +961,16 @@ class RedisTable(StoreTable):
             used,
             fenced=fence is not None,
         )
-        pack_call = pack_script_call
-        if fence is not None:
+        if fence is None:
+            pack_call = pack_script_call
+        else:
             pack_call = partial(pack_fenced_call, self._bookkeeping, fence)
         settings = self._codec.settings(conditions.newest_by)
         commands = []
         for name, own in by_name.items():
             entries = [packed for _, packed in own]
             commands.append(pack_call(script.digest, settings, name, entries))
-        answers = await self._call_script(commands, script.text)
+        answers = await self._send_calls(commands, script.text)
         if fence is not None:
             for answer in answers:
                 self._check_fenced(answer, fence)
@@ -975,7 +994,7 @@ class RedisTable(StoreTable):
             return Problem(State.MISSING, record_not_found_error([key], self._label))
         return Problem(State.SKIPPED) if answer == SKIPPED else None
 
-    async def _call_script(self, commands: Sequence[bytes], script: bytes) -> list[Any]:
+    async def _send_calls(self, commands: Sequence[bytes], script: bytes) -> list[Any]:
         """Send calls of a script; return the answers. If the server does not know the script, as
         after a restart, load it and send the calls again.
         """

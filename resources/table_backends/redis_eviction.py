@@ -23,7 +23,8 @@ Ask = Callable[..., Awaitable[object]]
 
 
 async def read_eviction_policy(ask: Ask) -> str | None:
-    """Return the server's `maxmemory-policy`; None if the user may read it in neither way.
+    """Return the server's `maxmemory-policy`; None if the user may read it in neither way. Raises
+    the error of a server that can't answer now.
 
     Managed services hide CONFIG, and an access list may allow only one of the two commands.
     """

@@ -580,6 +580,7 @@ local function clean(fields)
 end
 """
 
+# Whether there is a record: the hash has the key's field, or any other, and is no tombstone.
 _EXISTS = r"""
 local function there(known)
   return not known[1] and (known[2] or call("EXISTS", key) == 1)
@@ -669,6 +670,7 @@ _COLLECT_RECORD = r"""
   for i = from, to do fields[#fields + 1] = args[i] end
 """
 
+# A tombstone keeps the fields of conditions.
 _COLLECT_DELETE = r"""
   local names = {
     [3] = "adjunct_marks",

@@ -292,8 +292,8 @@ def plan_documents(
     written: dict[Row, SegmentChange] = {}
     too_large: dict[Row, Problem] = {}
     for key, new in _new_documents(documents, plan, rows.documents, marks):
-        found = stored_entries.get(key)
-        expected = if_missing if found is None else found.version
+        stored_entry = stored_entries.get(key)
+        expected = if_missing if stored_entry is None else stored_entry.version
         if new is None and expected is ABSENT:
             continue  # there is nothing to remove
         try:
@@ -366,25 +366,26 @@ def _read_rows(
 def _new_documents(
     documents: RowDocuments,
     plan: WritePlan,
-    seen: Mapping[Row, Document],
+    stored: Mapping[Row, Document],
     marks: Mapping[Row, Document],
 ) -> Iterator[tuple[Row, Document | None]]:
     """Yield each key to write with its new document; None if the entry is removed."""
 
     def marks_after(key: Row) -> Document:
-        return marks.get(key) or _select_marks(seen.get(key, {}))
+        return marks.get(key) or _select_marks(stored.get(key, {}))
 
     for key, record in {**plan.puts, **plan.begins}.items():
         yield key, {**documents.whole(record), **marks_after(key)}
     for key in plan.deletes:
-        kept = marks_after(key)
-        yield key, {DELETED: True, **kept} if kept else None
+        marks_kept = marks_after(key)
+        yield key, {DELETED: True, **marks_kept} if marks_kept else None
     for key, changes in plan.changes.items():
         if changes.set or changes.append or key in marks:  # else nothing changes
-            yield key, {**documents.changed(seen[key], changes), **marks.get(key, {})}
+            yield key, {**documents.changed(stored[key], changes), **marks.get(key, {})}
+    # Late updates of deleted records are skipped, and noted.
     only_marked = marks.keys() - {*plan.puts, *plan.begins, *plan.deletes, *plan.changes}
     for key in only_marked:
-        yield key, {**seen[key], **marks[key]}
+        yield key, {**stored[key], **marks[key]}
 
 
 def _select_marks(document: Mapping[str, Any]) -> Document:
@@ -398,9 +399,9 @@ def _select_marks(document: Mapping[str, Any]) -> Document:
 #     with a family  family  the text of the first key column, or a JSON array of the first; key:
 #                            the same of the rest
 #
-# The text of a string is itself, that of another value its JSON without quotation marks. Families
-# are not empty: a record whose first column is an empty string has none, and its key selects the
-# partition.
+# The text of a string is the string; the text of any other value is its JSON without quotation
+# marks. Families are not empty: a record whose first column is an empty string has none, and its
+# key selects the partition.
 
 
 class RecordAddress(NamedTuple):

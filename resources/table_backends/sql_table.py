@@ -33,12 +33,12 @@ class SqlRequests(Protocol):
     """A connection, for one caller at a time, with the requests that can be sent over it (through
     `SqlTable._run`).
 
-    If a write fails while `committing`, its outcome is unknown. An `outdated` connection is
-    replaced before a request.
+    If a write fails and `may_have_committed` is set, its outcome is unknown. An `outdated`
+    connection is replaced before a request.
     """
 
     codec: RowCodec
-    committing: bool
+    may_have_committed: bool
     has_idempotency_table: bool
 
     @property
@@ -119,7 +119,8 @@ class Pool(Generic[R]):
         """Lend a connection for a `with` block. The block must end all its transactions, or close
         the connection.
 
-        `create`: if the pool has to connect, a missing table is created.
+        `create`: if the pool has to connect, a missing table is created. An outdated connection is
+        replaced, which never creates the table.
         """
         async with self._slots:
             requests = self._idle.pop() if self._idle else await self._connect(create)
@@ -347,7 +348,7 @@ class SqlTable(StoreTable, Generic[R]):
                 bisect.rejected(rejected.errors)
             except AdjunctError as error:
                 # Without a commit it had no effect.
-                problem = self.problem_of(error, sent=requests.committing)
+                problem = self.problem_of(error, sent=requests.may_have_committed)
                 by_data = self._is_data_error(error.__cause__)
                 bisect.failed(replace(problem, of_request=not by_data), by_data=by_data)
         return bisect.outcomes(len(operation))

@@ -140,8 +140,8 @@ def read_sqlite_columns(
             raise loose_key_error(
                 label, name, "compared by a collation of its own", "one of COLLATE BINARY"
             )
-    texts = [column.name for column in declared if column.kind is Kind.STRING]
-    for name in texts:
+    text_names = [column.name for column in declared if column.kind is Kind.STRING]
+    for name in text_names:
         if name in key and _is_number(types[name]):
             kind = f"{types[name]}, where '01' and '1' are one number"
             raise loose_key_error(label, name, kind, "TEXT")
@@ -161,19 +161,19 @@ _REALS = ("REAL", "FLOA", "DOUB")
 _DOUBLE_DIGITS = 15  # decimals of so many digits are the same after they were a double
 
 
-def _changed_by(declared: str, column: Column) -> str | None:
-    """Return how SQLite changes values of `column` in a stored column of the type `declared`, None
-    if it keeps them.
+def _changed_by(stored_type: str, column: Column) -> str | None:
+    """Return how SQLite changes values of `column` in a stored column of this type, None if it
+    keeps them.
     """
-    if column.kind is Kind.STRING and _is_number(declared):
+    if column.kind is Kind.STRING and _is_number(stored_type):
         return "a text such as '007' becomes the number 7"
-    if column.kind in (Kind.INTEGER, Kind.FLOAT, Kind.BOOLEAN) and _is_text(declared):
+    if column.kind in (Kind.INTEGER, Kind.FLOAT, Kind.BOOLEAN) and _is_text(stored_type):
         return "a number becomes a text"
-    upper = declared.upper()
+    upper = stored_type.upper()
     is_real = "INT" not in upper and any(word in upper for word in _REALS)  # INT comes first
     if column.kind is Kind.INTEGER and is_real:
         return "an integer becomes a floating point number"
-    if column.kind is Kind.DECIMAL and _is_number(declared):
+    if column.kind is Kind.DECIMAL and _is_number(stored_type):
         digits = declared_digits(column)
         if digits is not None and digits.precision > _DOUBLE_DIGITS:
             return f"a decimal keeps {_DOUBLE_DIGITS} digits"
@@ -201,11 +201,11 @@ def _check_generated(
             raise errors.SchemaMismatchError(problem, step, column=column.name)
 
 
-def _is_text(declared: str) -> bool:
+def _is_text(stored_type: str) -> bool:
     """Whether SQLite converts numbers to texts in a column of this type, by its affinity rules, of
     which the one for INT comes first.
     """
-    upper = declared.upper()
+    upper = stored_type.upper()
     return "INT" not in upper and any(word in upper for word in ("CHAR", "CLOB", "TEXT"))
 
 
@@ -247,9 +247,9 @@ def _compares_loosely(connection: sqlite3.Connection, table: str, name: str) -> 
     return bool(loosely)
 
 
-def _is_number(declared: str) -> bool:
+def _is_number(stored_type: str) -> bool:
     """Whether SQLite converts texts to numbers in a column of this type, by its affinity rules."""
-    upper = declared.upper()
+    upper = stored_type.upper()
     if "INT" in upper:
         return True
     return bool(upper) and not any(word in upper for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
@@ -294,11 +294,11 @@ class SqliteRequests:
         self.codec = codec
         self._declared = declared
         self.closed = False
-        self.committing = False
+        self.may_have_committed = False
         self.has_idempotency_table = False
         self._file = file_identity(declared.path)
         self._table = quote_sqlite_name(declared.table)
-        self._idempotency = ""
+        self._idempotency = ""  # the quoted name of that table, once it is open
         self._bookkeeping = SqliteBookkeeping(connection, declared.table)
         self._is_key = " AND ".join(f"{quote_sqlite_name(name)} = ?" for name in codec.key)
 
@@ -328,18 +328,21 @@ class SqliteRequests:
             ]
 
     def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
-        """Write the valid entries in one transaction; after an error nothing was written.
+        """Write the valid entries in one transaction. After an error nothing was written, unless
+        `may_have_committed` is set.
 
-        Raises RejectedKeysError for records that were dropped or can't be read.
+        Raises RejectedKeysError for records that were dropped or can't be read, and
+        RunLeaseLostError if the run that writes has lost its lease.
         """
         with self._transaction("IMMEDIATE"):
             # From here on the write lock is held, so nobody changes before the commit what is read
             # now.
             if operation.fence is not None and operation.fenced:
                 self._bookkeeping.pass_fence(self.codec.table, operation.fence)
-            stored = StoredState()
             if write_plan.needs_read(operation):
                 stored = self._read_state(operation, valid)
+            else:
+                stored = StoredState()
             plan = write_plan.plan_writes(self.codec, operation, valid, stored)
             self._write(plan, operation.conditions.newest_by)
             if operation.fence is not None:
@@ -353,9 +356,9 @@ class SqliteRequests:
         with self._transaction("IMMEDIATE"):
             horizon = time.time() - older_than
             key = quote_sqlite_names(self.codec.key)
-            old = f"SELECT {key} FROM {self._idempotency} WHERE at < ? LIMIT ?"
+            old_keys = f"SELECT {key} FROM {self._idempotency} WHERE at < ? LIMIT ?"
             return self.connection.execute(
-                f"DELETE FROM {self._idempotency} WHERE ({key}) IN ({old})", (horizon, most)
+                f"DELETE FROM {self._idempotency} WHERE ({key}) IN ({old_keys})", (horizon, most)
             ).rowcount
 
     def _record(self, names: Sequence[str], key: Sequence[Any]) -> dict[str, Any] | None:
@@ -412,7 +415,7 @@ class SqliteRequests:
         """
         codec = self.codec
         may_drop = self._may_drop(self._declared.table)
-        dropped: dict[Row, str] = {}
+        dropped: dict[Row, str] = {}  # by key, what was not done
         for statement in self._statements(plan):
             if not may_drop:
                 self.connection.executemany(statement.sql, statement.parameters)
@@ -522,10 +525,11 @@ class SqliteRequests:
 
     def _upsert(self, table: str, names: Sequence[str]) -> str:
         """Return the statement that puts a row of these columns, whether the key has one or not."""
-        # A statement that changes nothing would not count a record that is there.
-        rest = [name for name in names if name not in self.codec.key] or self.codec.key[:1]
+        # Without other columns, the key is set to itself: a statement that changes nothing would
+        # not count a record that is there.
+        others = [name for name in names if name not in self.codec.key] or self.codec.key[:1]
         changes = ", ".join(
-            f"{quote_sqlite_name(name)} = excluded.{quote_sqlite_name(name)}" for name in rest
+            f"{quote_sqlite_name(name)} = excluded.{quote_sqlite_name(name)}" for name in others
         )
         return (
             f"INSERT INTO {table} ({quote_sqlite_names(names)}) VALUES"
@@ -559,7 +563,9 @@ class SqliteRequests:
             self._bookkeeping.count_run()
 
     def open_idempotency_table(self, *, create: bool) -> None:
-        """Check the table that stores marks, after creating it if asked to; then use it."""
+        """Check the table that stores marks, after creating it if asked to; then use it. Raises
+        TableAccessError if it is missing or unsuitable.
+        """
         codec = self.codec
         key = [part.lower() for part in codec.key]  # as SQLite compares names
         name = write_plan.idempotency_table_name(self._declared.table, key)
@@ -573,7 +579,7 @@ class SqliteRequests:
         self.has_idempotency_table = True
 
     def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
-        """Raise TableAccessError if the idempotency table is missing, unless it may be, has other
+        """Raise TableAccessError if the idempotency table is missing (unless it may be), has other
         columns, or could drop rows.
         """
         codec = self.codec
@@ -597,17 +603,16 @@ class SqliteRequests:
     def _transaction(self, kind: str) -> Iterator[None]:
         """Run the `with` block in a transaction, which an error rolls back.
 
-        Afterwards `committing` says whether the commit failed in a way that leaves its outcome
-        unknown.
+        `may_have_committed` is set if the commit fails in a way that leaves its outcome unknown.
         """
-        self.committing = False
+        self.may_have_committed = False
         self.connection.execute(f"BEGIN {kind}")
         try:
             yield
             try:
                 self.connection.execute("COMMIT")
             except sqlite3.OperationalError as error:
-                self.committing = primary_error_code(error) == sqlite3.SQLITE_IOERR
+                self.may_have_committed = primary_error_code(error) == sqlite3.SQLITE_IOERR
                 raise
         except BaseException:
             if self.connection.in_transaction:
@@ -854,7 +859,8 @@ class SqliteTable(SqlTable[SqliteRequests]):
 
     def _connect(self, thread: ThreadPoolExecutor, *, make: bool) -> SqliteRequests:
         """Connect in the thread for requests, check the table's columns, and with `make` create a
-        missing file and table.
+        missing file and table. Raises TableNotFoundError, and TableAccessError if the file can not
+        be created.
         """
         path = Path(self.path)
         if make:
@@ -928,7 +934,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
                 )
             elif (of_file := sqlite_file_error(error, self.path, self._label)) is not None:
                 raise of_file from error
-            elif requests is not None and requests.committing:
+            elif requests is not None and requests.may_have_committed:
                 kind = errors.TableUnavailableError
                 what = "may have committed the request or not"
                 step = "The request is retried; if it keeps failing, check the disk."
@@ -953,7 +959,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
             raise
 
 
-# Errors of SQLite behind which is one of the file system, which it does not report.
+# Errors of SQLite that may hide an error of the file system.
 _OF_FILE_SYSTEM = (
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_READONLY,

@@ -127,8 +127,8 @@ class SqliteBookkeeping:
         if numbers is not None and name is not None:
             self.connection.execute(f"DROP TABLE {quote_sqlite_name(name)}")
         self.create()
-        for kept, value in {**(numbers or {}), ID: new_table_id()}.items():
-            self._set(kept, value)
+        for number_name, value in {**(numbers or {}), ID: new_table_id()}.items():
+            self._set(number_name, value)
 
     def _numbers(self) -> dict[str, int] | None:
         """Return all numbers in the book-keeping, by their names; None if there is no

@@ -153,7 +153,9 @@ class RowCodec:
         return lambda key: self.key_row(ordered(key))
 
     def key_row(self, key: Key) -> Row:
-        """The key's checked values, in the store's order."""
+        """The key's checked values, in the store's order. Raises SchemaMismatchError for another
+        number of values, and for null.
+        """
         if len(self.key) == 1:
             row: Row = (self.checked(self.key[0], key),)
         elif isinstance(key, tuple) and len(key) == len(self.key):
@@ -171,7 +173,7 @@ class RowCodec:
 
     def whole(self, key: Row, record: Record) -> dict[str, Any]:
         """The checked values of a whole record, including the key's columns, which `record` may
-        omit.
+        omit. Raises SchemaMismatchError if a value does not fit its column, or the key differs.
         """
         fields = self._drop_key(key, self._fields(record), record)
         if self.has_inner:
@@ -186,8 +188,8 @@ class RowCodec:
             raise SchemaMismatchError(problem, "Put the whole column.", column=name)
 
     def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
-        """The checked changes of an update, which may set the key's columns only to the key's
-        own values.
+        """The checked changes of an update, which may set the key's columns only to the key's own
+        values. Raises SchemaMismatchError for changes that its columns do not take.
         """
         given = update.set if isinstance(update, Changes) else update
         sets = self._drop_key(key, self._fields(given), given)
@@ -217,12 +219,15 @@ class RowCodec:
         column as a whole, too, or a path twice.
         """
         inner = self._inner
+        # By the steps to what is changed (a column as a whole: its name), the update's name for it.
         changed: dict[str | tuple[str, ...], str] = {}
         for name in (*changes.set, *changes.add, *changes.append):
-            steps: str | tuple[str, ...] = name
+            steps: str | tuple[str, ...]
             if name in inner:
                 path = inner[name].path
                 steps = (path.root, *path.names)
+            else:
+                steps = name
             other = changed.setdefault(steps, name)
             if other != name:
                 raise self._double_error(other, name)
@@ -300,7 +305,7 @@ class RowCodec:
 
     def _inner_column(self, path: InnerName) -> Column:
         """The simple value at a path inside a column of structs, as a column, which is known from
-        now on.
+        now on. Raises SchemaMismatchError if there is none.
         """
         try:
             column = inner_column(path, self.columns.get(path.root))
@@ -336,7 +341,7 @@ class RowCodec:
         as JSON.
         """
         is_path = newest_by not in self.columns
-        if self.column(newest_by).kind not in _READ or is_path:
+        if self.column(newest_by).kind not in _TIME_FROM_TEXT or is_path:
             problem = (
                 f"{self.table}: newest_by needs a column of times, numbers or text, and"
                 f" {newest_by!r} is none."
@@ -346,8 +351,8 @@ class RowCodec:
             )
 
     def time(self, newest_by: str, operation: Operation[Any], place: int) -> Any:
-        """The checked time of the entry at index `place`, for the column `newest_by`; an entry
-        must have one.
+        """The checked time of the entry at index `place`, for the column `newest_by`. Raises
+        SchemaMismatchError if the entry has none.
         """
         newest = operation.entries.newest
         time = None
@@ -429,7 +434,7 @@ class RowCodec:
         return fields
 
     def _fields(self, record: Record) -> dict[str, Any]:
-        """Return a record's values, checked and normalized."""
+        """Return a record's values, checked and normalized. Raises SchemaMismatchError."""
         if not isinstance(record, Mapping):
             problem = (
                 f"{self.table} got a {type(record).__name__}; expected a mapping of columns to"
@@ -447,7 +452,9 @@ class RowCodec:
             return {name: self.checked(name, value) for name, value in record.items()}
 
     def check_added(self, name: str, value: Any) -> Any:
-        """The checked value to add to a column."""
+        """The checked value to add to a column. Raises SchemaMismatchError if that can not be
+        added.
+        """
         kind = self.column(name).kind
         if kind is Kind.JSON and not isinstance(value, dict):
             raise self.misfit_error(name, value, "only the members of a dict can be added to json")
@@ -456,7 +463,9 @@ class RowCodec:
         return self.checked(name, value)
 
     def check_appended(self, name: str, value: Any) -> Any:
-        """The checked values to append to a column."""
+        """The checked values to append to a column. Raises SchemaMismatchError if they can not be
+        appended.
+        """
         if self.column(name).kind is not Kind.LIST:
             raise self.misfit_error(
                 name, value, "only a column of lists (array<type>) can be appended to"
@@ -481,7 +490,9 @@ COLUMNS = ("newest_of", "newest", "tie", "applied")
 Before them are the key's columns, after them is `at`, the time at which the row was last written.
 """
 
-_READ: dict[Kind, Any] = {
+# How a time for `newest_by` is read from its text, and written to it, unless by `isoformat`. Values
+# of other kinds have no order.
+_TIME_FROM_TEXT: dict[Kind, Any] = {
     Kind.STRING: str,
     Kind.INTEGER: int,
     Kind.FLOAT: float,
@@ -489,7 +500,7 @@ _READ: dict[Kind, Any] = {
     Kind.DATE: date.fromisoformat,
     Kind.TIMESTAMP: datetime.fromisoformat,
 }
-_WRITTEN: dict[Kind, Any] = {
+_TIME_TO_TEXT: dict[Kind, Any] = {
     Kind.STRING: str,
     Kind.INTEGER: str,
     Kind.DECIMAL: str,
@@ -572,10 +583,11 @@ class Applied:
     """What was applied to a key: the newest message, and each source's greatest position."""
 
     newest: Newest | None = None
-    positions: dict[str, str] = field(default_factory=dict)
+    positions: dict[str, str] = field(default_factory=dict)  # by source
     # The first three of `COLUMNS` as read.
     stored_texts: tuple[str | None, ...] = (None, None, None)
-    of_record: Newest | None = None  # stands for `newest` if there is none; not stored
+    # The record's own time, which stands for `newest` if there is none; not stored.
+    record_newest: Newest | None = None
 
     def was_applied(self, conditions: Conditions, mark: Mark) -> bool:
         """Whether the message, or a later one of its source, was applied before."""
@@ -583,7 +595,7 @@ class Applied:
 
     def is_late(self, conditions: Conditions, mark: Mark, time: Any) -> bool:
         """Whether the newest message applied to the key is newer than this one, by time and tie."""
-        newest = self.newest or self.of_record
+        newest = self.newest or self.record_newest
         if conditions.newest_by is None or newest is None:
             return False
         return (time, mark.tie) < newest
@@ -602,13 +614,13 @@ def applied_to_texts(
     """Return the texts to store in `COLUMNS`: the column `newest_by`, the newest message's time and
     tie, and the positions.
 
-    The column, time and tie stay as they were read without `newest_by`, and if all messages that
-    were applied are older than the record.
+    Without `newest_by`, and if all messages that were applied are older than the record, column,
+    time and tie stay as they were read.
     """
     if applied.newest is None or newest_by is None:
         return (*applied.stored_texts, json.dumps(applied.positions))
     time, tie = applied.newest
-    write = _WRITTEN.get(codec.columns[newest_by].kind)
+    write = _TIME_TO_TEXT.get(codec.columns[newest_by].kind)
     return (
         newest_by,
         write(time) if write else time.isoformat(),
@@ -626,7 +638,7 @@ def applied_from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any,
     stored_texts = (column, time_text, tie)
     if newest_by is None or column != newest_by or time_text is None:
         return Applied(None, positions, stored_texts)
-    time = _READ[codec.columns[newest_by].kind](time_text)
+    time = _TIME_FROM_TEXT[codec.columns[newest_by].kind](time_text)
     return Applied(Newest(time, tie), positions, stored_texts)
 
 
@@ -732,10 +744,8 @@ def _values_to_check(operation: Operation[Any], has_values: bool) -> Sequence[An
     (`has_values`).
     """
     entries = operation.entries
-    given = None
-    if has_values:
-        given = entries.values
-    return given or [None] * len(entries)
+    values = entries.values if has_values else None
+    return values or [None] * len(entries)
 
 
 def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries:
@@ -863,7 +873,10 @@ class _Planner:
         newest_by = self.operation.conditions.newest_by
         if newest_by is not None and applied.newest is None:
             time = self.stored.records.get(key, {}).get(newest_by)
-            applied.of_record = None if time is None else Newest(time, "")
+            if time is None:
+                applied.record_newest = None
+            else:
+                applied.record_newest = Newest(time, "")
         return applied
 
     def write(self, entry: Entry) -> Problem | None:
@@ -892,9 +905,11 @@ class _Planner:
         defaults = self.operation.entries.defaults
         try:
             if entry.key in self.stored.records:
-                known = plan.changes.get(entry.key) or CheckedChanges({}, {}, {})
-                _apply(codec, entry.value, known.set, self.stored.records[entry.key], known.append)
-                plan.changes[entry.key] = known
+                planned = plan.changes.get(entry.key) or CheckedChanges({}, {}, {})
+                _apply(
+                    codec, entry.value, planned.set, self.stored.records[entry.key], planned.append
+                )
+                plan.changes[entry.key] = planned
                 return None
             record = plan.begins.get(entry.key)
             if record is not None:
@@ -945,7 +960,7 @@ def _apply(
 
     `new` are the planned changes of a stored record, and `old` are the columns of it that were
     read. For a record that is to be created, both are this record. If `appended` is given, the
-    store appends values itself: they go there, except for a column whose value is in `new`.
+    store appends values itself: they are added to `appended`, but to `new` if the column is in it.
     """
     is_record = new is old
     if changes.add:
@@ -1060,7 +1075,9 @@ class BisectRejected:
         self._parts = [valid.entries] if valid.entries else []
 
     def next(self) -> ValidEntries | None:
-        """The next part to send, or None; report its result with `done` or `failed`."""
+        """The next part to send, None once all are sent; report its result with `done`, `rejected`
+        or `failed`.
+        """
         if self._parts:
             return ValidEntries(self._parts[0], {})
         return None
@@ -1081,17 +1098,17 @@ class BisectRejected:
         part = self._parts.pop(0)
         count = Counter(entry.key for entry in part)
         rest: list[Entry] = []
-        alone: list[Sequence[Entry]] = []
+        parts: list[Sequence[Entry]] = []
         for entry in part:
             if entry.key not in errors:
                 rest.append(entry)
             elif count[entry.key] > 1:
-                alone.append([entry])
+                parts.append([entry])
             else:
                 self.problems[entry.place] = Problem(State.REFUSED, errors[entry.key])
         if rest:
-            alone.insert(0, rest)
-        self._parts[:0] = alone
+            parts.insert(0, rest)
+        self._parts[:0] = parts
 
     def failed(self, problem: Problem, *, by_data: bool) -> None:
         """Report that the part has failed as a whole. `by_data`: because of values in it, so its

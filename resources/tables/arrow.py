@@ -91,7 +91,8 @@ class ArrowEntries:
         """Return the rows of an Arrow batch or table, or of a data frame, as entries.
 
         The columns `key` make the keys. A record has all columns, an update (`updates`) all but the
-        key's.
+        key's. Raises SchemaMismatchError for a key column that is missing or nested, a name that
+        occurs twice, and a value that Python can't represent.
         """
         if not isinstance(batch, ArrowFrame):
             problem = (
@@ -113,12 +114,12 @@ class ArrowEntries:
             if _has_nanoseconds(column.type):  # stores take microseconds
                 columns[name] = cast_column(column, name, "timestamp", "an Arrow batch")
         if updates:
-            held = {name: column for name, column in columns.items() if name not in key}
+            record_columns = {name: column for name, column in columns.items() if name not in key}
         else:
-            held = columns
+            record_columns = columns
         return ArrowEntries(
             to_struct_array({name: columns[name] for name in key}, rows.num_rows),
-            to_struct_array(held, rows.num_rows),
+            to_struct_array(record_columns, rows.num_rows),
         )
 
     @property
@@ -201,7 +202,9 @@ class ArrowEntries:
 
 
 def _plain_column(batch: Any, place: int) -> Any:
-    """Return a column as one array without dictionary encoding."""
+    """Return a column as one array without dictionary encoding. Raises SchemaMismatchError if it is
+    too large for one.
+    """
     column = batch.column(place)
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -349,9 +352,9 @@ class Marks:
         if self._last is not None and message(0) == self._last:
             ordinals[0] = self._next_ordinal(self._ordinal, self._last)
         for row in repeated_rows.tolist():
-            here = message(row)
-            if here == message(row - 1):
-                ordinals[row] = self._next_ordinal(int(ordinals[row - 1]), here)
+            current = message(row)
+            if current == message(row - 1):
+                ordinals[row] = self._next_ordinal(int(ordinals[row - 1]), current)
         self._last = message(count - 1)
         self._ordinal = int(ordinals[-1])
         return pa.array(ordinals)
@@ -446,9 +449,9 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
         for place in np.flatnonzero(deleted).tolist():
             values[place] = None
         return [Part(write.with_entries(RowEntries(whole.keys, values)), batch, everything)]
-    bare = replace(whole, records=None, default_records=None, typed=False, remove=())
+    keys_only = replace(whole, records=None, default_records=None, typed=False, remove=())
     delete = Operation(
-        OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True
+        OperationKind.DELETE, keys_only, shape.args, shape.conditions, key=shape.key, rerun=True
     )
     parts = []
     for is_deleted, rows in group_preserving_key_order(deleted, whole.keys):
@@ -493,7 +496,8 @@ def _column_as_struct(column: Any) -> Any:
 def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     """Return each record's time, which is in the column `newest_by`.
 
-    For a tombstone with null there, it is the time at which the tombstone was sent.
+    For a tombstone with null there, it is the time at which the tombstone was sent. Raises
+    SchemaMismatchError if the column is missing, or a time is null.
     """
     name = shape.conditions.newest_by
     if shape.typed:

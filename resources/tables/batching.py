@@ -143,14 +143,14 @@ class _Call:
         `places`.
         """
         if outcomes.problems:
-            for place, member in enumerate(places, start):
+            for place, own_place in enumerate(places, start):
                 if problem := outcomes.problems.get(place):
-                    self.problems[member] = problem
+                    self.problems[own_place] = problem
         if outcomes.records is not None:
             if self.records is None:
                 self.records = [None] * len(self.operation)
-            for place, member in enumerate(places, start):
-                self.records[member] = outcomes.records[place]
+            for place, own_place in enumerate(places, start):
+                self.records[own_place] = outcomes.records[place]
 
     def fail(self, error: BaseException) -> None:
         """Note an error, which the caller gets unless there was one before."""
@@ -187,7 +187,7 @@ class _Request:
     spans: list[_Span]
 
     @property
-    def members(self) -> list[_Call]:
+    def calls(self) -> list[_Call]:
         """The calls that its entries come from, each once."""
         return list(dict.fromkeys(span.call for span in self.spans))
 
@@ -219,13 +219,11 @@ class _Lanes:
 def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Iterator[_Request]:
     """Yield the requests for these calls, in an order in which each key's entries keep theirs."""
     lanes = _Lanes()
-    lane_of: list[int] = []
+    lane_of_entries: list[int] = []
     for call in calls:
-        lane_of += lanes.of_entries(provider, call.operation)
+        lane_of_entries += lanes.of_entries(provider, call.operation)
     first = calls[0].operation
-    entries = first.entries
-    if len(calls) > 1:
-        entries = _concatenate_entries([call.operation.entries for call in calls])
+    entries = _entries_of_all(calls)
     if len(lanes.operations) == 1:  # all can share requests, in the order of the calls
         for start, end in provider.bounds(entries):
             yield _Request(
@@ -233,21 +231,29 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
                 list(_spans_between(calls, start, end)),
             )
         return
+    # Of each entry, its call and its index there.
     origins = [(call, place) for call in calls for place in range(len(call.operation))]
-    for lane, members in group_preserving_key_order(lane_of, entries.keys):
-        like = lanes.operations[lane]
-        sent = _pick_entries(entries, members, like.kind)
+    for lane, places in group_preserving_key_order(lane_of_entries, entries.keys):
+        of_lane = lanes.operations[lane]
+        sent = _pick_entries(entries, places, of_lane.kind)
         for start, end in provider.bounds(sent):
-            spans = _spans_of([origins[member] for member in members[start:end]])
-            yield _Request(like.with_entries(sent.part(start, end)), spans)
+            spans = _spans_of([origins[place] for place in places[start:end]])
+            yield _Request(of_lane.with_entries(sent.part(start, end)), spans)
+
+
+def _entries_of_all(calls: Sequence[_Call]) -> Entries[Any]:
+    """Return the entries of these calls, one call after another."""
+    if len(calls) == 1:
+        return calls[0].operation.entries
+    return _concatenate_entries([call.operation.entries for call in calls])
 
 
 def _spans_of(origins: Sequence[tuple[_Call, int]]) -> list[_Span]:
     """Return the parts of a request by call, given the call of each entry, and its place there."""
     spans: list[_Span] = []
     at = 0
-    for call, members in groupby(origins, key=lambda origin: origin[0]):
-        places = [place for _, place in members]
+    for call, of_call in groupby(origins, key=lambda origin: origin[0]):
+        places = [place for _, place in of_call]
         spans.append(_Span(call, at, places))
         at += len(places)
     return spans
@@ -304,12 +310,12 @@ def _concatenate_column(parts: Sequence[Entries[Any]], name: str) -> list[Any] |
 
 
 def _pick_entries(
-    entries: Entries[Any], members: Sequence[int], kind: OperationKind
+    entries: Entries[Any], places: Sequence[int], kind: OperationKind
 ) -> Entries[Any]:
-    """Return the entries at `members` for an operation of this kind; those of a delete have no
+    """Return the entries at `places` for an operation of this kind; those of a delete have no
     values.
     """
-    picked = entries.take(members)
+    picked = entries.take(places)
     values = picked.values
     if isinstance(picked, RowEntries):
         # A column may have values only of entries that were not picked.
@@ -383,8 +389,8 @@ class KeyLock:
         self._last: dict[Hashable, Ticket] = {}  # the last open ticket of each key
         self._alone: Ticket | None = None  # the only open ticket, if its keys are not in `_last`
         self._open: set[Ticket] = set()
-        # Given up in batches that are sent again as a whole, by another process or event loop; see
-        # `send_unblocked`.
+        # The problems of entries that were given up in batches that are sent again as a whole, by
+        # another process or event loop; see `send_unblocked`.
         self.blocked: dict[_KeyAndSource, Problem] = {}
 
     def take(self, entries: Entries[Any]) -> Ticket:
@@ -638,7 +644,7 @@ class _Batches:
         """Send the requests for these calls, each in a task, in the order of their keys."""
         requests = list(_split_into_requests(self._provider, calls))
         for request in requests:
-            for call in request.members:
+            for call in request.calls:
                 call.left += 1
         tickets = [self._order.take(request.operation.entries) for request in requests]
         tasks = []
@@ -656,15 +662,15 @@ class _Batches:
         """
         await ticket.acquire()
         operation = request.operation
-        members = request.members
+        calls = request.calls
         async with self._slots:
             try:
                 outcomes = await send_unblocked(ticket, operation, self._below)
             except Exception as error:  # noqa: BLE001 - the callers receive it
-                if len(members) > 1 and not may_have_effect(operation, error):
+                if len(calls) > 1 and not may_have_effect(operation, error):
                     await self._send_per_call(request)
                     return
-                for call in members:
+                for call in calls:
                     call.fail(error)
                 return
             has_parts = len(request.spans) > 1
@@ -673,7 +679,7 @@ class _Batches:
                 return
         for call, start, places in request.spans:
             call.record(places, outcomes, start)
-        members[0].defaults_put += outcomes.defaults_put  # the outcomes do not say of which entries
+        calls[0].defaults_put += outcomes.defaults_put  # the outcomes do not say of which entries
 
     async def _send_per_call(self, request: _Request) -> None:
         """Resend a rejected request caller by caller, so that one caller's bad entry does not
@@ -695,7 +701,7 @@ class _Batches:
         one.
         """
         ticket.release()
-        for call in request.members:
+        for call in request.calls:
             if task.cancelled():
                 call.answer.cancel()
             elif (error := task.exception()) is not None:

@@ -146,7 +146,9 @@ class CachedRecords:
         until = (now + self._after_write, now + self._after_read)
         places = _cache_keys(keys, args)
         for at, record in zip(places, records, strict=True):
-            if at in kept:  # replaced it would keep its place, and without a record it would stay
+            # An entry that is replaced would keep its place in the order of use, and one whose key
+            # has no record any more would stay.
+            if at in kept:
                 self._drop(at)
             if record is None and not self._absent:
                 continue
@@ -222,12 +224,12 @@ class CacheLayer:
 
     def __init__(
         self,
-        inner: Layer,
+        below: Layer,
         cache: Cache | None = None,
         meter: Meter | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._inner = inner
+        self._below = below
         self._cache = cache or Cache()
         self._meter = meter or Meter()
         self._clock = clock or SystemClock()
@@ -235,9 +237,9 @@ class CacheLayer:
         self._kept = CachedRecords(self._cache)
         # The number of begins and ends of writes so far; and for each key the number at its last
         # one, which is recorded only while gets are under way.
-        self._number = 0
-        self._numbers: dict[Hashable, int] = {}
-        self._reads = 0
+        self._write_events = 0
+        self._last_events: dict[Hashable, int] = {}
+        self._reads_under_way = 0
         # By key: the write under way that was called last.
         self._writing: dict[Hashable, object] = {}
 
@@ -251,13 +253,13 @@ class CacheLayer:
         if operation.kind is not OperationKind.GET:
             return await self._write(operation)
         if not _are_hashable(operation.args):
-            return await self._inner.send(operation)
+            return await self._below.send(operation)
         return await self._read(operation)
 
     async def close(self) -> None:
         with self._lock:
             self._kept.clear()
-        await self._inner.close()
+        await self._below.close()
 
     async def _read(self, operation: Operation[Any]) -> Outcomes:
         """Answer a get from the cache, and ask the layer below for the other keys."""
@@ -266,8 +268,8 @@ class CacheLayer:
         now = self._clock.now()
         with self._lock:
             records, unknown = self._kept.find(keys, args, now)
-            began = self._number
-            self._reads += bool(unknown)
+            began = self._write_events
+            self._reads_under_way += bool(unknown)
         hits = len(keys) - len(unknown)
         answer = Outcomes(len(keys), records)
         if not unknown:
@@ -279,13 +281,13 @@ class CacheLayer:
             operation = operation.with_entries(operation.entries.take(unknown))
         self._meter.add("cache_misses", len(unknown))
         try:
-            outcomes = await self._inner.send(operation)
+            outcomes = await self._below.send(operation)
             self._keep_read(operation.entries.keys, args, outcomes, began)
         finally:
             with self._lock:
-                self._reads -= 1
-                if not self._reads:
-                    self._numbers.clear()
+                self._reads_under_way -= 1
+                if not self._reads_under_way:
+                    self._last_events.clear()
         if hits:
             return answer.with_retried(unknown, outcomes)
         return outcomes
@@ -301,13 +303,14 @@ class CacheLayer:
         if records is None:
             return
         with self._lock:
-            if outcomes.problems or self._numbers:
-                kept = []
+            if outcomes.problems or self._last_events:
+                valid = []
                 for place, key in enumerate(keys):
-                    if place not in outcomes.problems and self._numbers.get(key, began) <= began:
-                        kept.append(place)
-                keys = [keys[place] for place in kept]
-                records = [records[place] for place in kept]
+                    is_unchanged = self._last_events.get(key, began) <= began
+                    if place not in outcomes.problems and is_unchanged:
+                        valid.append(place)
+                keys = [keys[place] for place in valid]
+                records = [records[place] for place in valid]
             self._keep(keys, records, args)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
@@ -322,7 +325,7 @@ class CacheLayer:
             keep_calls = self._kept.keep_calls
         outcomes: Outcomes | None = None
         try:
-            outcomes = await self._inner.send(operation)
+            outcomes = await self._below.send(operation)
             return outcomes
         finally:
             self._end_write(operation, outcomes, token, keep_calls)
@@ -331,24 +334,27 @@ class CacheLayer:
         self, operation: Operation[Any], outcomes: Outcomes | None, token: object, keep_calls: int
     ) -> None:
         """Keep the written records of keys that no later write has begun to change, if the cache
-        keeps what is written.
+        keeps what is written. What gets may have kept of its keys meanwhile is forgotten.
 
         `keep_calls` is the number of calls of `keep` when the write began.
         """
         keys = operation.entries.keys
         with self._lock:
             others_kept = keep_calls != self._kept.keep_calls
-            if others_kept or self._reads:  # a get under way may keep what it has read before
+            # A get under way may keep what it has read before.
+            if others_kept or self._reads_under_way:
                 self._forget(keys)
-            last = {key for key in keys if self._writing.get(key) is token}
-            for key in last:
+            written_last = {key for key in keys if self._writing.get(key) is token}
+            for key in written_last:
                 del self._writing[key]
             if outcomes is None or not self._keeps_what_is_written(operation):
                 return
-            last.difference_update(keys[place] for place in outcomes.problems)
+            written_last.difference_update(keys[place] for place in outcomes.problems)
             values = operation.entries.values or [None] * len(keys)
             # The last entry of a key is its record.
-            written = {key: value for key, value in zip(keys, values, strict=True) if key in last}
+            written = {
+                key: value for key, value in zip(keys, values, strict=True) if key in written_last
+            }
             self._keep(list(written), list(written.values()), operation.args)
 
     def _keeps_what_is_written(self, operation: Operation[Any]) -> bool:
@@ -369,9 +375,9 @@ class CacheLayer:
         """Evict the records of keys that a write begins or ends to change, and number this
         event.
         """
-        self._number += 1
-        if self._reads:
-            self._numbers.update(dict.fromkeys(keys, self._number))
+        self._write_events += 1
+        if self._reads_under_way:
+            self._last_events.update(dict.fromkeys(keys, self._write_events))
         self._kept.forget(keys)
 
 

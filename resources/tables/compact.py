@@ -165,24 +165,24 @@ class CompactLayer:
         """
         groups = group_by_key(operation.entries.keys)
         problems = await self._find_misfits(operation, groups)
-        left = without(groups, problems)
-        saved = sum(map(len, left))
+        groups_left = without(groups, problems)
+        saved = sum(map(len, groups_left))
         is_first = True
-        while left:
-            last = sorted(places[-1] for places in left)
+        while groups_left:
+            last = sorted(places[-1] for places in groups_left)
             saved -= len(last)
             outcomes = await self._send_writes(operation, last, is_first=is_first)
             is_first = False
             failed = {last[at]: problem for at, problem in outcomes.problems.items()}
             problems.update(failed)
             earlier = []
-            for places in left:
+            for places in groups_left:
                 problem = failed.get(places[-1])
                 if problem is not None and is_record_rejected(problem):
                     earlier.append(places[:-1])
                 elif problem is not None:
                     problems.update(dict.fromkeys(places, problem))
-            left = [places for places in earlier if places]
+            groups_left = [places for places in earlier if places]
         self._count(saved)
         return Outcomes(len(operation), problems=problems)
 
@@ -200,19 +200,20 @@ class CompactLayer:
             return await self._send(operation, is_first=is_first)
         outcomes = Outcomes(len(places))
         values = entries.values or ()
+        # The indices in `places` of the entries of each kind.
         by_kind: dict[OperationKind, list[int]] = {OperationKind.PUT: [], OperationKind.DELETE: []}
         for at, place in enumerate(places):
             kind = OperationKind.DELETE if values[place] is None else OperationKind.PUT
             by_kind[kind].append(at)
-        for kind, own in by_kind.items():
-            if not own:
+        for kind, of_kind in by_kind.items():
+            if not of_kind:
                 continue
-            rows = RowEntries([entries.keys[places[at]] for at in own])
+            rows = RowEntries([entries.keys[places[at]] for at in of_kind])
             if kind is OperationKind.PUT:
-                rows = replace(rows, values=[values[places[at]] for at in own])
+                rows = replace(rows, values=[values[places[at]] for at in of_kind])
             sent = replace(operation, kind=kind, entries=rows)
             part = await self._send(sent, is_first=is_first)
-            outcomes = outcomes.with_retried(own, part)
+            outcomes = outcomes.with_retried(of_kind, part)
             is_first = False
         return outcomes
 
@@ -326,13 +327,13 @@ def _merge_entries(operation: Operation[Any], places: Sequence[int]) -> list[_Se
     """
     values = operation.entries.values or ()
     defaults = operation.entries.defaults or [None] * len(operation)
-    own = [defaults[place] for place in places]
+    own_defaults = [defaults[place] for place in places]
     merged = None
-    if len(places) > 1 and own.count(None) in (0, len(own)):
+    if len(places) > 1 and own_defaults.count(None) in (0, len(own_defaults)):
         merged = merge_updates([values[place] for place in places])
     if merged is None:
         return [_Sent([place], values[place], defaults[place]) for place in places]
-    return [_Sent(places, merged, own[0])]
+    return [_Sent(places, merged, own_defaults[0])]
 
 
 def _had_no_effect(problem: Problem, update: Any) -> bool:

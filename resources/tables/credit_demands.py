@@ -155,8 +155,8 @@ class Demands:
         return paid
 
     def next_lease(self, now: float) -> LeaseRequest | None:
-        """Return the lease to ask for now; None if none is needed, or within `PAUSE_SECONDS` of
-        the last request.
+        """Return the lease to ask for now, and note that it is requested; None if none is needed,
+        or within `PAUSE_SECONDS` of the last request.
         """
         since = now - self._requested_at
         waiting = sum(demand.missing for demand in self._waiting)

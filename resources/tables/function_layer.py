@@ -85,7 +85,7 @@ class FunctionLayer:
         if not self.may_create:
             operation = replace(operation, may_create=False)
         sent = False
-        of_run = RUN_FENCE.set(operation.fence)
+        token = RUN_FENCE.set(operation.fence)
         try:
             await function.open()
             await operation.check_fence()
@@ -105,18 +105,18 @@ class FunctionLayer:
                 raise  # nothing was sent
             return outcomes_from_error(function, operation, error, of_request=True)
         finally:
-            RUN_FENCE.reset(of_run)
+            RUN_FENCE.reset(token)
         if _fits(outcomes, operation):
             return outcomes
         return self._invalid_outcomes(function, operation, outcomes)
 
     async def close(self) -> None:
-        reads = self.read_function
-        writes = self.write_function
-        if reads is not None:
-            await reads.close()
-        if writes is not None and writes is not reads:
-            await writes.close()
+        reader = self.read_function
+        writer = self.write_function
+        if reader is not None:
+            await reader.close()
+        if writer is not None and writer is not reader:
+            await writer.close()
 
     def _invalid_outcomes(
         self, function: TableFunction, operation: Operation[Any], outcomes: object
@@ -148,13 +148,14 @@ class FunctionLayer:
         """Return the function for an operation; ConfigurationError if there is none, or if it does
         not support the operation's arguments or conditions.
         """
-        function = self.write_function
-        asked = "asked to write"
-        missing = "write"
         if operation.kind is OperationKind.GET:
             function = self.read_function
             asked = "asked for records"
             missing = "read"
+        else:
+            function = self.write_function
+            asked = "asked to write"
+            missing = "write"
         if function is None:
             problem = f"table {self.table} was {asked} but has no {missing} function."
             raise errors.ConfigurationError(

@@ -93,13 +93,13 @@ def _find_wrong_keys(
         return f"with unhashable keys: {unhashable}"
     if not lacking:
         return "without the keys that have no record"
-    others = sorted(map(repr, lacking.difference(requested)))
-    if not others:
+    unrequested = sorted(map(repr, lacking.difference(requested)))
+    if not unrequested:
         return ""
     more = ""
-    if len(others) > 3:
+    if len(unrequested) > 3:
         more = ", …"
-    return f"with keys that were not requested: {', '.join(others[:3])}{more}"
+    return f"with keys that were not requested: {', '.join(unrequested[:3])}{more}"
 
 
 def _find_other_error(error: BaseException) -> BaseException | None:
@@ -264,8 +264,8 @@ class TableFunction:
         """
 
     async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
-        """Return the problems of entries that are certain to be rejected, by index, as far as no
-        request tells them.
+        """Return the problems of entries that are certain to be rejected, by index, as far as they
+        are known without a request.
 
         Compact batches send only the others. By default there are none.
         """
@@ -323,9 +323,7 @@ class TableFunction:
         args = operation.args
         kind = operation.kind
         name = _METHODS[kind].of_all
-        base: type = TableReadFunction
-        if kind.writes:
-            base = TableWriteFunction
+        base: type = TableWriteFunction if kind.writes else TableReadFunction
         is_overridden = name is not None and getattr(type(self), name) is not getattr(base, name)
         if name is None or not is_overridden:
             return await self._send_entries(operation)
@@ -334,8 +332,10 @@ class TableFunction:
             if kind is OperationKind.GET:
                 records = await method(list(dict.fromkeys(entries.keys)), *args)
                 return Outcomes(len(operation), [records.get(key) for key in entries.keys])
-            sent: Iterable[Any] = entries.keys
-            if kind is not OperationKind.DELETE:
+            sent: Iterable[Any]
+            if kind is OperationKind.DELETE:
+                sent = entries.keys
+            else:
                 sent = zip(entries.keys, entries.values or (), strict=True)
             await method(list(sent), *args)
             return Outcomes(len(operation))
@@ -594,12 +594,12 @@ def self_cancelled_error(error: asyncio.CancelledError) -> errors.TableUnavailab
 class TimedAttempt(NamedTuple):
     """The attempt that runs in the current task: its time limit, and the seconds that it allows.
 
-    `late` returns the problem of an entry, given its key, whose own request timed out.
+    `timeout_problem` returns the problem of an entry, given its key, whose own request timed out.
     """
 
     limit: asyncio.Timeout
     seconds: float
-    late: Callable[[Any], Problem]
+    timeout_problem: Callable[[Any], Problem]
 
 
 ATTEMPT: ContextVar[TimedAttempt | None] = ContextVar("ATTEMPT", default=None)
@@ -640,10 +640,11 @@ async def _send_one_by_one(
     """Send one request per entry: one after the other for each key, several keys at a time.
 
     Later entries of a key are not sent after one that failed. They get `Problem.unsent`, or are
-    MISSING too if the first was.
+    MISSING too if the first was. Raises RunLeaseLostError if a request found that the run has lost
+    its lease.
     """
     keys = operation.entries.keys
-    by_key: dict[Any, list[int]] = {}
+    by_key: dict[Any, list[int]] = {}  # the indices of its entries
     for place, key in enumerate(keys):
         by_key.setdefault(key, []).append(place)
     sending = _SingleRequests(function, operation, request)
@@ -693,11 +694,11 @@ class _SingleRequests:
                     self.problems[place] = problem
                     # Not even after a missing record: if another writer creates it meanwhile, the
                     # later entries would be applied without this one.
-                    if problem.state is not State.MISSING:
-                        left = problem.unsent
+                    if problem.state is State.MISSING:
+                        later_problem = problem
                     else:
-                        left = problem
-                    self.problems.update(dict.fromkeys(places[done + 1 :], left))
+                        later_problem = problem.unsent
+                    self.problems.update(dict.fromkeys(places[done + 1 :], later_problem))
                     return
 
     async def _send(self, place: int) -> Problem | None:
@@ -716,7 +717,7 @@ class _SingleRequests:
             return problem_from_error(self._function, self_cancelled_error(error))
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             if self._attempt is not None and limit.expired() and isinstance(error, TimeoutError):
-                return self._attempt.late(key)
+                return self._attempt.timeout_problem(key)
             return problem_from_error(self._function, error)
         return None
 
@@ -734,8 +735,8 @@ class DeclaredFunction:
         """The class whose `__init__` defines the declaration: the backend's, also for a user's
         subclass of it.
         """
-        own = (known for known in reversed(cls.__mro__) if issubclass(known, DeclaredFunction))
-        return next(known for known in own if "__init__" in vars(known))
+        classes = (base for base in reversed(cls.__mro__) if issubclass(base, DeclaredFunction))
+        return next(base for base in classes if "__init__" in vars(base))
 
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain values, without secrets."""
@@ -762,12 +763,12 @@ def reduce_function(function: F, base: type[F], settings: dict[str, Any]) -> tup
     Unpickling keeps its class, which may be a subclass of `base`, and the attributes that the
     subclass adds. It does not call the subclass's `__init__`, which may take other arguments.
     """
-    known = vars(rebuild_function(base, base, settings))
-    own = {}
+    declared = vars(rebuild_function(base, base, settings))
+    added = {}
     for name, value in vars(function).items():
-        if name not in known:
-            own[name] = value
-    return rebuild_function, (type(function), base, settings), own or None
+        if name not in declared:
+            added[name] = value
+    return rebuild_function, (type(function), base, settings), added or None
 
 
 def rebuild_function(kind: type[F], base: type[F], settings: dict[str, Any]) -> F:

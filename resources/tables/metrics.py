@@ -219,11 +219,11 @@ class Meter:
             if present:
                 self._totals["found"] += present
 
-    def request(self, *, ended: bool) -> None:
-        """Count a request to the store; if it has `ended`, without a problem, also as a success."""
+    def request(self, *, succeeded: bool) -> None:
+        """Count a request to the store; if it `succeeded`, without a problem, also as a success."""
         with self._counting:
             self._totals["requests"] += 1
-            if ended:
+            if succeeded:
                 self._totals["successes"] += 1
 
     def attempt(self, writes: bool, entries: int, seconds: float) -> None:

@@ -114,17 +114,17 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     waiting = [error]
     while waiting:
-        here = waiting.pop(0)
-        if id(here) in seen:
+        cause = waiting.pop(0)
+        if id(cause) in seen:
             continue
-        seen.add(id(here))
-        yield here
-        if isinstance(here, BaseExceptionGroup):
-            waiting.extend(here.exceptions)
-        if here.__cause__ is not None:
-            waiting.append(here.__cause__)
-        elif here.__context__ is not None and not here.__suppress_context__:
-            waiting.append(here.__context__)
+        seen.add(id(cause))
+        yield cause
+        if isinstance(cause, BaseExceptionGroup):
+            waiting.extend(cause.exceptions)
+        if cause.__cause__ is not None:
+            waiting.append(cause.__cause__)
+        elif cause.__context__ is not None and not cause.__suppress_context__:
+            waiting.append(cause.__context__)
 
 
 def first_cause(error: BaseException, kind: type[E]) -> E | None:
@@ -138,11 +138,13 @@ def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
     """The names of a table's key columns, in order. Raises ConfigurationError if they are no names,
     or not distinct.
     """
-    names: tuple[Any, ...] = ()
+    names: tuple[Any, ...]
     if isinstance(key, str):
         names = (key,)
     elif isinstance(key, list | tuple):
         names = tuple(key)
+    else:
+        names = ()  # rejected below
     are_text = all(isinstance(name, str) for name in names)
     if not names or not are_text or "" in names or len(set(names)) < len(names):
         problem = (
@@ -560,7 +562,7 @@ class Problem:
     @property
     def unsent(self) -> Problem:
         """The problem of later entries of the key, which are not sent because this entry was
-        given up.
+        given up: FAILED if this entry may be sent again, else REFUSED.
         """
         return replace(self, state=State.FAILED if self.may_pass else State.REFUSED)
 
@@ -633,10 +635,10 @@ class Outcomes:
 
 def concatenate_outcomes(parts: Iterable[Outcomes]) -> Outcomes:
     """Return the outcomes of an operation that was sent in consecutive parts."""
-    kept = list(parts)
-    whole = Outcomes(sum(part.count for part in kept))
+    in_order = list(parts)
+    whole = Outcomes(sum(part.count for part in in_order))
     start = 0
-    for part in kept:
+    for part in in_order:
         whole = whole.with_retried(range(start, start + part.count), part)
         start += part.count
     return whole
@@ -667,20 +669,20 @@ def group_preserving_key_order(lanes: Sequence[L], keys: Sequence[Hashable]) -> 
         return [Wave(first, range(len(keys)))]
     lane_of_wave: list[L] = []
     places_of_wave: list[list[int]] = []
-    waves_of_lane: dict[L, list[int]] = {}
+    waves_of_lane: dict[L, list[int]] = {}  # their numbers, in ascending order
     last_wave: dict[Hashable, int] = {}  # by key
     for place, (lane, key) in enumerate(zip(lanes, keys, strict=True)):
         before = last_wave.get(key, -1)
         if before >= 0 and lane_of_wave[before] == lane:
             places_of_wave[before].append(place)
             continue
-        own = waves_of_lane.setdefault(lane, [])
-        next_own = bisect_right(own, before)  # the lane's first wave after that of the key
-        if next_own == len(own):
-            own.append(len(lane_of_wave))
+        waves = waves_of_lane.setdefault(lane, [])
+        next_wave = bisect_right(waves, before)  # the lane's first wave after that of the key
+        if next_wave == len(waves):
+            waves.append(len(lane_of_wave))
             lane_of_wave.append(lane)
             places_of_wave.append([])
-        wave = own[next_own]
+        wave = waves[next_wave]
         places_of_wave[wave].append(place)
         last_wave[key] = wave
     return list(map(Wave, lane_of_wave, places_of_wave))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from dagster_adjunct.resources.validation import validated
 
 BOOKKEEPING_SUFFIX = "__adjunct_runs"
-"""What follows a table's name in that of its book-keeping."""
+"""The suffix with which a table's name becomes the name of its book-keeping."""
 ID = "id"
 RUNS = "runs"
 """The names of the book-keeping's numbers."""

@@ -189,7 +189,7 @@ Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
 
 
 def per_record(operation: Operation[Any], answer: Outcomes | None) -> float:
-    """Cost one credit per entry."""
+    """Cost one credit per entry, and nothing in addition once it is answered."""
     if answer is None:
         return len(operation)
     return 0
@@ -324,7 +324,7 @@ class RateLayer:
     """
 
     table: str
-    inner: Layer
+    below: Layer
     limit: RateLimit = field(default_factory=RateLimit)
     source: CreditSource | None = None
     meter: Meter = field(default_factory=Meter)
@@ -342,7 +342,7 @@ class RateLayer:
         """Send when the budget allows it, and in parts if it never allows all at once."""
         budget = self._budgets.get(READ if operation.kind is OperationKind.GET else WRITE)
         if budget is None:
-            return await self.inner.send(operation)
+            return await self.below.send(operation)
         cost = self._cost(operation)
         if cost <= budget.largest or operation.count <= 1:
             return await self._attempt(operation, budget, cost)
@@ -356,7 +356,7 @@ class RateLayer:
 
     async def close(self) -> None:
         await self._credits.close()
-        await self.inner.close()
+        await self.below.close()
 
     async def _attempt(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
         """Pay for a request, send it, and pay what a get costs in addition. An error of the credits
@@ -376,7 +376,7 @@ class RateLayer:
                 state = State.REFUSED
             return Outcomes.all(len(operation), Problem(state, error, of_request=True))
         waited = self._count_wait(began)
-        outcomes = await self.inner.send(operation)
+        outcomes = await self.below.send(operation)
         if operation.kind is OperationKind.GET and (rest := self._cost(operation, outcomes)) > 0:
             began = self.clock.now()
             await self._credits.acquire(budget, rest)
@@ -395,14 +395,14 @@ class RateLayer:
 
     def _cost(self, operation: Operation[Any], answer: Outcomes | None = None) -> float:
         """Return how many credits an operation costs before it is sent, or with its `answer` in
-        addition.
+        addition. Raises ConfigurationError if the declared function gives no number of credits.
         """
         credits = self.limit.credits
         if credits is per_record:
             if answer is None:
                 return operation.count
             return 0
-        wrong: Exception | None = None
+        raised: Exception | None = None
         try:
             cost = credits(operation, answer)
             is_number = isinstance(cost, int | float) and not isinstance(cost, bool)
@@ -411,13 +411,13 @@ class RateLayer:
             what = f"gave {cost!r:.60}"
         except Exception as error:  # noqa: BLE001 - it is the cause
             what = f"raised {type(error).__name__}: {error}"
-            wrong = error
+            raised = error
         problem = f"table {self.table}: credits of the rate limit {what}"
         step = (
             "a number of credits, 0 or more, for the operation, and after a get also for its"
             " outcomes"
         )
-        raise argument_error(problem, step, argument="credits", table=self.table) from wrong
+        raise argument_error(problem, step, argument="credits", table=self.table) from raised
 
     async def _send_in_parts(
         self, operation: Operation[Any], budget: Budget, cost: float
@@ -465,7 +465,7 @@ class RateLayer:
                 yield part, its_cost
 
 
-# Credits are leased at most this far ahead. Those of a run that dies are lost to the others.
+# Credits are leased at most this far ahead: what a run has leased when it dies, others can't use.
 MAX_AHEAD_SECONDS = 1.0
 # A run that has not asked for a lease for this long needs no credits, or is dead.
 _ACTIVE_SECONDS = 2.0

@@ -56,7 +56,7 @@ class AttemptLayer:
     """
 
     table: str
-    inner: Layer
+    below: Layer
     timeout: float | None = None
     meter: Meter = field(default_factory=Meter)
 
@@ -66,14 +66,14 @@ class AttemptLayer:
         """
         began = perf_counter()
         if self.timeout is None:
-            outcomes = await self.inner.send(operation)
+            outcomes = await self.below.send(operation)
         else:
             limit = asyncio.timeout(self.timeout)
-            late = partial(self._timeout_problem, operation, 1)
-            within = ATTEMPT.set(TimedAttempt(limit, self.timeout, late))
+            timeout_problem = partial(self._timeout_problem, operation, 1)
+            token = ATTEMPT.set(TimedAttempt(limit, self.timeout, timeout_problem))
             try:
                 async with limit:
-                    outcomes = await self.inner.send(operation)
+                    outcomes = await self.below.send(operation)
             except TimeoutError:
                 if not limit.expired():
                     raise  # an error of the layer below, which came in time
@@ -82,14 +82,14 @@ class AttemptLayer:
                 )
                 outcomes = Outcomes.all(len(operation), problem)
             finally:
-                ATTEMPT.reset(within)
+                ATTEMPT.reset(token)
         self.meter.attempt(
             operation.kind is not OperationKind.GET, operation.count, perf_counter() - began
         )
         return outcomes
 
     async def close(self) -> None:
-        await self.inner.close()
+        await self.below.close()
 
     def _timeout_problem(self, operation: Operation[Any], count: int, key: Any) -> Problem:
         """Return the problem of entries, the first with this key, that had no answer in time; count
@@ -99,14 +99,14 @@ class AttemptLayer:
         entries = "of key"
         if count != 1:
             entries = f"of {count} entries, the first with key"
-        late = TableUnavailableError(
+        error = TableUnavailableError(
             f"table {self.table}: a {operation.kind.value} {entries} {key!r} had no answer after"
             f" {self.timeout:g} s and was given up.",
             "Check the store's load, or raise RetryPolicy(timeout=…).",
             table=self.table,
         )
-        late.__cause__ = TimeoutError()
-        return Problem(State.UNKNOWN, late)
+        error.__cause__ = TimeoutError()
+        return Problem(State.UNKNOWN, error)
 
 
 _MAX_GROWTH = 1000.0
@@ -265,7 +265,7 @@ class RetryLayer:
     a key after a failed one.
     """
 
-    inner: Layer
+    below: Layer
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=SystemClock)
@@ -276,19 +276,19 @@ class RetryLayer:
         """
         began = self.clock.now()
         try:
-            outcomes = await self.inner.send(operation)
+            outcomes = await self.below.send(operation)
         except BaseException:
-            self.meter.request(ended=False)
+            self.meter.request(succeeded=False)
             raise
         if outcomes.problems:
-            self.meter.request(ended=False)
+            self.meter.request(succeeded=False)
             _raise_lost_lease(outcomes)
             return await self._retry_until_done(operation, outcomes, began)
-        self.meter.request(ended=True)
+        self.meter.request(succeeded=True)
         return outcomes
 
     async def close(self) -> None:
-        await self.inner.close()
+        await self.below.close()
 
     async def _retry_until_done(
         self, operation: Operation[Any], outcomes: Outcomes, began: float
@@ -297,21 +297,21 @@ class RetryLayer:
         began at `began`.
         """
         for attempts in count(1):
-            # Some entries may be done: an error becomes the problem of the others only, so that
-            # those aren't resent.
+            # The entries that get the problem of an error here: not those that are done, which
+            # must not be sent again.
             left = [place for place, problem in outcomes.problems.items() if not problem.is_answer]
             try:
                 left = self._entries_to_retry(operation, outcomes)
                 if not await self._wait(outcomes, left, attempts, began):
                     break
                 again = _add_overtakers(operation, outcomes, left)
-                later = await self.inner.send(operation.with_entries(operation.entries.take(again)))
+                later = await self.below.send(operation.with_entries(operation.entries.take(again)))
             except RunLeaseLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                known = outcomes.problems
-                failed = {at: Problem(known[at].state, error, of_request=True) for at in left}
-                outcomes = replace(outcomes, problems={**known, **failed})
+                problems = outcomes.problems
+                failed = {at: Problem(problems[at].state, error, of_request=True) for at in left}
+                outcomes = replace(outcomes, problems={**problems, **failed})
                 break
             _raise_lost_lease(later)
             outcomes = outcomes.with_retried(again, later)

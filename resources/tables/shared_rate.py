@@ -81,7 +81,7 @@ class CreditServer:
         self._host = host
         self._bind = bind or host
         self._secret = secrets.token_bytes(32)
-        self._budgets: dict[tuple[str, str], _BudgetServer] = {}
+        self._budgets: dict[tuple[str, str], _BudgetServer] = {}  # by name and tag
         self._thread = LoopThread("adjunct-credits")
         self._server: asyncio.Server | None = None
 
@@ -142,7 +142,8 @@ class CreditServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: dict[str, Any]
     ) -> None:
         """Answer a task's demand for credits once they are granted. Until then, regular messages
-        show the task that this server lives.
+        show the task that this server lives. Raises EOFError once the task has ended, and
+        HandshakeError for an invalid demand.
         """
         server = self._budgets.get((str(message.get("budget")), str(message.get("tag"))))
         credits = message.get("credits")
@@ -192,6 +193,7 @@ class _BudgetServer:
     def __init__(self, demands: Demands, leases: BudgetLeases) -> None:
         self._demands = demands
         self._leases = leases
+        # The future of the answer to each demand that waits.
         self._waiting: dict[Demand, asyncio.Future[dict[str, Any]]] = {}
         self._changed = asyncio.Event()
         self._leasing: asyncio.Task[None] | None = None
@@ -223,7 +225,7 @@ class _BudgetServer:
             if self._leasing is None and (request := self._demands.next_lease(now)) is not None:
                 self._leasing = asyncio.create_task(self._lease(request))
             at = self._demands.next_event_at(now)
-            wait = None
+            wait = None  # until something changes
             if at is not None:
                 wait = max(0.001, at - now)  # at most 1,000 turns a second
             with suppress(TimeoutError):
@@ -231,7 +233,9 @@ class _BudgetServer:
                     await self._changed.wait()
 
     async def _lease(self, request: LeaseRequest) -> None:
-        """Lease credits for the waiting demands; an error that does not pass fails all of them."""
+        """Lease credits for the waiting demands. An error that does not pass fails all of them, and
+        so does any other once no lease has succeeded for `_STORE_SECONDS`.
+        """
         began = time.monotonic()
         try:
             got = await asyncio.to_thread(self._leases.lease, request)
@@ -292,29 +296,31 @@ class BudgetLeases:
         Raises StoreUnavailableError (if a lease was stored nevertheless, it expires unused),
         CommitConflictError after many conflicts, and MalformedDocumentError.
         """
-        others = False
-        rates = set[float]()
+        has_others = False  # runs that share the budget
+        other_rates = set[float]()
 
         def decide(data: bytes | None) -> tuple[bytes, LeaseInterval | None]:
             """Return the timeline to store instead of `data`, and the interval in times
             of `clock`.
             """
-            nonlocal others, rates
+            nonlocal has_others, other_rates
             timeline = SharedTimeline() if data is None else self._parse(data)
-            here = self._clock()
-            self._ahead = max(self._ahead, timeline.now - here)
-            after, got = lease_credits(timeline, self._run, here + self._ahead, request, self._rate)
-            others = len(after.runs) > 1
-            rates = {run.rate for run in after.runs.values()} - {self._rate}
+            clock_now = self._clock()
+            self._ahead = max(self._ahead, timeline.now - clock_now)
+            after, got = lease_credits(
+                timeline, self._run, clock_now + self._ahead, request, self._rate
+            )
+            has_others = len(after.runs) > 1
+            other_rates = {run.rate for run in after.runs.values()} - {self._rate}
             if got is not None:
-                got = LeaseInterval(here + got.start, here + got.end)
+                got = LeaseInterval(clock_now + got.start, clock_now + got.end)
             unique = after.model_copy(update={"nonce": uuid.uuid4().hex})
             return unique.model_dump_json().encode(), got
 
         got = self._value.transact(decide)
-        if others:  # they will have changed the timeline before our next lease
+        if has_others:  # they will have changed the timeline before our next lease
             self._value.forget()
-        for rate in sorted(rates - self._logged_rates):
+        for rate in sorted(other_rates - self._logged_rates):
             _log.warning(
                 "%s is declared with %g credits per second here, and with %g in another run:"
                 " together they spend more than the lower. Give all tables that share it one"
@@ -323,7 +329,7 @@ class BudgetLeases:
                 self._rate,
                 rate,
             )
-        self._logged_rates |= rates
+        self._logged_rates |= other_rates
         return got
 
     def _parse(self, data: bytes) -> SharedTimeline:
@@ -502,7 +508,8 @@ class RunCredits:
     def with_credits(
         self, table: RemoteTable[Any, Any, Any], spark: SparkSession | None
     ) -> RemoteTable[Any, Any, Any]:
-        """Return a copy of the table that gets its credits from this run's server.
+        """Return a copy of the table that gets its credits from this run's server; a table without
+        a rate as it is.
 
         It is for tasks of the session `spark`, or with None for this process.
         """
@@ -527,7 +534,7 @@ def list_budgets(tables: Iterable[object]) -> tuple[Budget, ...]:
 
 def check_budgets(budgets: Iterable[Budget]) -> None:
     """Raise ConfigurationError if one of these budgets is declared with different rates."""
-    rates: dict[tuple[str, str], float] = {}
+    rates: dict[tuple[str, str], float] = {}  # by name and tag
     for budget in budgets:
         rate = rates.setdefault((budget.name, budget.tag), budget.rate)
         if rate != budget.rate:

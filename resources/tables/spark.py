@@ -82,16 +82,16 @@ class BulkReader:
     def __init__(
         self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]
     ) -> None:
-        bare = copy.copy(table)
-        bare.cache = None  # this reader has it, for all tasks
-        self._table = bare
+        uncached = copy.copy(table)
+        uncached.cache = None  # this reader has it, for all tasks
+        self._table = uncached
         self._spark = spark
-        self._here = BlockingTable(bare)
+        self._here = BlockingTable(uncached)
         self._meter = Meter()
         self._cache = None
         if table.cache is not None:
             self._cache = CacheLayer(_UncachedTable(self), table.cache, self._meter, table.clock)
-        self._in_tasks = TableMetrics()
+        self._task_metrics = TableMetrics()
         self._tasks = 1
 
     def read(self, keys: Sequence[Hashable], args: tuple[object, ...], tasks: int) -> ReadResult:
@@ -137,7 +137,7 @@ class BulkReader:
 
     def _metrics(self) -> TableMetrics:
         """The metrics of all reads up to now, in this process and in tasks."""
-        return self._table.metrics + self._meter.metrics() + self._in_tasks
+        return self._table.metrics + self._meter.metrics() + self._task_metrics
 
     def _ask_in_tasks(self, gets: Operation[Any], tasks: int) -> Outcomes:
         """Send the gets in so many Spark tasks; raises the first error."""
@@ -151,7 +151,7 @@ class BulkReader:
             .repartitionById(len(parts), "part")
         )
         ask = _reading_task(self._table, gets.args, self._key)
-        answered: dict[Any, Any] = {}
+        answered: dict[Any, Any] = {}  # the records by key
         metrics = TableMetrics()
         failed = None
         for row in frame.mapInArrow(ask, "answer binary").collect():
@@ -159,7 +159,7 @@ class BulkReader:
             answered |= answer.records
             metrics += answer.metrics
             failed = failed or answer.error
-        self._in_tasks += metrics
+        self._task_metrics += metrics
         metrics_hooks.report_metrics(self._table.name, metrics)
         if failed is not None:
             raise failed
@@ -319,9 +319,10 @@ async def send_batches(
     going: set[asyncio.Task[bool]] = set()
     may_go_on = True
 
-    async def write(parts: Sequence[Part]) -> bool:
-        outcomes = await asyncio.gather(*(send(part) for part in parts))
-        successes = [done(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
+    async def write(batch_parts: Sequence[Part]) -> bool:
+        outcomes = await asyncio.gather(*(send(part) for part in batch_parts))
+        answered = zip(batch_parts, outcomes, strict=True)
+        successes = [done(part, outcome) for part, outcome in answered]
         return all(successes)
 
     try:
@@ -426,17 +427,17 @@ def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
     check_record_columns(names, write.table, updates=write.contract is not None, what=what)
     sent = rows.sort_by([(name, "ascending") for name in _sorting_columns(names, write)])
     batches = sent.drop_columns(_unsent_columns(names, write)).combine_chunks().to_batches()
-    own = copy.copy(write.table)  # as a task has it: with connections and metrics of its own
-    (report,) = _sending_task(replace(write, table=own), what)(iter(batches))
+    table = copy.copy(write.table)  # as a task has it: with connections and metrics of its own
+    (report,) = _sending_task(replace(write, table=table), what)(iter(batches))
     return _sum_reports([pickle.loads(report.column(0)[0].as_py())], write, what)
 
 
 def _unsent_columns(names: Sequence[str], write: TableWrite) -> list[str]:
     """Return the internal columns (`__…`) that neither the table nor a dead letter needs."""
-    kept = {TOMBSTONE, *_LETTER}
+    needed = {TOMBSTONE, *_LETTER}
     if write.marking is not None:
-        kept.update(write.marking.order)
-    return [name for name in names if name.startswith("__") and name not in kept]
+        needed.update(write.marking.order)
+    return [name for name in names if name.startswith("__") and name not in needed]
 
 
 def _sum_reports(reports: Sequence[TaskReport], write: TableWrite, what: str) -> WriteResult:
@@ -697,7 +698,6 @@ class _Sending:
         write = self._write
         assert found is not None
         record: Any = {name: readable_value(row.column(name)[0]) for name in names}
-        kind = "put"
         if TOMBSTONE in row.schema.names and row.column(TOMBSTONE)[0].as_py():
             kind = "delete"
             record = None
@@ -706,6 +706,8 @@ class _Sending:
             record = record[UPDATE] if isinstance(record[UPDATE], dict) else {}
             if write.typed:
                 record = Changes(**record, remove=write.remove)
+        else:
+            kind = "put"
         return _dead_letter(row, kind, _key_of(row, write), record, f"{found.problem()}.")
 
 
@@ -751,19 +753,18 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
     if not any(batch.column(name).null_count for name in write.table.key):
         return batch, 0
     valid = functools.reduce(pc.and_, (pc.is_valid(batch.column(name)) for name in write.table.key))
-    kept = batch.filter(valid)
-    nulls = batch.num_rows - kept.num_rows
+    keyed = batch.filter(valid)
+    nulls = batch.num_rows - keyed.num_rows
     if write.on_null_key == "fail":
         first = _describe_offset(batch.filter(pc.invert(valid)), write.source)
-        if first:
-            first = f"; the first is {first}"
+        first_shown = f"; the first is {first}" if first else ""
         raise errors.NullKeyError(
             f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table"
-            f" {write.table.name}{first}.",
+            f" {write.table.name}{first_shown}.",
             'Filter them out, or skip and count them: send_to(…, on_null_key="skip").',
             table=write.table.name,
         )
-    return kept, nulls
+    return keyed, nulls
 
 
 def _describe_offset(records: Any, source: str) -> str:

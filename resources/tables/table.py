@@ -198,7 +198,7 @@ def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[An
         ) from error
 
 
-# The states of failed entries; an error is that of the first of these states that occurs.
+# The states of failed entries: the error that is raised is of the first one here that occurs.
 _ORDER = (State.REFUSED, State.UNKNOWN, State.FAILED, State.MISSING)
 
 _SHOWN = 300  # characters of a key that an error contains at most
@@ -215,6 +215,7 @@ def error_from_outcomes(
     entry of the first group. If that is an AdjunctError, the error has its class. Its `keys` are
     those of the first group.
     """
+    # The indices of the entries of each state.
     failed = [places for state in _ORDER if (places := outcomes.places(state))]
     if not failed:
         return None
@@ -402,13 +403,13 @@ class RemoteTable(Generic[K, V, U]):
 
     def _check_columns(self) -> None:
         """Raise ConfigurationError if a function declares another key, or columns without
-        `newest_by`.
+        `newest_by`, or if `newest_by` is part of the key.
         """
         for function in (self.read_function, self.write_function):
-            stored = declared_key(function)
-            if stored and sorted(stored) != sorted(self.key):
+            declared = declared_key(function)
+            if declared and sorted(declared) != sorted(self.key):
                 found = f"table {self.name} has the key ({', '.join(self.key)})"
-                problem = f"{found}, and its {type(function).__name__} ({', '.join(stored)})."
+                problem = f"{found}, and its {type(function).__name__} ({', '.join(declared)})."
                 step = "Declare both with the same columns."
                 raise errors.ConfigurationError(problem, step, argument="key", table=self.name)
         column_types = getattr(self.write_function, "column_types", None)
@@ -474,11 +475,12 @@ class RemoteTable(Generic[K, V, U]):
     def _check_support(self, condition: str) -> None:
         """Raise ConfigurationError unless the write function can check a condition."""
         function = self.write_function
-        lacks = "its write function can't check it."
         if function is None:
             lacks = "it has no write function."
         elif getattr(function.capabilities, condition):
             return
+        else:
+            lacks = "its write function can't check it."
         raise errors.ConfigurationError(
             f"table {self.name} declares {condition}, but {lacks}",
             f"Use a write function whose store supports it, or remove {condition}.",
@@ -492,13 +494,15 @@ class RemoteTable(Generic[K, V, U]):
         contract, retry, rate, attempt, function.
         """
         meter = self._meter
-        reads = self.read_function
-        writes = self.write_function
-        function = FunctionLayer(self.name, reads, writes, self.fence, self.fenced, self.may_create)
+        reader = self.read_function
+        writer = self.write_function
+        function = FunctionLayer(
+            self.name, reader, writer, self.fence, self.fenced, self.may_create
+        )
         attempt = AttemptLayer(self.name, function, self.retry.timeout, meter)
         rate = RateLayer(self.name, attempt, self.rate_limit, self.credit_source, meter, self.clock)
         retry = RetryLayer(rate, self.retry, meter, self.clock)
-        capabilities = [each.capabilities for each in (reads, writes) if each is not None]
+        capabilities = [each.capabilities for each in (reader, writer) if each is not None]
         sizes = [self.batches.size]
         for each in capabilities:
             if each.largest is not None:
@@ -513,7 +517,7 @@ class RemoteTable(Generic[K, V, U]):
             contract,
             batches=replace(self.batches, size=rate.largest(min(sizes))),
             in_flight=self.in_flight,
-            function=writes,
+            function=writer,
             meter=meter,
         )
         if self.cache is None:
@@ -558,8 +562,8 @@ class RemoteTable(Generic[K, V, U]):
         return table
 
     async def announce(self) -> None:
-        """Let the store refuse writes of runs before that of this table's fence, where it can
-        (`with_fence`).
+        """Let the store, where it can, refuse writes of earlier runs than the one whose fence this
+        table has (`with_fence`).
         """
         if self.fence is not None and self.write_function is not None:
             await self.write_function.announce(self.fence)
@@ -581,7 +585,9 @@ class RemoteTable(Generic[K, V, U]):
         await self.close()
 
     async def flush(self) -> None:
-        """Send waiting operations, and return when everything requested so far is answered."""
+        """Send waiting operations, and return when everything requested so far is answered. Reports
+        the metrics since the last `flush` to hooks.
+        """
         await self._layers.batch.flush()
         if has_metrics_hooks():
             before = self._reported
@@ -697,7 +703,9 @@ class RemoteTable(Generic[K, V, U]):
         )
 
     def _deletes(self, keys: Sequence[Any], newest: Any) -> RowEntries[Any]:
-        """The entries that delete `keys`, each with the time `newest` if that is given."""
+        """The entries that delete `keys`, each with the time `newest` if that is given. Raises
+        ConfigurationError for a time without `newest_by`.
+        """
         if newest is None:
             return RowEntries(keys)
         if self.newest_by is None:
@@ -739,9 +747,11 @@ class RemoteTable(Generic[K, V, U]):
                 raise errors.TableError(
                     problem, "Wrap the update: UpdateMessage(update, default).", table=self.name
                 )
-        defaults: list[V | None] | None = [message.default for message in messages]
+        defaults: list[V | None] | None
         if all(message.default is None for message in messages):
             defaults = None
+        else:
+            defaults = [message.default for message in messages]
         updates = RowEntries(keys, [message.update for message in messages], defaults)
         await self._send_or_raise(Operation(UPDATE, updates, args, contract=contract))
 
@@ -774,7 +784,7 @@ class RemoteTable(Generic[K, V, U]):
             return operation
         entries = operation.entries
         idempotent = self.idempotent and entries.marks is not None
-        conditions = Conditions(self.newest_by, idempotent, self.idempotent)
+        conditions = Conditions(self.newest_by, idempotent, keeps_marks=self.idempotent)
         if self.newest_by is None:
             return replace(operation, conditions=conditions)
         if not idempotent and operation.kind is UPDATE:
@@ -800,11 +810,12 @@ class RemoteTable(Generic[K, V, U]):
                     f"table {self.name}: {operation.kind.value} of key {key!r} has no {column},"
                     " which newest_by needs."
                 )
-                step = f"Set {column} in the record."
                 if operation.kind is DELETE or values[place] is None:
                     step = f"Pass the {column} of the delete: delete({key!r}, newest=…)."
                 elif operation.kind is UPDATE:
                     step = f"Set {column} in the update."
+                else:
+                    step = f"Set {column} in the record."
                 raise errors.TableError(problem, step, table=self.name)
         return times
 

@@ -74,7 +74,7 @@ class UpdateContractLayer:
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         """Send updates by their contract: defaults by the store if it can, else as puts of their
-        own.
+        own. Raises ConfigurationError if a default could overwrite another record.
         """
         if operation.kind is not OperationKind.UPDATE:
             return await self._below.send(operation)
@@ -130,10 +130,10 @@ class UpdateContractLayer:
         failed = {created[place]: problem for place, problem in puts.problems.items()}
         problems = dict(outcomes.problems)
         for place in outcomes.places(State.MISSING):
-            put = failed.get(keys[place])
-            if put is not None and put.state is not State.SKIPPED:
-                error = self._failed_default_error(keys[place], put, problems[place])
-                problems[place] = replace(put, error=error)
+            put_problem = failed.get(keys[place])
+            if put_problem is not None and put_problem.state is not State.SKIPPED:
+                error = self._failed_default_error(keys[place], put_problem, problems[place])
+                problems[place] = replace(put_problem, error=error)
         return replace(outcomes, problems=problems)
 
     async def _send_apart(self, operation: Operation[Any]) -> Outcomes:

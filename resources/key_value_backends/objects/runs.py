@@ -158,7 +158,8 @@ def read_block(data: bytes) -> Columns:
 
 _BITS_A_KEY = 10  # with seven probes: one percent false positives
 _PROBES = 7
-_SEED = 1  # not that of partitions, because with that, the hashes in one partition are similar
+# Not the seed of the hashes that select partitions, which are similar for all keys of a partition.
+_SEED = 1
 _WORD = (1 << 64) - 1
 
 Hashed = tuple[int, int]

@@ -223,8 +223,9 @@ class GroupCommit:
         return joining
 
     def _commit(self, group: list[QueuedWrite]) -> None:
-        """Decide about a group of requests and swap, until all are answered; requests that
-        arrive meanwhile join it.
+        """Decide about a group of requests and swap, until all are answered; requests that arrive
+        meanwhile join it. Raises TableUnavailableError if other writers are faster for _PATIENCE
+        seconds.
         """
         deadline = time.monotonic() + _PATIENCE
         state = None
@@ -273,7 +274,7 @@ class GroupCommit:
         """Return the decision about a group.
 
         If the segment is sealed, answer all requests that were not applied before, and remove them
-        from the group.
+        from the group. Raises KeyValueTableNotFoundError if the segment is deleted.
         """
         self.core.require_existing(state)
         repeated = {request.token for request in group if request.repeated}
@@ -350,8 +351,8 @@ def _answer(decision: CommitDecision) -> None:
 class ObjectSegment:
     """A `TableSegment` in objects. Each process makes its own `GroupCommit` on first use."""
 
-    def __init__(self, core: Callable[[], SegmentCore]) -> None:
-        self._make = core
+    def __init__(self, make_core: Callable[[], SegmentCore]) -> None:
+        self._make_core = make_core
         self._made: dict[int, GroupCommit] = {}  # by process
 
     async def apply(
@@ -382,8 +383,9 @@ class ObjectSegment:
         process = os.getpid()
         made = self._made.get(process)
         if made is None:
-            # Of two threads that make one, both use the first. A lock might be held during a fork.
-            made = self._made.setdefault(process, GroupCommit(self._make()))
+            # Two threads that make one at once both use the first. There is no lock, which might be
+            # held during a fork.
+            made = self._made.setdefault(process, GroupCommit(self._make_core()))
         return made
 
 
@@ -511,8 +513,9 @@ class ObjectSegments:
 
 
 def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> Status:
-    """Give a segment this status unless it has this one or, being deleted, a later one; return
-    the one it has then.
+    """Give a segment this status unless it has this one or, being deleted, a later one; return the
+    one it has then. Raises TableUnavailableError if the outcome is unknown, or other writers were
+    always first.
     """
 
     def is_settled(state: SegmentState) -> bool:

@@ -77,23 +77,23 @@ def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
     """
     claimed = {run for claim in levels.claims if claim.until > now for run in claim.of}
     classes = {run.id: size_class(run) for run in levels.runs if run.id not in claimed}
-    for largest in sorted({*classes.values()}):
-        for group in _adjacent_runs(levels.runs, classes, largest):
-            if sum(classes[run.id] == largest for run in group) >= _FAN:
+    for largest_class in sorted({*classes.values()}):
+        for group in _adjacent_runs(levels.runs, classes, largest_class):
+            if sum(classes[run.id] == largest_class for run in group) >= _FAN:
                 return tuple(group)
     return ()
 
 
 def _adjacent_runs(
-    runs: Sequence[RunRef], classes: Mapping[str, int], largest: int
+    runs: Sequence[RunRef], classes: Mapping[str, int], largest_class: int
 ) -> Iterator[list[RunRef]]:
-    """Yield the groups of adjacent runs whose class in `classes` is at most `largest`.
+    """Yield the groups of adjacent runs whose class in `classes` is at most `largest_class`.
 
     Other runs, and those without a class, end a group. Some groups are empty.
     """
     group: list[RunRef] = []
     for run in runs:
-        if run.id in classes and classes[run.id] <= largest:
+        if run.id in classes and classes[run.id] <= largest_class:
             group.append(run)
         else:
             yield group
@@ -175,7 +175,7 @@ def _is_removed(entry: Versioned | None) -> bool:
 @dataclass(slots=True)
 class _Search:
     """The search for a key: by their numbers, the run that was searched last, at first one after
-    the newest, and the block in it that may have the key.
+    the newest, and the block in it that may have the key (-1: none yet).
     """
 
     key: bytes
@@ -197,7 +197,7 @@ class RunPart:
         self._index = index
         self._wanted = wanted
         self._end = end
-        self._held: dict[int, Columns] = {}
+        self._held: dict[int, Columns] = {}  # blocks by their numbers
 
     def reach(self, within: KeyRange) -> bytes | None:
         """Return a key up to which this run has about _WINDOW entries of a range; None means the
@@ -276,12 +276,12 @@ def merge_newest(sources: Sequence[Columns]) -> Columns:
         return Columns([], [], [])
     if len(sources) == 1:
         return sources[0]
-    places: dict[bytes, Versioned] = {}
+    newest: dict[bytes, Versioned] = {}
     for source in sources:
-        places.update(
+        newest.update(
             zip(source.keys, zip(source.versions, source.values, strict=True), strict=True)
         )
-    return columns_from_log(places)
+    return columns_from_log(newest)
 
 
 T = TypeVar("T")
@@ -339,7 +339,7 @@ class SegmentCore:
 
     def read_consistently(self, read: Callable[[SegmentState], T]) -> T:
         """Return what `read` returns for the current state; repeat it if a run was merged and
-        deleted meanwhile.
+        deleted meanwhile. Raises MalformedDocumentError if a run is missing again and again.
         """
         with self.translate_errors():
             missing: errors.ObjectNotFoundError | None = None
@@ -422,13 +422,13 @@ class SegmentCore:
         stored: list[bytes | None] = []
         size = 0
         for window in SegmentView(state, self.objects).windows(within, wanted):
-            there = drop_removed(window)
+            entries = drop_removed(window)
             left = limit - len(keys)
-            page_values = there.values[:left] if values else [None] * min(left, len(there))
-            keys += there.keys[:left]
-            versions += there.versions[:left]
+            page_values = entries.values[:left] if values else [None] * min(left, len(entries))
+            keys += entries.keys[:left]
+            versions += entries.versions[:left]
             stored += page_values
-            size += sum(map(len, there.keys[:left])) + sum(map(len, filter(None, page_values)))
+            size += sum(map(len, entries.keys[:left])) + sum(map(len, filter(None, page_values)))
             if len(keys) >= limit or size >= _PAGE_BYTES:
                 return StoredPage(keys, versions, stored)
         return StoredPage(keys, versions, stored, is_last=True)
@@ -595,7 +595,9 @@ class SegmentUpkeep:
             pass
 
     def _merge(self) -> bool:
-        """Merge the runs that `plan_merge` chooses, if any; return whether it was done."""
+        """Merge the runs that `plan_merge` chooses, if any; return whether it was done. Deletes
+        runs that were merged some time ago and, if the merged run is large, all unused ones.
+        """
         claim = MergeClaim(into=uuid.uuid4().hex, of=(), until=0)
         runs: tuple[RunRef, ...] = ()
 

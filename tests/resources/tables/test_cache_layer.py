@@ -320,7 +320,7 @@ def test_at_any_interleaving_what_is_read_at_the_end_is_what_the_store_holds(see
                 async with order[operation.entries.keys[0]]:
                     return await store.send(operation)
 
-        table._inner = Below()
+        table._below = Below()
         await asyncio.gather(*(ordered(chance.choice("abc"), number) for number in range(200)))
         for key in "abc":
             assert (await table.send(gets(key))).records == [store.records.get(key)]
