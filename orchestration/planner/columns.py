@@ -225,11 +225,12 @@ def trace_flows(
     earlier: Flows | None = None,
 ) -> Flows:
     """Return the flows of all operators; `columns` are those after each, and `counts` the
-    partition counts of streams, once decided.
+    partition counts of streams, None before they are decided.
 
     `repartition` returns the flows that arrive at an operator after the exchanges that it inserts.
     `earlier` flows of the same application and counts are reused for an operator whose arriving
-    flows are the same.
+    flows are the same. Raises PlanningError for a SQL window whose records do not arrive in one
+    partition, and for flows that an operator can't take.
     """
     flows = Flows({}, {})
 
@@ -237,7 +238,9 @@ def trace_flows(
         arriving = tuple(flows.after[source] for source in operator.inputs)
         moved = arriving if repartition is None else repartition(operator, arriving)
         flows.arriving[operator.id] = moved
-        has_exchange = moved != arriving  # then the flow of a side output needs `arriving`, too
+        # With an exchange, the flow after a side output also depends on `arriving`, which `earlier`
+        # does not have.
+        has_exchange = moved != arriving
         if earlier is not None and not has_exchange and moved == earlier.arriving[operator.id]:
             flows.after[operator.id] = earlier.after[operator.id]
             return
@@ -286,9 +289,9 @@ def _check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
 
 def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) -> PlanningError:
     """Return the error for a SQL window whose records do not arrive in one partition."""
-    taken = "all records"
+    needed = "all records"
     if window.partition_by:
-        taken = f"the records of one ({window.partition_by})"
+        needed = f"the records of one ({window.partition_by})"
     if flow.partitioned_by:
         found = f"are partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
     elif flow.lost_at:
@@ -303,8 +306,8 @@ def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) ->
         quoted = ", ".join(f'"{name}"' for name in window.columns)
         step = f"Write .partition_by({quoted}) before it."
     problem = (
-        f"{operator}: {text!r} needs {taken} in one partition, but they {found}: Spark would add an"
-        " exchange that is not in the plan."
+        f"{operator}: {text!r} needs {needed} in one partition, but they {found}: Spark would add"
+        " an exchange that is not in the plan."
     )
     return PlanningError(problem, step, operator=operator)
 
@@ -463,10 +466,11 @@ class DerivedColumns:
 
 
 def derive_columns(app: Application, catalog: Catalog) -> DerivedColumns:
-    """Return the columns after each operator.
+    """Return the columns after each operator, and notes on them.
 
     Raises PlanningError for a missing stream, for columns that are missing, duplicate or of types
-    that certainly do not fit, and for outputs whose columns their streams can't accept.
+    that certainly do not fit, and for outputs whose columns their streams can't accept; in a strict
+    application also for types that are needed and not known yet.
     """
     after: dict[str, Columns] = {}
     notes: list[str] = []
@@ -694,16 +698,17 @@ def _declare_sent(
     """Return the sent columns; those of unknown type, or with nulls only, have the stored type of
     their name, also of a column that is renamed to it, else string.
     """
-    before = _types_of(stored)
+    stored_types = _types_of(stored)
     for old in changes.renamed:
-        if old in before:
-            before[changes.follow(old, before)] = before[old]
-    known = {}
+        if old in stored_types:
+            stored_types[changes.follow(old, stored_types)] = stored_types[old]
+    declared = {}
     for name, kind in types.items():
-        known[name] = str(kind)
-        if kind in (None, "void"):  # a column of nulls, which fits every column
-            known[name] = before.get(name) or "string"
-    return Schema.of(known)
+        if kind in (None, "void"):  # void: a column of nulls, which fits every column
+            declared[name] = stored_types.get(name) or "string"
+        else:
+            declared[name] = str(kind)
+    return Schema.of(declared)
 
 
 @contextmanager

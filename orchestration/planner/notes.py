@@ -59,8 +59,9 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
         if match is None or match.dataset is None or match.as_of is None:
             continue
         by = match.as_of
-        known = "what it served then, as long as commits are kept"
-        if not by.known_then:
+        if by.known_then:
+            known = "what it served then, as long as commits are kept"
+        else:
             known = _describe_history(app.dataset(match.dataset))
         joins.append(
             JoinByTime(
@@ -96,11 +97,12 @@ def plan_waits(app: Application) -> tuple[PlannedWait, ...]:
         declared = app.inputs[stream].event_time
         assert declared is not None, "records without event times can't wait"
         for waiting in of_input:
-            known_by = "its current version"
             if app.dataset(waiting.dataset).follows_changes:
                 known_by = "its changes"
             elif waiting.over_time:
                 known_by = "its newest version"
+            else:
+                known_by = "its current version"
             waits.append(
                 PlannedWait(
                     waiting.join,
@@ -127,6 +129,7 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
     A join sees in the same batch what is sent to a local table before the join, and in the next
     batch everything else. `last_send` is the last send of the former, None without one.
     """
+    # By dataset, the last send to it: of all operators, and of those before the join.
     last_of_all = {operator.spec.feeds: operator.id for operator in app.operators}
     last_so_far: dict[str | None, str] = {}
     joins = []
@@ -136,11 +139,13 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
             last_send = None
             if app.dataset(match.dataset).is_local:
                 last_send = last_so_far.get(match.dataset)
-            sees: Literal["this batch", "next batch", "both"] = "both"
+            sees: Literal["this batch", "next batch", "both"]
             if last_send is None:
                 sees = "next batch"
             elif last_send == last_of_all[match.dataset]:
                 sees = "this batch"
+            else:
+                sees = "both"
             joins.append(FedJoin(operator.id, match.dataset, sees, last_send))
         last_so_far[operator.spec.feeds] = operator.id
     return tuple(joins)
@@ -151,7 +156,7 @@ def check_expectations(app: Application) -> None:
     no output, and for one whose diverted records would be lost.
     """
     written = find_written(app.operators)
-    sends_failed: set[str] = set()  # whose failed records reach an output
+    sends_failed: set[str] = set()  # expectations whose failed records reach an output
     for operator in written:
         if operator.spec.reads_diverted:
             sends_failed.update(operator.inputs)
@@ -360,7 +365,7 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     unnamed: Counter[str] = Counter()
-    taken: dict[tuple[str, str], str] = {}
+    senders: dict[tuple[str, str], str] = {}  # by table of a store and name
     for operator in app.operators:
         send = operator.spec.send
         if send is None:
@@ -382,7 +387,7 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
                     operator=operator.id,
                 )
         names[operator.id] = name
-        other = taken.setdefault((store, name), operator.id)
+        other = senders.setdefault((store, name), operator.id)
         if other != operator.id:
             problem = (
                 f"{operator.id}: table {send.table} would keep its marks under {name!r}, as those"
@@ -503,21 +508,22 @@ def plan_tables(
     replay can't be recognised. For a strict application, it is also raised for an order per source
     partition only, and for a table that keeps the newest record and loses columns of late ones.
     """
-    read: dict[str, _Origin] = {}
+    origins: dict[str, _Origin] = {}
     tables = []
     sent = _find_send_conflicts(app, columns)
     writers = name_writers(app, writer)
     again = trace_records_read_again(app)
     for operator in app.operators:
-        read[operator.id] = _trace_origin(operator, app, catalog, columns, read)
+        origins[operator.id] = _trace_origin(operator, app, catalog, columns, origins)
         send = operator.spec.send
         if send is None:
             continue
         (source,) = operator.inputs
         table = app.tables[send.table]
-        planned = _plan_table(operator, table, read[source], sent[operator.id], again[source])
+        before = origins[source]
+        planned = _plan_table(operator, table, before, sent[operator.id], again[source])
         if has_marks(table):
-            _check_marks(operator, table, read[source], catalog)
+            _check_marks(operator, table, before, catalog)
             planned = replace(planned, marks=writers[operator.id])
         if app.strict and planned.harm:
             problem = (
@@ -595,9 +601,9 @@ def _trace_origin(
     app: Application,
     catalog: Catalog,
     columns: Mapping[str, Columns],
-    read: Mapping[str, _Origin],
+    origins: Mapping[str, _Origin],
 ) -> _Origin:
-    """Return where the records that leave an operator come from; `read` has the origins of
+    """Return where the records that leave an operator come from; `origins` has the same of the
     operators before it.
 
     In this order: an input, results with an order of their own, several inputs, the beginning of a
@@ -607,7 +613,7 @@ def _trace_origin(
     context = PlanContext(operator.id, app, catalog, columns=arriving_columns(operator, columns))
     if spec.reads is not None:
         return _begin_origin(spec.reads, spec.flow(context, []), catalog)
-    before = [read[source] for source in operator.inputs]
+    before = [origins[source] for source in operator.inputs]
     flows = [origin.flow for origin in before]
     flow = derive_flow(context, spec, flows, columns[operator.id])
     ordered_by = spec.ordered_by(context.columns)
@@ -730,23 +736,23 @@ def _plan_table(
     operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts, again: ReadAgain
 ) -> PlannedTable:
     """Return a send to a remote table with the order of its records, and the effect of a replay."""
-    kept = _decide_order(operator, table, before, sent)
+    guaranteed = _decide_order(operator, table, before, sent)
     left_out = ""
     if again.held_by:
         left_out = f"unchanged: {again.describe_holding()}"
     if again.streams:
-        replay = _describe_replay(kept.order, table, sent.changed.adds)
+        replay = _describe_replay(guaranteed.order, table, sent.changed.adds)
     else:
         replay = left_out
     return PlannedTable(
         operator.id,
         table.name,
-        order=kept.order,
-        why=kept.why,
+        order=guaranteed.order,
+        why=guaranteed.why,
         replay=replay,
         streams=tuple(sorted(before.streams)),
-        harm=kept.harm,
-        mends=kept.mends,
+        harm=guaranteed.harm,
+        mends=guaranteed.mends,
         again=tuple(sorted(again.streams)),
         left_out=left_out,
     )

@@ -81,7 +81,9 @@ class EqualCounts:
         return count
 
     def describe_difference(self, node: str, target: int | None) -> str:
-        """Return how many partitions a stream has, in words; "" if that is the target, or open."""
+        """Return how many partitions a stream has, in words; "" if that is the target, or if one of
+        both is open.
+        """
         other = sorted(self._counts(node) - {target})
         if target is None or not other:
             return ""
@@ -541,7 +543,8 @@ def _plan_stream(draft: Draft, operator: Operator) -> PlannedStream:
     origin = spec.declared_count(context).declared_in
     name = spec.reads or spec.writes or f"{draft.app.name}-{operator.id}"
     if spec.role == "broadcast-input" and spec.reads:
-        # Not those of the flow, which is what the tasks read: each all partitions.
+        # These are the partitions of the stream itself. The flow has one partition for each task,
+        # which reads all of the stream.
         facts = require_facts(draft.catalog, spec.reads, operator.id)
         return PlannedStream(
             name,

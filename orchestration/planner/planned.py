@@ -158,9 +158,10 @@ class RestatedInput:
     """How the records of a `stream` are found whose results a restatement corrects: `keys` are the
     columns, or paths of values, with the dataset's key, in its order.
 
-    `time` is that of the time by which entries are joined; None for a join of current entries, and
-    for a time that the records of the stream do not have: then the age counts alone. `indexed` says
-    that the stream is declared to have an index by the key.
+    `time` is the column, or path, with the time by which entries are joined; None for a join of
+    current entries, and for a time that the records of the stream do not have: then records are
+    found by their age alone. `indexed` says that the stream is declared to have an index by the
+    key.
     """
 
     stream: str
@@ -255,7 +256,7 @@ class PlannedEngine:
     """Who computes the batches: the engine that the application chose, "auto" or "spark".
 
     With "auto", `needs_spark` says why no batch is computed without Spark; it is empty if small
-    batches are. `advances` says that of each dataset that is made from a source.
+    batches are. `advances` says for each dataset that is made from a source why it needs Spark.
     """
 
     choice: str = "spark"

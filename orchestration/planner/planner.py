@@ -342,9 +342,9 @@ def _draft_plan(
     _check_declarations(app, catalog)
     groups = partition_counts.find_join_groups(app, needs, flows)
     default = partition_counts.default_count(app, catalog)
-    open_counts = partition_counts.declared_counts(app, catalog)
-    open_counts |= {item.node: item.partitions for item in inserted.values()}
-    counts = partition_counts.assign_counts(open_counts, groups, default.count)
+    declared = partition_counts.declared_counts(app, catalog)
+    declared |= {item.node: item.partitions for item in inserted.values()}
+    counts = partition_counts.assign_counts(declared, groups, default.count)
     counts = partition_counts.add_broadcast_counts(app, counts)
     counts = partition_counts.add_merged_counts(app, flows, counts)
     draft = partition_counts.Draft(
@@ -475,15 +475,15 @@ def _plan_fed_datasets(draft: partition_counts.Draft) -> tuple[FedDataset, ...]:
     declaration.
     """
     # {dataset: {operator that sends to it: label of the stream that is sent}}
-    streams: dict[str | None, dict[str, str]] = defaultdict(dict)
+    sends: dict[str | None, dict[str, str]] = defaultdict(dict)
     for operator, requirements in draft.needs.items():
         for number, needed in requirements.items():
             if needed.feeds:
                 flow = draft.flows.arriving[operator][number]
-                streams[needed.dataset][operator] = _stream_label(flow.stream, draft.streams)
+                sends[needed.dataset][operator] = _stream_label(flow.stream, draft.streams)
     fed = []
     for dataset in draft.app.datasets:
-        sent = streams[dataset.name]
+        sent = sends[dataset.name]
         if sent:
             names = tuple(dict.fromkeys(sent.values()))
             fed.append(FedDataset(dataset.name, names, tuple(sent), dataset.partitions or 0))
@@ -702,8 +702,8 @@ def note_stored_datasets(app: Application, systems: Mapping[str, StreamSystem]) 
 def _note_stored(
     lake: Lake, dataset: AdjunctDataset, systems: Mapping[str, StreamSystem]
 ) -> str | None:
-    """Return a note if the next advance of a dataset fails, or if a run has to wait for its first
-    version; else None.
+    """Return a note if the next advance of a dataset fails, or if it has no version, and its stream
+    in the lake no marker that would end one; else None.
     """
     try:
         manifest = StoredVersions(lake, dataset).manifest()

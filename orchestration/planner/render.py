@@ -350,6 +350,7 @@ def render_mermaid(plan: PlannedApplication) -> str:
 
 def _draw_nodes(plan: PlannedApplication) -> dict[str, _Node]:
     """Return the operators, and what they read, join and write, by the keys of their nodes."""
+    # By operator, the `special` of `_choose_colour`.
     special = {call.operator: "write" for call in plan.calls if call.kind == "sink"}
     for exchange in plan.exchanges:
         if exchange.reason in ("partition_by", "broadcast"):
@@ -371,8 +372,8 @@ def _draw_nodes(plan: PlannedApplication) -> dict[str, _Node]:
 def _choose_colour(item: PlannedOperator, special: str | None) -> str:
     """Return the name of an operator's colour in `_COLOURS`.
 
-    `special` is "write" if it sends to a table, else "exchange" if its records are exchanged, else
-    None.
+    `special` is "write" if it calls a user's function as a sink, "exchange" if it repartitions or
+    broadcasts its records, else None.
     """
     if item.reads is not None:
         return "input"

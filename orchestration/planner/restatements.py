@@ -115,12 +115,12 @@ class _Graph:
         """
         match = join.spec.match
         assert match is not None
-        on = dict(match.on)
+        key_columns = tuple(dict(match.on))  # as they arrive at the join
         found: dict[str, RestatedInput] = {}
         for path in self._paths_above(join):
             source = path[0]
             stream = str(source.spec.reads)
-            keys = tuple(self._trace_key(join, name, path) for name in on)
+            keys = tuple(self._trace_key(join, name, path) for name in key_columns)
             self._check_input(join, source, keys)
             time = None
             if match.as_of is not None:
