@@ -78,7 +78,7 @@ def flow_after_function(
     despite the promise.
     """
     if not keeps_partitioning or not flow.partitioned_by:
-        return flow.lose(operator)
+        return flow.lose_partitioning(operator)
     side = f"what {function_label(function)} returns with keeps_partitioning=True"
     by = flow.partitioned_by
     next_step = f"The records are partitioned by {', '.join(by)}: return these, too."
@@ -156,7 +156,7 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
-    names = _passed(call, kept)
+    names = _passed_columns(call, kept)
     fields = [frame.schema[name] for name in names]
     if call.several:
         fields.append(StructField(ORDINAL, StringType()))
@@ -173,7 +173,7 @@ def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) ->
     """Return what `call_in_tasks` returns, for records in memory: the function is called in this
     process.
     """
-    names = _passed(call, kept)
+    names = _passed_columns(call, kept)
     fields = [pa.field(name, records.schema.field(name).type) for name in names]
     if call.several:
         fields.append(pa.field(ORDINAL, pa.string()))
@@ -182,7 +182,7 @@ def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) ->
     return pa.Table.from_batches(_process_batches(batches, call, names), schema)
 
 
-def _passed(call: RecordCall, kept: Sequence[str]) -> list[str]:
+def _passed_columns(call: RecordCall, kept: Sequence[str]) -> list[str]:
     """Return those of the columns `kept` that results have as their record has them: all but
     ORDINAL, if each of several results gets one of its own.
     """
@@ -252,7 +252,9 @@ class _BatchCalls:
             raise failed from (None if call.sensitive else error)
 
     def _require_iterable(self, row: int, returned: Any) -> Iterable[Any]:
-        """Return what the function returned, if it is any number of results."""
+        """Return what the function returned, if it is any number of results; raises
+        OperatorFailedError if it is not.
+        """
         if hasattr(returned, "__iter__") and not isinstance(returned, str | bytes | Mapping):
             return returned  # type: ignore[no-any-return]
         problem = (
@@ -294,11 +296,13 @@ class _BatchCalls:
         return error.reworded(error.problem, step)
 
     def build_batch(self, results: Sequence[_Result], kept: Sequence[str]) -> pa.RecordBatch:
-        """Return results, with the columns `kept` of the records that they are made of."""
+        """Return results, with the columns `kept` of the records that they are made of; raises
+        OperatorFailedError for a value that is not of its column's type.
+        """
         call = self.call
         rows = pa.array([result.row for result in results], pa.int64())
-        taken = self.batch.select(list(kept)).take(rows)
-        columns = dict(zip(kept, taken.columns, strict=True))
+        of_records = self.batch.select(list(kept)).take(rows)
+        columns = dict(zip(kept, of_records.columns, strict=True))
         if call.several:
             columns[ORDINAL] = pa.array([result.ordinal for result in results], pa.string())
         for field in call.schema.fields:
@@ -332,7 +336,9 @@ def _own_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _find_misfit(values: Sequence[object], kind: str) -> int:
-    """Return the place of the first value that is not of this type; 0 if each is by itself."""
+    """Return the place of the first value that is not of this type; 0 if each of them is, converted
+    by itself.
+    """
     for at, value in enumerate(values):
         try:
             to_typed_array([value], kind)

@@ -262,8 +262,8 @@ class Join(PassThroughSpec):
     def _join_columns(
         self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
     ) -> Columns:
-        """Return the columns of joined records; not all of them if the dataset's columns are
-        unknown and all are added.
+        """Return the columns of joined records, with the `mark` of `wait`, if any; not all of them
+        if the dataset's columns are unknown and all are added.
 
         Raises PlanningError for missing and duplicate columns, and for keys of different types.
         """
@@ -299,7 +299,8 @@ class Join(PassThroughSpec):
     def _match(
         self, operator: str, frame: Frame, batch: Batch[Frame], as_of: AsOf | None = None
     ) -> Frame:
-        """Return the records with their entries, and MATCHED.
+        """Return the records with their entries and MATCHED; in a join that waits, also with EARLY
+        and the `mark`, if any.
 
         Raises PlanningError as planning does, now that the types of the version that the batch
         joins are known.

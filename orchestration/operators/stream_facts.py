@@ -210,8 +210,8 @@ class Columns:
                 problem = (
                     f"{operator}: {name!r} is a value within a column of {side}: expected a column."
                 )
-                made = flat_name(name)
-                step = f'Make it a column, .with_columns({made}="{name}"), and name {made!r}.'
+                column = flat_name(name)
+                step = f'Make it a column, .with_columns({column}="{name}"), and name {column!r}.'
                 raise PlanningError(problem, f"{step} {next_step}", operator=operator, column=name)
 
     def require_simple(self, operator: str, names: Iterable[str], use: str) -> None:
@@ -308,7 +308,7 @@ def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources
 
 
 def sources_from_expression(
-    read: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
+    parsed: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
 ) -> Sources:
     """Return the sources of a column with this parsed expression over `columns`; () if a column in
     it has unknown sources.
@@ -320,7 +320,7 @@ def sources_from_expression(
     for name, sources in (*(aliases or {}).items(), *columns.items()):
         known[name.lower()] = sources
     result: dict[tuple[LineageNode, str], None] = {}
-    for reference in read.columns:
+    for reference in parsed.columns:
         column = reference.name.lower()
         sources = _sources_of_reference(str(reference).lower(), column, known)
         if not sources and column not in NILADIC:  # functions without arguments, which have none
@@ -415,18 +415,19 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     streams = ", ".join(sorted(catalog)) or "none"
     reason = catalog.missing.get(stream, f"streams there: {streams}.")
     system, name = split_stream_name(stream)
-    step = "Correct the name, or create the stream first."
     if system == LAKE:
         step = (
             "Correct the name, run first what writes the stream, or create it and append to it:"
             f" LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…],"
             " partitions=…)."
         )
-    if system in (CHANGES, CHANGE_IMAGES):
+    elif system in (CHANGES, CHANGE_IMAGES):
         step = (
             f"Advance dataset {name!r} first, by an application that joins it: adjunct dataset"
             f" advance {name} MODULE:APP; or correct the name."
         )
+    else:
+        step = "Correct the name, or create the stream first."
     problem = f"{what} reads stream {stream!r}, which does not exist: {reason}"
     raise PlanningError(problem, step, stream=stream)
 

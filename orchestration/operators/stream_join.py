@@ -443,8 +443,8 @@ class StreamJoin(Spec):
         left.require_simple(operator, left_keys, "in on=")
         right.require_simple(operator, right_keys, "in on=")
         chosen = self.selection(tuple(right.known))
-        taken = [item.column for item in chosen]
-        right.require(operator, taken, "Correct select=.", side=side)
+        chosen_columns = [item.column for item in chosen]
+        right.require(operator, chosen_columns, "Correct select=.", side=side)
         added = {}
         for item in chosen:
             added[item.name] = right.find(item.column) or ColumnFacts()
@@ -454,7 +454,7 @@ class StreamJoin(Spec):
         if left.types is not None:
             check_state_columns(operator, left.type_of, left.known, left_keys)
         if right.types is not None:
-            check_state_columns(operator, right.type_of, taken, right_keys)
+            check_state_columns(operator, right.type_of, chosen_columns, right_keys)
         compared = joins.compare_columns(self.on, left, right, side)
         check_equal_types(operator, compared)
         context.compared.extend(compared)

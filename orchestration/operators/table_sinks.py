@@ -251,9 +251,10 @@ def _inside_problems(sink: TableSink, function: str, can: Capabilities) -> Probl
                 f"Set all of column {path.root!r}, or choose a store that can: SQLite, PostgreSQL,"
                 " DynamoDB with columns=, or key-value rows.",
             )
-        overlapping = name_by_path.setdefault((path.root, *path.names), name)
         if path.root in changed:
             overlapping = path.root
+        else:
+            overlapping = name_by_path.setdefault((path.root, *path.names), name)
         if overlapping != name:
             yield (
                 f" is sent updates that change {overlapping!r} and {name!r}, which overlap.",
@@ -460,11 +461,11 @@ def _type_problems(sink: TableSink, column: Column, kind: str | None, wanted: st
         return
     if kind is not None and not _fits(parse_column("sent", kind), column):
         sources = {key: source for source, key in sink.send.on}
-        texts = sources | dict(sink.send.expressions.set) | added
+        sent_by_column = sources | dict(sink.send.expressions.set) | added  # as the user wrote it
         yield (
             f" has the column {name!r} as {wanted}, and {kind} is sent"
             f"{_mismatch_within(kind, column)}.",
-            _suggest_cast(texts.get(name, name), kind, wanted),
+            _suggest_cast(sent_by_column.get(name, name), kind, wanted),
         )
 
 

@@ -502,14 +502,14 @@ def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> Da
     """Return those records that are in the sessions `rows`, with BEGIN, EXPIRES, TOUCHED and
     CLOSING of the session.
     """
-    taken = (EXPIRES, TOUCHED, CLOSING)
-    sessions = rows.select(*windows.keys, START, END, *map(named_column, taken)).alias("session")
+    added = (EXPIRES, TOUCHED, CLOSING)
+    sessions = rows.select(*windows.keys, START, END, *map(named_column, added)).alias("session")
     time = column_of("record", AT)
     begin = column_of("session", START)
     within = (time >= begin) & (time < column_of("session", END))
     names = stored_record_schema(windows).names
     own = [column_of("record", name) for name in names if name != EXPIRES]
-    of_session = [column_of("session", name) for name in taken]
+    of_session = [column_of("session", name) for name in added]
     condition = within & equal_columns("record", "session", windows.by)
     joined = records.alias("record").join(sessions.hint("merge"), condition)
     return joined.select(*own, begin.alias(BEGIN), *of_session)
@@ -535,7 +535,8 @@ class WindowFunctionCall:
     and their values.
 
     `key` names the key columns, `given` the columns that functions get, `schema` the columns of the
-    result; `paths` are those of the windows.
+    result; `paths` are those of the windows. Raises an error for a value of the records that Python
+    can't represent, before it calls a function.
     """
 
     operator: str
@@ -563,8 +564,8 @@ class WindowFunctionCall:
         paths.
         """
         names = made.columns or [name for name in self.given if name not in self.paths]
-        taken = records.select(list(names))
-        return taken.rename_columns([self.paths.get(name, name) for name in names])
+        selected = records.select(list(names))
+        return selected.rename_columns([self.paths.get(name, name) for name in names])
 
     def _value(self, name: str, made: Aggregate, records: pa.Table) -> pa.Array:
         """Return what the function of the result column `name` returns for a window's records."""

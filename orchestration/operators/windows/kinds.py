@@ -81,9 +81,10 @@ class Tumbling:
         follows_clock = self.size is None
         has_zone = self.zone is not None
         if follows_clock != has_zone:
-            reason = "it names no zone"
             if has_zone:
                 reason = "a size does not follow the clock of a zone"
+            else:
+                reason = "it names no zone"
             (length,) = given
             problem = (
                 f"Tumbling has {length}={getattr(self, length)!r} and zone={self.zone!r}: {reason}."

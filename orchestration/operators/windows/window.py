@@ -155,7 +155,9 @@ def _check_range(
 
 
 def _shown(windows: Windows, source: str, value: Column, sensitive: Collection[str]) -> Column:
-    """Return a value of the column `source`, or in it, as an error shows it."""
+    """Return a value of the column `source`, or in it, as an error shows it: masked if the column
+    is sensitive, else cut off.
+    """
     if find_taken((column_of(source, windows.own),), sensitive):
         return F.lit(MASKED)
     return F.substring(value.cast("string"), 1, MAX_VALUE_CHARS)
@@ -216,7 +218,7 @@ def _add_retractions(
     made = rows.select(*key, *values, ABSORBED)
     fields = made.schema.fields[len(key) : -1]
     own = [named_column(field.name) for field in fields]
-    here = F.struct(*own, F.lit(False).alias(TOMBSTONE))
+    own_row = F.struct(*own, F.lit(False).alias(TOMBSTONE))
 
     def tombstone(absorbed: Column) -> Column:
         """Return the tombstone of an absorbed session."""
@@ -230,7 +232,7 @@ def _add_retractions(
         return F.struct(*parts, F.lit(True).alias(TOMBSTONE))
 
     tombstones = F.transform(ABSORBED, tombstone)
-    return made.select(*key, F.inline(F.concat(F.array(here), tombstones)))
+    return made.select(*key, F.inline(F.concat(F.array(own_row), tombstones)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,8 +336,10 @@ class Window(PassThroughSpec):
             result_columns.append((name, ColumnFacts("timestamp")))
         for name, aggregate in self.aggregates:
             columns.require(operator, aggregate.columns, f"Correct the aggregate {name!r}.")
-            taken = [value_name(column, columns.known) for column in aggregate.columns]
-            check_new_names(operator, taken, f"Rename one before, or leave it out of {name!r}.")
+            argument_names = [value_name(column, columns.known) for column in aggregate.columns]
+            check_new_names(
+                operator, argument_names, f"Rename one before, or leave it out of {name!r}."
+            )
             result_columns.append((name, _derive_result(aggregate, columns)))
         if self.emits_updates:
             result_columns.append((FINAL, ColumnFacts("boolean")))
@@ -388,7 +392,7 @@ class Window(PassThroughSpec):
             paths=paths,
         )
         partitions = batch.planned.partitions_at(operator)
-        counted = self._count(operator, frame, windows, batch)
+        counted = self._select_counting(operator, frame, windows, batch)
         key = (*self.by, START)
         spec = StateSpec(
             schema=windows.schema,
@@ -460,11 +464,11 @@ class Window(PassThroughSpec):
             return rows  # the rows are partitioned so already, though Spark does not know it
         return self._repartition(rows, partitions)
 
-    def _count(
+    def _select_counting(
         self, operator: str, frame: DataFrame, windows: Windows, batch: SparkBatch
     ) -> DataFrame:
-        """Return the records that count, with POSITION; pass the LEFT_OUT ones on if an operator
-        reads late records.
+        """Return the records that count, with RECORD; report how many are left out, and why, and
+        pass the LEFT_OUT ones on if an operator reads late records.
         """
         conditions = {"records": F.lit(True), "partly_late": F.col(PARTLY_LATE)}
         conditions |= exclusion_conditions()
@@ -516,8 +520,8 @@ class Window(PassThroughSpec):
         else:
             emitted = rows
         if is_session:
-            every = self._repartition(merge_records(state.frame(), new, windows), partitions)
-            assigned = _keep_single_partition(assign_sessions(every, rows, windows), partitions)
+            records = self._repartition(merge_records(state.frame(), new, windows), partitions)
+            assigned = _keep_single_partition(assign_sessions(records, rows, windows), partitions)
             grown = assigned.filter(TOUCHED).filter(f"not {CLOSING}")
             state.write(grown.select(*map(named_column, schema.names)), partitioned=True)
             if only_closing:

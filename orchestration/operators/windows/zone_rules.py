@@ -322,6 +322,7 @@ def _offsets_by_jvm(time: Any, zone: str) -> _JavaOffsets:
     reach = SPAN // _MICROSECOND
     rules = time.ZoneId.of(zone).getRules()
     begin = time.Instant.ofEpochSecond((now - reach) // _SECOND)
+    # The times of changes by Java's rules; the offsets before the first one and after each.
     times: list[int] = []
     offsets = [rules.getOffset(begin).getTotalSeconds()]
     change = rules.nextTransition(begin)
