@@ -277,7 +277,7 @@ def _check_keys(
     """
     for name in key:
         missing = [missing_part(row, name, schema.names) for row in rows]
-        is_in_one = None in missing
+        is_in_one = None in missing  # a record that has the column misses no part of it
         if missing and not is_in_one:
             first, *_ = missing
             problem = (

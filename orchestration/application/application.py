@@ -142,9 +142,10 @@ class Application:
         self.name = check_name("application", name)
         self.declared_at = find_calling_line()
         self.description = description
-        self.owners = tuple(owners)
         if isinstance(owners, str):
-            self.owners = (owners,)
+            self.owners: tuple[str, ...] = (owners,)
+        else:
+            self.owners = tuple(owners)
         self.auto_repartition = auto_repartition
         if intermediate_partitions == -1:
             intermediate_partitions = None
@@ -365,7 +366,7 @@ class Application:
             raise ConfigurationError(problem, step, application=self.name)
         name = table.name
         if name in self._datasets or name in self._tables:
-            raise self._twice(name)
+            raise self._declared_twice(name)
         self._check_staleness(table, name, max_staleness)
         if isinstance(table, AdjunctDataset):
             dataset = DatasetHandle(self._graph, table, max_staleness)
@@ -394,7 +395,7 @@ class Application:
         records in the next batch, a join defined after it in the same batch.
         """
         if name in self._datasets or name in self._tables:
-            raise self._twice(name)
+            raise self._declared_twice(name)
         validate_partition_count(f"local table {name!r}: partitions", partitions)
         keys = validate_column_names(f"local table {name!r}: key", key)
         by = validate_column_names(f"local table {name!r}: partition_by", partition_by)
@@ -466,7 +467,7 @@ class Application:
         """Return the key columns of a declared remote table."""
         return self._declared(self._tables, "remote table", name).key
 
-    def _twice(self, name: str) -> PlanningError:
+    def _declared_twice(self, name: str) -> PlanningError:
         """Return the error for a table that is declared twice."""
         problem = f"application {self.name!r} declares the table {name!r} twice."
         step = "Keep what the first table() returned; two different tables need different names."
@@ -525,10 +526,10 @@ class Application:
         would loop forever.
         """
         if stream in self._outputs:
-            raise self._graph.loop(stream, "an output stream")
+            raise self._graph.loop_error(stream, "an output stream")
         for dataset in self.datasets:
             if dataset.stream == stream and dataset.name in self._graph.writers:
-                raise self._graph.loop(stream, "fed to a dataset")
+                raise self._graph.loop_error(stream, "fed to a dataset")
 
     def _reject_dataset_input(self, stream: str | None) -> None:
         """Raise PlanningError for an output stream that is a declared dataset's input: users
@@ -564,12 +565,14 @@ def load_application(reference: str) -> Application:
     if not isinstance(application, Application):
         there = vars(module).items()
         names = sorted(name for name, value in there if isinstance(value, Application))
-        found = "is not there"
         if hasattr(module, attribute):
             found = f"is {type(application).__name__}, not an Application"
+        else:
+            found = "is not there"
         problem = f"{module_name}:{attribute} {found}; the module has {', '.join(names) or 'none'}."
-        step = "Correct the name after the colon."
-        if not names:
+        if names:
+            step = "Correct the name after the colon."
+        else:
             step = "Name a module with an application. One in YAML is loaded in a module first: "
             step += "app = load_applications(PROJECT)[NAME], of dagster_adjunct.components."
         raise ConfigurationError(problem, step, module=module_name)

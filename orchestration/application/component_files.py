@@ -172,8 +172,9 @@ class _Reading:
         line = place.rpartition(":")[2]
         if not at or not line.isdigit():
             return None
-        mistake = _describe_key(path, first["type"], first["input"])
-        if error.title != "ComponentFileModel":
+        if error.title == "ComponentFileModel":
+            mistake = _describe_key(path, first["type"], first["input"])
+        else:  # the attributes of a component of another type
             step = f"Correct it, or the type: {_TYPE} declares applications."
             mistake = _Mistake(f"{path}: {first['msg']}.", step)
         text = self.text.split("\n")[int(line) - 1]

@@ -527,9 +527,10 @@ class MessageStream:
             step = "Leave it out: other targets delete with tombstones."
             raise ConfigurationError(problem, step, argument="deleted")
         if isinstance(target, RemoteTableHandle):
-            sent = TableSend(target.name, contract, on_null_key, None, (*args,), marks_as=marks_as)
-            sent = replace(sent, on=self._pair_key("send_to", target, on))
-            return self._send_to_table("send_to", target, sent, dead_letters, at_most)
+            send = TableSend(target.name, contract, on_null_key, None, (*args,), marks_as=marks_as)
+            send = replace(send, on=self._pair_key("send_to", target, on))
+            return self._send_to_table("send_to", target, send, dead_letters, at_most)
+        # By argument for remote tables, a value that is false if it was left out.
         given = {
             "contract": contract,
             "on": on,
@@ -600,7 +601,7 @@ class MessageStream:
         self._check_declared("update", table, (RemoteTableHandle,), "remote table")
         what = f"update of {table.name} after {self.operator}"
         pairs = self._pair_key("update", table, on)
-        sources = {name: name for name in table.key}
+        sources = {name: name for name in table.key}  # by key column, where the records have it
         for source, name in pairs:
             sources[name] = source
         update = build_update(what, sources, set, add, append, remove, if_missing)
@@ -706,21 +707,24 @@ class MessageStream:
         """Raise PlanningError for an output that an operator of the application writes already."""
         writer = self.graph.writers.get(target.name)
         if writer is not None:
-            what = "output stream"
-            step = (
-                "Continue with the stream that the first send_to() returned, or declare another"
-                " output stream."
-            )
             if isinstance(target, OutputTable):
                 what = "output table"
                 step = "Merge the records before they are sent, or declare another output table."
+            else:
+                what = "output stream"
+                step = (
+                    "Continue with the stream that the first send_to() returned, or declare another"
+                    " output stream."
+                )
             problem = (
                 f"{what} {target.name!r} is used twice: by {writer} and after {self.operator}."
             )
             raise PlanningError(problem, step, stream=target.name, operator=self.operator)
 
     def _send_to_dataset(self, dataset: AdjunctDataset) -> MessageStream:
-        """Add a send to a dataset's stream. Raises PlanningError for a dataset that takes none."""
+        """Add a send to a dataset's stream. Raises PlanningError for a dataset that takes none, and
+        if the application also reads that stream.
+        """
         name = dataset.name
         if dataset.stream is None:
             problem = (

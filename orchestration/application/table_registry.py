@@ -174,7 +174,7 @@ class RegisteredTables:
         with suppress(errors.AdjunctError):  # before the first batch, an error is reported
             now = await table.function.inspect()
         if now is not None:
-            self._compare(table, before, now)
+            self._check_not_lost(table, before, now)
             self._warn_if_emptied(table, before, now)
             table.seen = now
             if now.exists:
@@ -218,10 +218,10 @@ class RegisteredTables:
         now = await _retried(table, table.function.inspect)
         if now is None:
             return None
-        self._compare(table, before, now)
+        self._check_not_lost(table, before, now)
         if not is_first and not table.must_count():
             return now
-        is_announced = is_first and table.table.fenced
+        is_announced = is_first and table.declared.fenced
         now = await self._begin_run(table, before, fence if is_announced else None)
         table.counted_at = time.monotonic()
         return now
@@ -230,7 +230,8 @@ class RegisteredTables:
         self, table: _Table, before: Presence, fence: Fence | None
     ) -> Presence | None:
         """Create the table if applications have not written it yet, and count a batch in it; return
-        what its store says then.
+        what its store says then, None if it can't say. With a `fence`, the store then refuses
+        writes of runs before its run.
         """
         begin = partial(
             table.function.begin_run, create=not before.exists, marks=table.has_marks, fence=fence
@@ -250,7 +251,7 @@ class RegisteredTables:
         if now is not None and find_loss(table.seen, now) is None:
             await self._store(table, now)
 
-    def _compare(self, table: _Table, before: Presence, now: Presence) -> None:
+    def _check_not_lost(self, table: _Table, before: Presence, now: Presence) -> None:
         """Raise the error for a table that is not what it was before."""
         loss = find_loss(before, now)
         if loss is not None:
@@ -307,11 +308,11 @@ class RegisteredTables:
 
 @dataclass(slots=True)
 class _Table:
-    """A table in a run: its declaration, None without a registered backend, and what its store
-    said last (`seen`).
+    """A table in a run: as the application has `declared` it, its `declaration` as the lake stores
+    it, None without a registered backend, and what its store said last (`seen`).
     """
 
-    table: AnyTable
+    declared: AnyTable
     function: TableFunction
     declaration: dict[str, Any] | None
     is_written: bool
@@ -323,7 +324,7 @@ class _Table:
 
     @property
     def name(self) -> str:
-        return self.table.name
+        return self.declared.name
 
     @property
     def place(self) -> str:
@@ -333,7 +334,7 @@ class _Table:
     @property
     def has_marks(self) -> bool:
         """Whether the table stores which records it has applied."""
-        return self.table.idempotent or self.table.newest_by is not None
+        return self.declared.idempotent or self.declared.newest_by is not None
 
     def must_count(self) -> bool:
         """Whether the store has to count another batch of the run."""
@@ -344,10 +345,11 @@ def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
     """Return a table of a run that writes it or only reads it; None if its function is not one
     of ours.
     """
-    shown = table.read_function or table.write_function
-    asked = shown
+    described = table.read_function or table.write_function
     if is_written:
         asked = table.write_function
+    else:
+        asked = described
     if not isinstance(asked, TableFunction):
         return None
     declaration = None
@@ -355,7 +357,7 @@ def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
         declaration = {
             "name": table.name,
             "key": list(table.key),
-            "function": describe_function(shown),
+            "function": describe_function(described),
         }
     return _Table(table, asked, declaration, is_written)
 
@@ -367,8 +369,8 @@ async def _settings_notes(table: _Table) -> list[str]:
     """
     conditions = Conditions()
     if table.is_written:
-        conditions = Conditions(table.table.newest_by, table.table.idempotent)
-    fenced = table.is_written and table.table.fenced
+        conditions = Conditions(table.declared.newest_by, table.declared.idempotent)
+    fenced = table.is_written and table.declared.fenced
     try:
         return await table.function.check_settings(conditions, fenced=fenced)
     except errors.AdjunctError as error:
@@ -391,7 +393,7 @@ async def _retried(table: _Table, request: Callable[[], Awaitable[T]]) -> T:
         except errors.RunLeaseLostError:  # a TransientError, too
             raise
         except errors.TransientError:
-            wait = table.table.retry.wait(attempts, loop.time() - began)
+            wait = table.declared.retry.wait(attempts, loop.time() - began)
             if wait is None:
                 raise
         await asyncio.sleep(wait)
@@ -422,12 +424,13 @@ def _loss_error(
     here = table.place
     accept = f"adjunct table allow-recreate {name}"
     if loss == "gone":
-        problem = (
-            f"table {name}: {here} is gone, and applications of {lake} have written it. A new one"
-            " would be empty."
-        )
-        step = f"Restore it from a copy. Or let the next run create it again: {accept}."
-        if here != written_as:
+        if here == written_as:
+            problem = (
+                f"table {name}: {here} is gone, and applications of {lake} have written it. A new"
+                " one would be empty."
+            )
+            step = f"Restore it from a copy. Or let the next run create it again: {accept}."
+        else:
             problem = (
                 f"table {name} is declared as {here}, which does not exist, and applications of"
                 f" {lake} have written it as {written_as}. A second one would be empty."
@@ -553,9 +556,11 @@ def list_uses(app: Application) -> list[UsedFunction]:
     uses: dict[tuple[str, int], UsedFunction] = {}
     for operator, name, use in _uses_of_operators(app):
         table = app.tables[name]
-        function: Any = table.write_function
+        function: Any
         if use.reads:
             function = table.read_function
+        else:
+            function = table.write_function
         is_ours = isinstance(function, TableFunction)
         if is_ours and type(function).check is not TableFunction.check:  # it has a check of its own
             used = UsedFunction(operator, table, function, replace(use, key=table.key))

@@ -309,14 +309,14 @@ class OffsetState(StoredDocument):
         replayed = {}
         under_way = dict(self.replays)
         for ssp in epochs:
-            again = opened.next_of(ssp)
+            next_epoch = opened.next_of(ssp)
             replay = replays.get(ssp)
             if replay is not None:
-                replayed[ssp] = again
+                replayed[ssp] = next_epoch
                 if replay in under_way:
-                    under_way[replay] = under_way[replay].model_copy(update={"epoch": again})
+                    under_way[replay] = under_way[replay].model_copy(update={"epoch": next_epoch})
             elif ssp not in self.resolved:  # else its startpoint opens the next epoch
-                main[ssp] = again
+                main[ssp] = next_epoch
         opened = opened.with_main(main).with_opened(replayed)
         return self.model_copy(update={"epochs": opened, "replays": under_way})
 
@@ -341,19 +341,22 @@ class OffsetState(StoredDocument):
             abandoned[ssp] = AbandonedEnds(startpoint=startpoint, ends=ends)
         return self.model_copy(update={"abandoned": abandoned})
 
-    def with_reached(self, before: OffsetState, reached: Offsets, at: Offsets) -> OffsetState:
+    def with_reached(
+        self, before: OffsetState, reached: Offsets, startpoints: Offsets
+    ) -> OffsetState:
         """Return the state after a batch that reached these offsets: of the ends at which batches
         have to stop (`abandoned`), those that are left.
 
-        `at` are the ids of the startpoints that the batch applied, and `before` was the state
-        before it.
+        `startpoints` are the ids of those that the batch applied, and `before` was the state before
+        it.
         """
         abandoned = dict(self.abandoned)
-        for ssp, end in reached.items():
-            ends = [each for each in before.abandoned_ends(ssp, at.get(ssp)) if each != end]
+        for ssp, reached_end in reached.items():
+            ends = before.abandoned_ends(ssp, startpoints.get(ssp))
+            left = tuple(end for end in ends if end != reached_end)
             abandoned.pop(ssp, None)
-            if ends:
-                abandoned[ssp] = AbandonedEnds(startpoint=None, ends=tuple(ends))
+            if left:
+                abandoned[ssp] = AbandonedEnds(startpoint=None, ends=left)
         return self.model_copy(update={"abandoned": abandoned})
 
     def with_joined(self, intent: Intent, *, done: bool = True) -> OffsetState:
@@ -777,15 +780,15 @@ def _give_up(offsets: OffsetState, intent: Intent) -> OffsetState:
     """Return the positions after a batch was abandoned that is no restatement: its records are read
     again, in higher epochs.
     """
-    again = {}
+    epochs_read = {}
     for ssp, span in intent.ranges.items():
         if span.start != span.end:
-            again[ssp] = intent.epochs.get(ssp, 0)
+            epochs_read[ssp] = intent.epochs.get(ssp, 0)
     followed = {}
-    for ssp in again:
+    for ssp in epochs_read:
         if ssp not in intent.replays and followed_dataset(ssp.qualified_stream):
             followed[ssp] = intent.ranges[ssp]
-    given_up = offsets.with_abandoned(again, intent.replays)
+    given_up = offsets.with_abandoned(epochs_read, intent.replays)
     return given_up.with_abandoned_ends(followed, intent.startpoints)
 
 
@@ -808,11 +811,11 @@ def _apply_batch(state: ApplicationState, intent: Intent, at: datetime) -> _Reac
         return _Reached(state.checkpoint | followed, applied.with_restated(intent, at))
     if intent.replays:
         replayed = {intent.replays[ssp]: end for ssp, end in ends.items()}
-        read = offsets.with_reading({}, intent.ranges)
-        return _Reached(state.checkpoint, read.with_replayed(replayed))
-    read = offsets.with_reading(state.checkpoint, intent.ranges)
-    applied = read.with_applied(intent.startpoints, intent.batch, at)
-    reached = applied.with_reached(read, ends, intent.startpoints)
+        after_reading = offsets.with_reading({}, intent.ranges)
+        return _Reached(state.checkpoint, after_reading.with_replayed(replayed))
+    after_reading = offsets.with_reading(state.checkpoint, intent.ranges)
+    applied = after_reading.with_applied(intent.startpoints, intent.batch, at)
+    reached = applied.with_reached(after_reading, ends, intent.startpoints)
     return _Reached(state.checkpoint | ends, reached)
 
 

@@ -142,6 +142,7 @@ class CheckpointManager:
         commit, state = self._read()
         if commit is None:
             return None
+        # Where the log keeps no commit that changed anything, the newest one stands for it.
         newest = CheckpointChange(commit.number, commit.created_at, commit.by, None, None)
         offsets = state.offsets
         versions: Mapping[str, str | None] = {}

@@ -342,7 +342,9 @@ class RunLease:
         return self
 
     def _begin(self) -> None:
-        """Wait for the lease, take it and renew it from now on."""
+        """Wait for the lease, take it and renew it from now on, and wait until no earlier run can
+        write any more.
+        """
         now = partial(read_store_clock, self._store, self._clock_key)
         taken = self._wait_and_take(now)
         before = taken.before
@@ -370,8 +372,8 @@ class RunLease:
         self._wait_for_writes(before, now)
 
     def _wait_and_take(self, now: Callable[[], datetime]) -> _TakenLease:
-        """Take the lease once it has ended, or at once if it is to be taken over. Raises
-        ApplicationBusyError if it has not ended within the claim's `wait`.
+        """Take the lease once it has ended, or at once if it is to be taken over. Ask a run that
+        stays to end. Raises ApplicationBusyError if it has not ended within the claim's `wait`.
         """
         began = time.monotonic()
         limit = self._claim.wait.total_seconds()
@@ -519,13 +521,17 @@ class RunLease:
             errors.TransientError,
         ) as error:
             # The reply to our own success may have been lost: the stored lease says whose it is.
-            now = read_lease(self._store, self._key)
-            if now is not None and now.holder is not None and now.holder.id == self._holder.id:
-                self._heartbeat.write(lambda body: now.etag, began)  # it is written already
+            found = read_lease(self._store, self._key)
+            if (
+                found is not None
+                and found.holder is not None
+                and found.holder.id == self._holder.id
+            ):
+                self._heartbeat.write(lambda body: found.etag, began)  # it is written already
                 return True
             _held.discard(self._holder.id)
-            etag_now = None if now is None else now.etag
-            is_unchanged = etag_now == etag
+            found_etag = None if found is None else found.etag
+            is_unchanged = found_etag == etag
             if is_unchanged and isinstance(error, errors.TransientError):
                 # Nobody was faster: the store takes no writes, such as on a full disk.
                 self._failures += 1
@@ -545,7 +551,8 @@ class RunLease:
         return self._store.put_if_match(self._key, body, etag)
 
     def _fields_after(self, stored: StoredLease | None) -> dict[str, Any]:
-        """Return the fields of the holder that takes the lease which is `stored` now.
+        """Return the fields of the holder that takes the lease which is `stored` now; with
+        `others_until` None if no earlier run can write any more.
 
         Without a lease that can be read, the epoch is the time in microseconds by the store's
         clock: all earlier takes have a lower one, as each takes longer than that.

@@ -355,12 +355,13 @@ def _not_found_error(lake: Lake, target: _Target, about: Mapping[str, Any]) -> e
     """Return the error for a stream or dataset that does not exist, with the names of those that
     do.
     """
-    error_class: type[errors.AdjunctError] = errors.DatasetNotFoundError
-    names: Iterable[str] = ()
+    error_class: type[errors.AdjunctError]
+    names: Iterable[str]
     if target.kind == "stream":
         error_class = errors.StreamNotFoundError
         names = [*LakeStreams(lake).list_streams(), *overview.list_stored(lake)]
     else:
+        error_class = errors.DatasetNotFoundError
         names = list_datasets(lake)
     problem = (
         f"there is no {target.kind} {target.name!r} in {lake.url} to delete; there are:"

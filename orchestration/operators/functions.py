@@ -160,13 +160,13 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
     fields = [frame.schema[name] for name in names]
     if call.several:
         fields.append(StructField(ORDINAL, StringType()))
-    made = cast("StructType", StructType.fromDDL(call.schema.ddl()))
+    results = cast("StructType", StructType.fromDDL(call.schema.ddl()))
     shipped = pickle_function(call.operator, call.function, call)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return encode_task_errors(_process_batches(batches, shipped.here(), names))
 
-    return map_in_arrow(frame, task, StructType([*fields, *made.fields]))
+    return map_in_arrow(frame, task, StructType([*fields, *results.fields]))
 
 
 def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) -> pa.Table:
@@ -465,11 +465,12 @@ class Explode(Spec):
         may_have_elements = kind.startswith(("array<", "map<", "unknown"))
         if columns.types is not None and not may_have_elements:
             raise no_elements_error(context.operator, self.expression, kind)
-        made = self._as_columns.derive_columns(context, arriving)
+        exploded = self._as_columns.derive_columns(context, arriving)
         element = type_of_elements(kind)
         if element is not None:
-            return made.add({self.name: replace(made.known[self.name], type=element)})
-        return made
+            column = replace(exploded.known[self.name], type=element)
+            return exploded.add({self.name: column})
+        return exploded
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
         return self._as_columns.came_from(name, arriving)

@@ -283,9 +283,9 @@ def identity_sources(node: LineageNode, columns: Iterable[str]) -> ColumnSources
     return {name: ((node, name),) for name in columns}
 
 
-def add_sources(made: ColumnSources, name: str, sources: Sources) -> None:
-    """Add `sources` to those of the column `name` in `made`, which is changed."""
-    made[name] = tuple(dict.fromkeys((*made.get(name, ()), *sources)))
+def add_sources(by_column: ColumnSources, name: str, sources: Sources) -> None:
+    """Add `sources` to those of the column `name` in `by_column`, which is changed."""
+    by_column[name] = tuple(dict.fromkeys((*by_column.get(name, ()), *sources)))
 
 
 def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:

@@ -458,8 +458,8 @@ class StreamJoin(Spec):
         compared = joins.compare_columns(self.on, left, right, side)
         check_equal_types(operator, compared)
         context.compared.extend(compared)
-        made = left.add(added, typed=right.types is not None)
-        return replace(made, complete=left.complete and is_complete)
+        joined = left.add(added, typed=right.types is not None)
+        return replace(joined, complete=left.complete and is_complete)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         """Store the records of both sides; return the results that are decided in this batch."""

@@ -104,14 +104,18 @@ class Windows:
         aggregates.
         """
         values = [count_partial(RECORDS, None)]
-        for name, made in self.aggregates:
-            values += made.partials(name, self.type_of(made))
+        for name, aggregate in self.aggregates:
+            values += aggregate.partials(name, self.type_of(aggregate))
         return tuple(values)
 
     @property
     def functions(self) -> tuple[tuple[str, Aggregate], ...]:
         """The users' functions among the aggregates."""
-        return tuple((name, made) for name, made in self.aggregates if isinstance(made, Aggregate))
+        functions = []
+        for name, aggregate in self.aggregates:
+            if isinstance(aggregate, Aggregate):
+                functions.append((name, aggregate))
+        return tuple(functions)
 
     @property
     def schema(self) -> Schema:
@@ -127,19 +131,19 @@ class Windows:
         spent in units of 1E-2".
         """
         units = ""
-        for name, made in self.aggregates:
-            unit = made.unit(self.type_of(made))
+        for name, aggregate in self.aggregates:
+            unit = aggregate.unit(self.type_of(aggregate))
             if unit:
                 units += f"; {name} {unit}"
         return units
 
-    def type_of(self, made: Aggregation) -> str:
+    def type_of(self, aggregate: Aggregation) -> str:
         """Return the type of the (first) column that an aggregate is computed from; "" if it
         names no column.
         """
-        if not made.columns:
+        if not aggregate.columns:
             return ""
-        first, *_ = made.columns
+        first, *_ = aggregate.columns
         return self.types[first]
 
 
@@ -556,31 +560,31 @@ class WindowFunctionCall:
             place = f"a record for {first.describe()}"
             hidden = bool(self.sensitive)
             raise found.error(self.operator, place, hidden=hidden, operator=self.operator)
-        arrays = [self._value(name, made, given) for name, made in self.aggregates]
+        arrays = [self._value(name, aggregate, given) for name, aggregate in self.aggregates]
         return pa.table([*key.columns, *arrays], names=self.schema.names)
 
-    def _select(self, made: Aggregate, records: pa.Table) -> pa.Table:
+    def _select(self, aggregate: Aggregate, records: pa.Table) -> pa.Table:
         """Return what a function gets of the records: the columns `of`, or all but those for
         paths.
         """
-        names = made.columns or [name for name in self.given if name not in self.paths]
+        names = aggregate.columns or [name for name in self.given if name not in self.paths]
         selected = records.select(list(names))
         return selected.rename_columns([self.paths.get(name, name) for name in names])
 
-    def _value(self, name: str, made: Aggregate, records: pa.Table) -> pa.Array:
+    def _value(self, name: str, aggregate: Aggregate, records: pa.Table) -> pa.Array:
         """Return what the function of the result column `name` returns for a window's records."""
-        called = made.describe()
+        called = aggregate.describe()
         try:
-            value = made.compute(self._select(made, records))
+            value = aggregate.compute(self._select(aggregate, records))
         except Exception as error:  # noqa: BLE001 - it is a user's function
             failed = function_failed_error(
-                self.operator, called, made.function, error, sensitive=self.sensitive
+                self.operator, called, aggregate.function, error, sensitive=self.sensitive
             )
             raise failed from (None if self.sensitive else error)
         try:
             if isinstance(value, pa.Scalar):
                 value = value.as_py()
-            return to_typed_array([value], made.returns)
+            return to_typed_array([value], aggregate.returns)
         except (OverflowError, ValueError) as error:
             misfit = "does not fit into" if isinstance(value, int | float) else "is no"
             reason = ""
@@ -589,7 +593,7 @@ class WindowFunctionCall:
                 reason = f": {first_line}"
             problem = (
                 f"{self.operator}: {called} returned {type(value).__name__} for {name!r}, which"
-                f" {misfit} {made.returns}{reason}."
+                f" {misfit} {aggregate.returns}{reason}."
             )
             step = "Return one value of that type, or None; or correct returns=."
             failure = SchemaMismatchError(problem, step, column=name, operator=self.operator)
