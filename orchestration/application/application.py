@@ -563,8 +563,8 @@ def load_application(reference: str) -> Application:
     module = import_user_module(module_name)
     application = getattr(module, attribute, None)
     if not isinstance(application, Application):
-        there = vars(module).items()
-        names = sorted(name for name, value in there if isinstance(value, Application))
+        members = vars(module).items()
+        names = sorted(name for name, value in members if isinstance(value, Application))
         if hasattr(module, attribute):
             found = f"is {type(application).__name__}, not an Application"
         else:
@@ -624,11 +624,12 @@ def _import_error(module: str, error: BaseException) -> ConfigurationError:
     """Return the error for a module that can't be imported, with the failing line of the user's
     code.
     """
-    where = _failing_line(error) or module
-    problem = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         where = f"{error.filename}, line {error.lineno}"
         problem = f"{error.msg}: {(error.text or '').strip()}"
+    else:
+        where = _failing_line(error) or module
+        problem = f"{type(error).__name__}: {error}"
     act = "Fix"
     if isinstance(error, ModuleNotFoundError):
         act = f"Install {error.name!r}, or fix"
@@ -639,7 +640,9 @@ def _import_error(module: str, error: BaseException) -> ConfigurationError:
 
 
 def _failing_line(error: BaseException) -> str:
-    """Return the last line of the user's code that an import ran; "" if it ran none."""
+    """Return the last line below the working directory that an import ran, else the last one of
+    other code; "" if it ran none.
+    """
     own: list[traceback.FrameSummary] = []
     others: list[traceback.FrameSummary] = []
     for frame in traceback.extract_tb(error.__traceback__):
@@ -662,11 +665,12 @@ def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Data
 
     Raises ConfigurationError for a version set with only one declared member.
     """
-    units: dict[str, list[AdjunctDataset]] = {}
+    # By "set NAME", its declared members; by any other dataset's name, the dataset alone.
+    groups: dict[str, list[AdjunctDataset]] = {}
     for dataset in datasets:
-        unit_name = f"set {dataset.version_set}" if dataset.version_set else dataset.name
-        units.setdefault(unit_name, []).append(dataset)
-    for first, *others in units.values():
+        group_name = f"set {dataset.version_set}" if dataset.version_set else dataset.name
+        groups.setdefault(group_name, []).append(dataset)
+    for first, *others in groups.values():
         if first.version_set and not others:
             problem = (
                 f"{where} declares dataset {first.name!r} of the version set {first.version_set!r}"
@@ -674,7 +678,7 @@ def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Data
             )
             step = "Declare the other members too, with app.table(…); they need not be joined."
             raise ConfigurationError(problem, step, dataset=first.name)
-    return tuple(map(tuple, units.values()))
+    return tuple(map(tuple, groups.values()))
 
 
 def list_own_tables(app: DeclaredApplication) -> list[LocalTable]:

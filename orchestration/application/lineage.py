@@ -31,6 +31,7 @@ def find_outputs(app: Application) -> tuple[Output, ...]:
     later joins, not from the stream's own inputs. A table with several sends comes from all of
     them.
     """
+    # The upstream assets of the records that leave each operator, and of each output.
     made_of: dict[str, tuple[LineageNode, ...]] = {}
     outputs: dict[LineageNode, tuple[LineageNode, ...]] = {}
     for operator in app.operators:

@@ -553,7 +553,7 @@ def list_uses(app: Application) -> list[UsedFunction]:
     """Return the functions of remote tables that can be asked, each function of a table once, for
     all its uses.
     """
-    uses: dict[tuple[str, int], UsedFunction] = {}
+    uses: dict[tuple[str, int], UsedFunction] = {}  # by table, and id() of the function
     for operator, name, use in _uses_of_operators(app):
         table = app.tables[name]
         function: Any

@@ -406,8 +406,8 @@ class OffsetState(StoredDocument):
             if ssp in before:
                 spans.append((int(before[ssp]), start))
             skipped[ssp] = tuple(sorted(set(cut_out(spans, start, end)))[-MAX_SKIPPED:])
-        kept = {ssp: spans for ssp, spans in skipped.items() if spans}
-        return self.model_copy(update={"skipped": kept})
+        not_empty = {ssp: spans for ssp, spans in skipped.items() if spans}
+        return self.model_copy(update={"skipped": not_empty})
 
     def with_taken_back(
         self, startpoints: Sequence[tuple[SystemStreamPartition, str]]
@@ -587,9 +587,10 @@ class BatchLog:
         state = logged.state
         intent = done.intent
         reached = _apply_batch(state, intent, done.closed_at)
-        waits = state.waits
-        if not intent.reads_again:
-            passed = waits.passed | intent.joined.passed
+        if intent.reads_again:  # next to the main input, where records go on waiting
+            waits = state.waits
+        else:
+            passed = state.waits.passed | intent.joined.passed
             waits = WaitState(passed=passed, held=intent.left.held)
         closed = ApplicationState(
             checkpoint=reached.checkpoint,

@@ -254,9 +254,9 @@ def _iter_replay_changes(
     """Yield what a commit, from one state to the next, has done to replays."""
     # The commit that ends a replay closes or skips a batch of it; a cancelled replay is in no open
     # batch.
-    read: set[str] = set()
+    ids_in_batch: set[str] = set()
     if before.open is not None:
-        read = set(before.open.replays.values())
+        ids_in_batch = set(before.open.replays.values())
     replays_before = before.offsets.replays
     replays_after = after.offsets.replays
     for key, replay in sorted({**replays_before, **replays_after}.items()):
@@ -273,7 +273,7 @@ def _iter_replay_changes(
             what = "moved"
             start = old.next
             end = new.next
-        elif key in read:
+        elif key in ids_in_batch:
             what = "ended"
             start = old.next
             end = old.until

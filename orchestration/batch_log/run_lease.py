@@ -408,8 +408,9 @@ class RunLease:
         """Wait until no earlier run can write any more; it stops at its next look at its lease,
         if it lives. `stored` is the lease that was found, None if it was deleted.
         """
-        other = f"a run whose lease, {self._key}, was deleted"
-        if stored is not None:
+        if stored is None:
+            other = f"a run whose lease, {self._key}, was deleted"
+        else:
             other = stored.describe()
         until = self._holder.others_until
         while until is not None:

@@ -227,9 +227,10 @@ class _BatchCalls:
             returned = call.function(*arguments)
             if returned is None:
                 return
-            results: Iterable[Any] = (returned,)
             if call.several:
                 results = self._require_iterable(row, returned)
+            else:
+                results = (returned,)
             for result in results:
                 if not isinstance(result, Mapping) or result.keys() != self.names:
                     raise self._columns_error(row, result)
@@ -510,9 +511,12 @@ class FlatMap(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        kept = self.keeps_partitioning
         return flow_after_function(
-            context.operator, flow, self.function, self.schema, keeps_partitioning=kept
+            context.operator,
+            flow,
+            self.function,
+            self.schema,
+            keeps_partitioning=self.keeps_partitioning,
         )
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:

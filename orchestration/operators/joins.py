@@ -277,14 +277,14 @@ class Join(PassThroughSpec):
         if self.select is None and not entries.complete:
             return replace(stream, complete=False)
         node = LineageNode("dataset", name)
-        more = {}
+        added = {}
         for item in chosen:
             kind = entries.type_of(item.column)
             column = column_of(item.column, entries.known)
-            more[item.name] = ColumnFacts(kind, ((node, column),))
-        stream.check_added(operator, more, f"dataset {name}", name, dataset=name)
+            added[item.name] = ColumnFacts(kind, ((node, column),))
+        stream.check_added(operator, added, f"dataset {name}", name, dataset=name)
         check_equal_types(operator, self._compare(stream, entries), dataset=name)
-        joined = stream.add(more, typed=entries.types is not None)
+        joined = stream.add(added, typed=entries.types is not None)
         if self.wait is None or self.wait.mark is None:
             return joined
         mark = self.wait.mark

@@ -782,7 +782,7 @@ def sum_along_paths(
     `delay_of` returns the delay that one operator adds. If there are several paths, the largest sum
     counts.
     """
-    leaving: dict[str, dict[str, timedelta]] = {}
+    leaving: dict[str, dict[str, timedelta]] = {}  # the sums after an operator, by its id
     sums = []
     for operator in operators:
         arriving: dict[str, timedelta] = {}

@@ -478,9 +478,12 @@ class Sink(Spec):
         (flow,) = arriving
         if self.returns is None:
             return flow
-        kept = self.keeps_partitioning
         return flow_after_function(
-            context.operator, flow, self.function, self.returns, keeps_partitioning=kept
+            context.operator,
+            flow,
+            self.function,
+            self.returns,
+            keeps_partitioning=self.keeps_partitioning,
         )
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:

@@ -292,7 +292,7 @@ def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:
     """Return the sources of a column that is made of these columns; () if one of them has unknown
     sources.
     """
-    merged: dict[tuple[LineageNode, str], None] = {}
+    merged: dict[tuple[LineageNode, str], None] = {}  # as a set that keeps the order
     for column in columns:
         if not column.sources:
             return ()
@@ -319,7 +319,7 @@ def sources_from_expression(
     known: ColumnSources = {}
     for name, sources in (*(aliases or {}).items(), *columns.items()):
         known[name.lower()] = sources
-    result: dict[tuple[LineageNode, str], None] = {}
+    result: dict[tuple[LineageNode, str], None] = {}  # as a set that keeps the order
     for reference in parsed.columns:
         column = reference.name.lower()
         sources = _sources_of_reference(str(reference).lower(), column, known)

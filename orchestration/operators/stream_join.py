@@ -207,10 +207,10 @@ def find_unmatched(
         since = to_microseconds(watermarks.before) - of.ahead
         passed = passed & (of.column(AT) >= F.lit(since))
         near = near & (other.column(AT) >= since - other.ahead)
-    mine = _add_spans(rows[of.name].where(passed), of, bound)
-    theirs = _add_spans(rows[other.name].where(near), other, bound, both=True)
-    alone = _join_spans(mine, theirs, sides, bound, "left_anti")
-    return alone.withColumns(
+    passed_rows = _add_spans(rows[of.name].where(passed), of, bound)
+    near_rows = _add_spans(rows[other.name].where(near), other, bound, both=True)
+    unmatched = _join_spans(passed_rows, near_rows, sides, bound, "left_anti")
+    return unmatched.withColumns(
         {KIND: F.lit(of.name), FIRST: of.column(RECORD), SECOND: F.lit(""), TIME: of.column(AT)}
     )
 
@@ -250,9 +250,9 @@ def combine_results(
 
     def combine(part: DataFrame) -> DataFrame:
         """Return a part with the columns of the results."""
-        there = set(part.columns)
+        existing = set(part.columns)
         columns = list(map(F.col, (KIND, FIRST, SECOND, TIME)))
-        columns += [column.value(there).alias(name) for name, column in results.items()]
+        columns += [column.value(existing).alias(name) for name, column in results.items()]
         return part.select(*columns)
 
     return reduce(lambda one, other: one.unionByName(other), map(combine, parts))
@@ -262,20 +262,20 @@ def combine_results(
 class _ResultColumn:
     """A column of the results: its type, and the columns that it may be taken from, in this order.
 
-    Where none of these is there, its value is a struct of the columns `inside`, by their steps, if
-    all of these are there.
+    Where none of these exists, its value is a struct of the columns `inside`, by their steps, if
+    all of these exist.
     """
 
     type: str | None
     places: list[str]
     inside: dict[Steps, str] = field(default_factory=dict)
 
-    def value(self, there: Collection[str]) -> Column:
+    def value(self, existing: Collection[str]) -> Column:
         """Return the value in rows that have these columns; null if it is taken from none."""
         for place in self.places:
-            if place in there:
+            if place in existing:
                 return named_column(place)
-        if self.inside and set(self.inside.values()) <= set(there):
+        if self.inside and set(self.inside.values()) <= set(existing):
             return _struct_of(parse_type(str(self.type)), self.inside)
         return F.lit(None).cast(str(self.type))
 
@@ -286,7 +286,7 @@ def _struct_of(kind: Type, values: Mapping[Steps, str]) -> Column:
     """
     if () in values:
         return named_column(values[()])
-    within: dict[str, dict[Steps, str]] = {}
+    within: dict[str, dict[Steps, str]] = {}  # by member, the columns at the steps inside it
     for (step, *rest), column in values.items():
         within.setdefault(step, {})[tuple(rest)] = column
     assert isinstance(kind, Struct), "the planner checks the paths of keys"
@@ -317,11 +317,12 @@ def _add_spans(rows: DataFrame, side: Side, bound: Bound, *, both: bool = False)
     earliest possible match; the latest possible match is in that span or the next. So two rows that
     match have a common span if the rows of one side have both spans.
     """
-    time = side.column(AT)
-    next_span = -bound.width
     if side.name == "left":
-        time = time - bound.before
+        time = side.column(AT) - bound.before
         next_span = bound.width
+    else:
+        time = side.column(AT)
+        next_span = -bound.width
     spans = time - F.pmod(time, F.lit(bound.width))
     if both:
         spans = F.explode(F.array(spans, spans + next_span))
@@ -588,10 +589,10 @@ class StreamJoin(Spec):
             F.col(EVENT_TIME).alias(AT),
             F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed + 1)).alias(EXPIRES),
         )
-        own = Schema.from_spark(frame.select(*columns).schema)
-        of_state = [Field(name, STATE_COLUMNS[name]) for name in (RECORD, AT, EXPIRES)]
+        of_records = Schema.from_spark(frame.select(*columns).schema)
+        added_fields = [Field(name, STATE_COLUMNS[name]) for name in (RECORD, AT, EXPIRES)]
         spec = StateSpec(
-            schema=Schema((*own.fields, *of_state)),
+            schema=Schema((*of_records.fields, *added_fields)),
             key=(*side.keys, RECORD),
             partition_by=side.partition_columns,
             partitions=batch.planned.partitions_at(operator),

@@ -209,8 +209,9 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             f" is sent updates, and {name} supports only whole records.",
             "Send whole records without a contract, or override update() in the function.",
         )
-    changes: AbstractSet[str] = {"set"}  # what update messages do
-    if sink.send.update is not None:
+    if sink.send.update is None:
+        changes: AbstractSet[str] = {"set"}  # what update messages do
+    else:
         changes = sink.send.update.kinds
     lacking = sorted(changes - can.changes)
     if can.changes and lacking:
@@ -410,12 +411,12 @@ def _suggest_leaving_out(name: str, on: Sequence[tuple[str, str]]) -> str:
     """Return how to leave a column out of whole records. `on` says where the records have the
     table's key: a key inside that column gets a column of its own.
     """
-    kept = []
+    inner_keys = []
     for source, key in on:
         if split_path(source)[:1] == (name,):
-            kept.append(f'"{source} as {key}"')
-    expressions = ", ".join((f'"* except ({write_name(name)})"', *kept))
-    instead = ", in place of on=" if kept else ""
+            inner_keys.append(f'"{source} as {key}"')
+    expressions = ", ".join((f'"* except ({write_name(name)})"', *inner_keys))
+    instead = ", in place of on=" if inner_keys else ""
     return f"Or leave it out of the records: .map({expressions}){instead}."
 
 

@@ -586,11 +586,12 @@ def check_co_partitioning(draft: Draft) -> None:
     left = [conflict.join for conflict in differing[_MAX_LISTED:]]
     left += [each.operator for each in mispartitioned[_MAX_LISTED:]]
     operator = problems[0].operator
-    problem = problems[0].text
-    line = format_place(app.operator(operator).declared_at)
     if len(problems) > 1:
         problem = _list_problems(app, problems, left)
         line = None  # the text has one for each problem
+    else:
+        problem = problems[0].text
+        line = format_place(app.operator(operator).declared_at)
     step = _describe_steps(draft, differing, mispartitioned)
     about: dict[str, Any] = {"application": app.name, "operator": operator, "declared_at": line}
     if differing:
@@ -749,8 +750,9 @@ def _explain_mispartitioned(
     operator = arriving.operator
     flow = arriving.flow
     label = _stream_label(flow.stream, draft.streams)
-    problem = f"input {arriving.number + 1} ({label}) is not partitioned as the operator needs"
-    if needed.dataset is not None:
+    if needed.dataset is None:
+        problem = f"input {arriving.number + 1} ({label}) is not partitioned as the operator needs"
+    else:
         stream = f"stream {label}" if flow.stream in draft.streams else label
         problem = (
             f"{stream} is not partitioned like dataset {needed.dataset}, which is partitioned by"

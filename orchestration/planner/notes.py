@@ -184,7 +184,7 @@ def plan_state(app: Application) -> tuple[PlannedState, ...]:
     """Return the local tables that the application writes, each with its sends and the effect of
     a replay on it.
     """
-    sends: dict[str, list[str]] = {}
+    sends: dict[str, list[str]] = {}  # the operators, by local table
     again = trace_records_read_again(app)
     for operator in app.operators:
         feeds = operator.spec.feeds
@@ -413,7 +413,7 @@ def note_marks(app: Application) -> list[str]:
     """Return a warning for each idempotent table with several sends without `marks_as`: their marks
     are stored under numbers, which change if a send is added or removed.
     """
-    sends: dict[str, list[Operator]] = {}
+    sends: dict[str, list[Operator]] = {}  # by table of a store
     for operator in app.operators:
         send = operator.spec.send
         if send is not None and send.marks_as is None and app.tables[send.table].idempotent:
@@ -564,6 +564,7 @@ def _find_send_conflicts(
     """Return, by operator id, which columns each send to a remote table changes, and which sends
     conflict with it.
     """
+    # By table of a store, and operator that sends to it.
     to_tables: dict[str, dict[str, ChangedColumns]] = {}
     for operator in app.operators:
         if operator.spec.send is not None:

@@ -369,7 +369,7 @@ def _infer_counts(
     from.
     """
     inferred: dict[str, Inference] = {}
-    containing: dict[str, list[str]] = defaultdict(list)
+    containing: dict[str, list[str]] = defaultdict(list)  # by member, the groups that have it
     for join, members in groups.items():
         for member in members:
             containing[member].append(join)

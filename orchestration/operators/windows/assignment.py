@@ -436,9 +436,9 @@ def merge_sessions(rows: DataFrame, windows: Windows, watermarks: Watermarks) ->
     )
     more = (*times, touched, F.collect_list(stored).alias(_ITEMS))
     sessions = aggregate_rows(numbered, (*windows.by, _NUMBER), windows, order, *more, partial=True)
-    others = F.filter(_ITEMS, lambda item: item[START] != F.col(_FIRST_OF_SESSION))
+    absorbed = F.filter(_ITEMS, lambda item: item[START] != F.col(_FIRST_OF_SESSION))
     merged = (
-        sessions.withColumn(ABSORBED, others)
+        sessions.withColumn(ABSORBED, absorbed)
         .drop(_ITEMS, _NUMBER)
         .withColumnRenamed(_FIRST_OF_SESSION, START)
     )

@@ -116,8 +116,9 @@ def make_results(
     for name, aggregate in windows.aggregates:
         kind = windows.type_of(aggregate)
         exact = aggregate.exact(name, kind)
-        value = F.expr(aggregate.result(name, kind))
-        if exact is not None:
+        if exact is None:
+            value = F.expr(aggregate.result(name, kind))
+        else:
             computed[exact_column(name)] = F.expr(exact)
             value = _check_range(name, aggregate, windows, operator, sensitive)
         values.append(value.alias(name))

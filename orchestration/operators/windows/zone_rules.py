@@ -259,8 +259,8 @@ def _find_differences(zone: str, java: _JavaOffsets) -> tuple[tuple[int, int], .
     changes = clock_changes(zone)
     offsets = np.array([_first_offset(zone), *(change.after for change in changes)])
     times = np.array([change.moment for change in changes], "int64")
-    ours = offsets[np.searchsorted(times, java.moments, side="right")]
-    wrong = np.unique(java.moments[java.offsets != ours])
+    python_offsets = offsets[np.searchsorted(times, java.moments, side="right")]
+    wrong = np.unique(java.moments[java.offsets != python_offsets])
     if not len(wrong):
         return ()
     ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)  # the last moments of spans but the last
