@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 def _choose_engine(engine: str | None, application: str) -> str:
     """Return the engine of an application: the declared one, else that of the environment,
-    else spark.
+    else spark. Raises ConfigurationError for another value in the environment.
     """
     chosen = engine
     if chosen is None:
@@ -507,8 +507,8 @@ class Application:
         return declared[name]
 
     def _check_staleness(self, table: object, name: str, limit: timedelta | None) -> None:
-        """Raise ConfigurationError for `max_staleness` of what can't be stale, and for one that is
-        no duration.
+        """Raise ConfigurationError for a `limit` (max_staleness=) of what can't be stale, and for
+        one that is no duration. None passes.
         """
         if limit is None:
             return
@@ -552,7 +552,7 @@ class Application:
 
 def load_application(reference: str) -> Application:
     """Import the application of a reference MODULE:APP, with the working directory on the import
-    path.
+    path. Raises ConfigurationError if there is none, and as `import_user_module` does.
     """
     module_name, colon, attribute = reference.partition(":")
     is_complete = bool(colon and module_name and attribute)

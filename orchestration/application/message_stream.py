@@ -660,8 +660,11 @@ class MessageStream:
         dead_letters: OutputStream | None,
         at_most: int | None,
     ) -> MessageStream:
-        """Add a send to a remote table, and one of its dead letters if there is a stream for them;
-        return the records that continue.
+        """Add a send to a remote table, and one of at most `at_most` (None: 100) dead letters of a
+        batch if there is a stream for them; return the records that continue.
+
+        Raises ConfigurationError for `at_most` without such a stream, and PlanningError for a
+        stream that can't be written.
         """
         if send.marks_as is not None:
             check_name("marks", send.marks_as)

@@ -184,8 +184,9 @@ class RegisteredTables:
     async def _begin_batch(self, table: _Table, fence: Fence | None) -> None:
         """Ask the store of a table whether it still holds it, unless it was asked a moment ago.
 
-        The first batch also creates the table and announces the run to it. What the store says is
-        stored at the first batch, when it is new, and now and then.
+        The first batch also creates the table and, if it is fenced, announces the run of this
+        `fence` to it. What the store says is stored at the first batch, when it is new, and now and
+        then.
         """
         if table.has_begun and time.monotonic() < table.asked_at + table.function.inspected_every:
             return
@@ -231,7 +232,8 @@ class RegisteredTables:
     ) -> Presence | None:
         """Create the table if applications have not written it yet, and count a batch in it; return
         what its store says then, None if it can't say. With a `fence`, the store then refuses
-        writes of runs before its run.
+        writes of runs before its run. Raises TableNotFoundError for a table that applications have
+        written and that is gone.
         """
         begin = partial(
             table.function.begin_run, create=not before.exists, marks=table.has_marks, fence=fence
@@ -477,7 +479,7 @@ def read_table_notes(lake: Lake, app: Application) -> list[str]:
 
 def reset_table(lake: Lake, name: str, *, by: str) -> None:
     """Forget what a table's store said, so that the next run may create or accept it; the store
-    is left unchanged.
+    is left unchanged. Raises ConfigurationError for a table that the lake does not know.
     """
 
     def decide(current: Commit | None) -> dict[str, Any]:
@@ -489,7 +491,10 @@ def reset_table(lake: Lake, name: str, *, by: str) -> None:
 
 
 def open_registered_table(lake: Lake, name: str) -> AnyTable:
-    """Return the registered table of this name, for reading; it connects when it is first used."""
+    """Return the registered table of this name, for reading; it connects when it is first used.
+
+    Raises ConfigurationError for a table that the lake does not know, and MalformedDocumentError.
+    """
     commit = _log(lake, name).current()
     if commit is None:
         raise _unknown_table_error(lake, name)

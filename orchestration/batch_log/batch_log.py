@@ -244,7 +244,8 @@ class OffsetState(StoredDocument):
 
     def with_applied(self, startpoints: Offsets, batch: int | None, at: datetime) -> OffsetState:
         """Return the state after a commit of offsets that applied these startpoints (id by
-        partition): each opens an epoch of its partition.
+        partition): each opens an epoch of its partition. `batch` is the one that made the commit,
+        None if none did.
 
         One that is no longer the resolved startpoint of its partition changes nothing.
         """

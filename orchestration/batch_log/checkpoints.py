@@ -197,7 +197,9 @@ class CheckpointManager:
         return logged
 
     def _iter_changes(self, partition: SystemStreamPartition | None) -> Iterator[CheckpointChange]:
-        """Yield the changes, of the oldest commit only if no earlier ones were deleted."""
+        """Yield the changes, or only those that concern the `partition`; that of the oldest commit
+        only if no earlier ones were deleted.
+        """
         nothing_before = None
         commits: Iterable[tuple[Commit, ApplicationState] | None] = chain(
             self._log.history(None), [nothing_before]

@@ -424,7 +424,7 @@ class RunLease:
             )
             waiting = Deadline(read_clocks(), left)
             while not waiting.has_passed():
-                # It is earlier once the process of the other has ended.
+                # The time is earlier once the process of the other run has ended.
                 if stored is not None and stored.may_write_until() != until:
                     until = stored.may_write_until()
                     self._holder = self._holder.model_copy(update={"others_until": until})
@@ -509,7 +509,9 @@ class RunLease:
             raise self._lost(self._heartbeat.problem)
 
     def _take(self, stored: StoredLease | None) -> bool:
-        """Take the lease if it is still as found; return False if another run was faster."""
+        """Take the lease if it is still as found: `stored`, or None if there was none; return False
+        if another run was faster. Raises TransientError if the store has taken no write repeatedly.
+        """
         self._holder = self._holder.model_copy(update=self._fields_after(stored))
         _held.add(self._holder.id)
         began = read_clocks()

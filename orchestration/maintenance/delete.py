@@ -253,7 +253,9 @@ def delete_dataset(
     log = DatasetLog(lake, name).log
 
     def read_commit() -> Commit | None:
-        """Return the current commit; raises DatasetError for a member of a version set."""
+        """Return the current commit, None before the first; raises DatasetError for a member of a
+        version set.
+        """
         commit = log.current()
         if commit is not None:
             discard.check_deletable(name, commit)

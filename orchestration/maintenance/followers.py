@@ -152,7 +152,8 @@ def find_versions_for_followers(
 
     Needed are the version from which a lagging application reads on, and the versions of which an
     application has made results that it has yet to restate (`Restate`). Nothing is kept for an
-    application whose version is gone, or was kept for as long as the policy says.
+    application whose version is gone, or was kept for as long as the policy says. `states` and
+    `policy` are those of `find_lagging_followers`.
     """
     now = lake.now()
     if states is None:

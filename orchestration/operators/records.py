@@ -417,8 +417,9 @@ def _find_source(name: str, passed: Mapping[str, tuple[str, ...]]) -> str | None
 def _derive_column(
     expression: Expression, kind: str | None, columns: Columns, computed: Mapping[str, Sources]
 ) -> ColumnFacts:
-    """Return the column of this type that an expression computes, with fields if it is a struct of
-    updates. `computed` has the sources of the columns that expressions before it compute.
+    """Return the column of this type (None: unknown) that an expression computes, with fields if it
+    is a struct of updates. `computed` has the sources of the columns that expressions before it
+    compute.
     """
     fields: Sequence[tuple[str, Expression]] = ()
     if expression.name in (UPDATE, DEFAULT):

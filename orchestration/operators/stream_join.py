@@ -426,7 +426,7 @@ class StreamJoin(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         left, right = arriving
-        to_left = {theirs: ours for ours, theirs in self.on}
+        to_left = {right_name: left_name for left_name, right_name in self.on}
         renamed = tuple(to_left.get(name, name) for name in right.partitioned_by)
         return merge_flows(context, [left, replace(right, partitioned_by=renamed)])
 

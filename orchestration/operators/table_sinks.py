@@ -134,7 +134,7 @@ class TableSink:
 
     @property
     def default(self) -> dict[str, str | None]:
-        """{the table's column: type of what the default record has}."""
+        """{the table's column: type of what the default record has}; {} without one."""
         if self.send.contract is None:
             return {}
         if self.send.update is None:
@@ -161,7 +161,7 @@ class TableSink:
 
     def sent_type(self, name: str, expression: str, struct: str = UPDATE) -> str | None:
         """Return the type of what is sent to the column `name`: of this field of `struct`, or if
-        the records have none, of the expression.
+        the records have none, of the expression; None if it is unknown.
         """
         return self.fields_of(struct).get(name) or self.type_of(expression)
 
@@ -551,23 +551,23 @@ def _fits(sent: Column, declared: Column) -> bool:
     In this order: columns or values of any type, columns of JSON, columns of nested types, lists,
     values of unknown type, and types of which one holds the other.
     """
-    ours = sent.kind
-    theirs = declared.kind
-    if theirs is Kind.OTHER or ours is Kind.JSON:
+    sent_kind = sent.kind
+    declared_kind = declared.kind
+    if declared_kind is Kind.OTHER or sent_kind is Kind.JSON:
         return True
-    if theirs is Kind.JSON:
+    if declared_kind is Kind.JSON:
         return _NEVER_IN_JSON.search(sent.type) is None
-    if theirs is Kind.NESTED:
+    if declared_kind is Kind.NESTED:
         if _is_partly_unknown(sent, declared):
             return True
         return not _mismatch_within(sent.type, declared)
     if sent.type.startswith("array<…"):  # an array whose element type is unknown
-        return theirs is Kind.LIST
+        return declared_kind is Kind.LIST
     if sent.element is not None and declared.element is not None:
         return _fits(sent.element, declared.element)
-    if ours is Kind.OTHER:
+    if sent_kind is Kind.OTHER:
         return _MAY_BE_ANY.match(sent.type) is not None
-    return ours is theirs or theirs in _WIDENS_TO.get(ours, ())
+    return sent_kind is declared_kind or declared_kind in _WIDENS_TO.get(sent_kind, ())
 
 
 # A type that is void, or has a part that is, or that the planner does not know.

@@ -235,6 +235,7 @@ def trace_flows(
     flows = Flows({}, {})
 
     def trace(operator: Operator) -> None:
+        """Add the flows of an operator; those before it are known."""
         arriving = tuple(flows.after[source] for source in operator.inputs)
         moved = arriving if repartition is None else repartition(operator, arriving)
         flows.arriving[operator.id] = moved
@@ -476,6 +477,7 @@ def derive_columns(app: Application, catalog: Catalog) -> DerivedColumns:
     notes: list[str] = []
 
     def derive(operator: Operator) -> None:
+        """Add the columns after an operator, and the notes on them; those before it are known."""
         arriving = arriving_columns(operator, after)
         context = PlanContext(operator.id, app, catalog, columns=arriving)
         for text in operator.spec.sql:
@@ -650,7 +652,8 @@ def _check_existing_stream(
     `types`.
 
     Returns notes on what the next run changes in the stream, and on declared changes of columns
-    that the stream never had.
+    that the stream never had. Types are not checked if the stream's columns are unknown, or if it
+    keeps none (`evolves`).
     """
     changes = declared_changes(app, facts.name)
     if changes and not facts.evolves and facts.name in app.outputs:

@@ -586,13 +586,13 @@ def _compare_sends(operator: str, sends: Mapping[str, ChangedColumns]) -> _SendC
     same = []
     hidden = []
     mixed = changed.adds
-    for other, theirs in sends.items():
+    for other, changed_by_other in sends.items():
         if other == operator:
             continue
-        if changed.depends_on_order_with(theirs):
+        if changed.depends_on_order_with(changed_by_other):
             same.append(other)
-            mixed = mixed or theirs.adds
-        if changed.hides(theirs):
+            mixed = mixed or changed_by_other.adds
+        if changed.hides(changed_by_other):
             hidden.append(other)
     return _SendConflicts(changed, same_columns=same, other_columns=hidden, mixed=mixed)
 

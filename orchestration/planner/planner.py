@@ -178,7 +178,10 @@ def compare_output_tables(app: Application, plan: ExecutionPlan) -> ExecutionPla
 
 @_in_words_of_source
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
-    """Return the facts of the application's streams as they are now."""
+    """Return the facts of the application's streams as they are now, or why one is missing.
+
+    Raises ConfigurationError if `systems` lacks the system of a stream.
+    """
 
     def read_facts(name: str) -> StreamFacts | str:
         """Return the facts of a stream, or the reason why it is missing."""
@@ -650,7 +653,9 @@ def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str
 
 
 def _list_table_spark_needs(dataset: UnboundedDataset, facts: StreamFacts | None) -> Iterator[str]:
-    """Yield what needs Spark to advance a table that follows changes."""
+    """Yield what needs Spark to advance a table that follows changes. `facts` are those of their
+    stream, None if it does not exist.
+    """
     following = dataset.following
     if facts is not None and facts.schema is not None:
         yield from list_format_spark_needs(dataset, facts.schema)

@@ -210,8 +210,8 @@ class _Graph:
     def list_operators(self, join: Operator) -> list[str]:
         """Return the operators that compute the results of read records again, in order.
 
-        Whatever else sends results of the same records to the same streams is among them: in each
-        stream, a higher epoch replaces all results of a record.
+        Among them are the operators that send other results of the same records to the same
+        streams: in each stream, a higher epoch replaces all results of a record.
         """
         below = self.list_below(join.id)
         streams = {self._written_stream(operator) for operator in below} - {None}

@@ -572,7 +572,11 @@ class WindowFunctionCall:
         return selected.rename_columns([self.paths.get(name, name) for name in names])
 
     def _value(self, name: str, aggregate: Aggregate, records: pa.Table) -> pa.Array:
-        """Return what the function of the result column `name` returns for a window's records."""
+        """Return what the function of the result column `name` returns for a window's records.
+
+        Raises SchemaMismatchError for a value of another type than declared, and the error for a
+        function that fails.
+        """
         called = aggregate.describe()
         try:
             value = aggregate.compute(self._select(aggregate, records))

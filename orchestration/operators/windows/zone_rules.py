@@ -192,20 +192,20 @@ def _check_near_spans(
     for first, last in spans:
         if last < now - reach or first > now + reach:
             continue
-        theirs = java()
-        ours = python_database(zone)
+        java_rules = java()
+        python_rules = python_database(zone)
         at = _EPOCH + timedelta(microseconds=first + _DAY)
         problem = (
             f"Java and Python have different rules for the zone {zone!r}, as on {at:%Y-%m-%d}:"
-            f" those of Java are {theirs}, those of Python {ours}. Windows would not start when the"
-            " zone's clocks say."
+            f" those of Java are {java_rules}, those of Python {python_rules}. Windows would not"
+            " start when the zone's clocks say."
         )
         raise ZoneRulesError(
             problem,
-            _next_step(theirs, ours),
+            _next_step(java_rules, python_rules),
             zone=zone,
-            java_rules=theirs.version or None,
-            python_rules=ours.version or None,
+            java_rules=java_rules.version or None,
+            python_rules=python_rules.version or None,
             at=at.isoformat(),
         )
 
@@ -290,7 +290,10 @@ def _moments_around_changes(zone: str) -> list[int]:
 
 
 def _offsets_by_spark(session: SparkSession, zone: str) -> _JavaOffsets:
-    """Return the offsets by the rules of Spark's executors, for every day and around changes."""
+    """Return the offsets by the rules of Spark's executors, for every day and around changes.
+
+    Raises ConfigurationError for a zone that Java does not know.
+    """
     from pyspark.errors import PySparkException
 
     first = to_microseconds(_FIRST)
