@@ -95,7 +95,7 @@ class PickledFunction:
     pickled: bytes
     path: tuple[str, ...]
 
-    def here(self) -> Any:
+    def unpickle(self) -> Any:
         """Unpickle the function or object in this process, a task's, after extending its
         `sys.path`.
         """
@@ -164,7 +164,7 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
     shipped = pickle_function(call.operator, call.function, call)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return encode_task_errors(_process_batches(batches, shipped.here(), names))
+        return encode_task_errors(_process_batches(batches, shipped.unpickle(), names))
 
     return map_in_arrow(frame, task, StructType([*fields, *results.fields]))
 

@@ -152,7 +152,7 @@ def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
         *[value.alias(side.prefixed(name)) for name, value in side.values(frame)],
         F.lit(side.name).alias(KIND),
         position_key(frame).alias(FIRST),
-        F.lit("apart").alias(SECOND),
+        F.lit("apart").alias(SECOND),  # it has no second row; "" is for those of `find_unmatched`
         F.unix_micros(EVENT_TIME).alias(TIME),
         F.col(BEHIND).alias(LIMIT),
     )
@@ -224,8 +224,8 @@ def combine_results(
     """Return the union of all results, with the left columns and the columns `added` of the right
     side. `arriving` are the columns of both inputs.
 
-    Columns of a side without a row are null, except for the key. The left key columns have it from
-    either side. If the key is a value inside a left column, a result without a left row has a
+    Columns of a side without a row are null, except for the key. The left key columns have the key
+    of either side. If the key is a value inside a left column, a result without a left row has a
     struct there with only this value.
     """
     left, right = sides

@@ -473,7 +473,7 @@ class FixFinder:
         moved: list[InsertedExchange] = []
         datasets: dict[str, None] = {}
         given: dict[str, None] = {}
-        places = {at: None}
+        seen = {at}
         waiting = [at]
         while waiting:
             for arriving in self._equal_inputs(waiting.pop(0)):
@@ -490,8 +490,8 @@ class FixFinder:
                     given[stream] = None
                 elif inference is None or not at_sources:
                     moved.append(self._move(arriving, target))
-                elif inference.join not in places:
-                    places[inference.join] = None
+                elif inference.join not in seen:
+                    seen.add(inference.join)
                     waiting.append(inference.join)
         size = self._add_sizes(moved, datasets)
         return Fix(at, target, tuple(moved), tuple(datasets), tuple(given), size)

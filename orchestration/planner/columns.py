@@ -427,15 +427,15 @@ def check_fed_datasets(
 
     `stored` are the stream's columns now, and `changed` its columns after the send. A dataset
     accepts wider types, and renames and removals that it declares, except for its key, its order
-    and what its extractor reads. If records that it does not accept were committed, it could never
-    advance again.
+    and what its extractor reads. If records that it does not accept were committed, the dataset
+    could never advance again.
     """
     for dataset in app.datasets:
         if dataset.stream != stream:
             continue
         try:
             entries = derive_stored_schema(dataset, stored)
-        except AdjunctError:  # check_datasets reports it
+        except AdjunctError:  # it can't be built now either, which check_datasets reports
             continue
         try:
             after = derive_stored_schema(dataset, changed.schema)
@@ -509,7 +509,8 @@ def _check_written(
     The types that an existing stream stores are added to the context. For a new stream that will
     have types, the check is whether it can be created. Other targets are checked elsewhere.
     """
-    facts = context.catalog.get(target)  # None for other assets, whose names have no dot
+    # None for a new stream, and for an asset that is no stream, whose name has no dot.
+    facts = context.catalog.get(target)
     if facts is not None:
         context.declared.extend(_compare_stored_types(facts, written))
         if written is not None:

@@ -155,17 +155,17 @@ def check_expectations(app: Application) -> None:
     """Raise PlanningError for an expectation that no batch would check, because its records reach
     no output, and for one whose diverted records would be lost.
     """
-    written = find_written(app.operators)
+    reaching_outputs = find_written(app.operators)
     sends_failed: set[str] = set()  # expectations whose failed records reach an output
-    for operator in written:
+    for operator in reaching_outputs:
         if operator.spec.reads_diverted:
             sends_failed.update(operator.inputs)
     for operator in app.operators:
         expected = operator.spec.expectation
         if expected is None:
             continue
-        is_lost = operator not in written
-        if written and is_lost:  # that nothing at all is written is a note only
+        is_lost = operator not in reaching_outputs
+        if reaching_outputs and is_lost:  # that nothing at all is written is a note only
             problem = f"{operator.id} is never checked: its records reach no output."
             step = "Continue with the stream that expect() returns, and send it somewhere."
             raise PlanningError(problem, step, operator=operator.id)
@@ -607,8 +607,8 @@ def _trace_origin(
     """Return where the records that leave an operator come from; `origins` has the same of the
     operators before it.
 
-    In this order: an input, results with an order of their own, several inputs, the beginning of a
-    stream, the final results of a window, and any other operator.
+    The cases come in this order: an input, results with an order of their own, several inputs, the
+    beginning of a stream, the final results of a window, and any other operator.
     """
     spec = operator.spec
     context = PlanContext(operator.id, app, catalog, columns=arriving_columns(operator, columns))
@@ -624,12 +624,12 @@ def _trace_origin(
         return _merge_origins(operator, flow, before)
     (origin,) = before
     if spec.role is not None:
-        # The order stays that of the input: new partitions mix records of several old ones.
+        # Also in new partitions, which mix them, records have only the order of their old ones.
         return _enter_stream(operator, origin)
     if spec.keeps_only_final and origin.made_by:
         maker = app.operator(origin.made_by)
-        results = maker.spec.ordered_by(arriving_columns(maker, columns))
-        if results is not None and origin.keyed == tuple(results):
+        ordered_by = maker.spec.ordered_by(arriving_columns(maker, columns))
+        if ordered_by is not None and origin.keyed == tuple(ordered_by):
             return _keep_final(origin)
     return _pass_on(operator, flow, origin)
 
@@ -695,8 +695,8 @@ def _merge_origins(operator: Operator, flow: Flow, before: Sequence[_Origin]) ->
             has_order = False
     if has_order:
         # Branches of one stream: their records are put back into its order.
-        is_moved = not flow.partitioned_by and first.partitions != 1
-        return replace(first, flow=flow, lost_at=operator.id if is_moved else "")
+        loses_key = not flow.partitioned_by and first.partitions != 1
+        return replace(first, flow=flow, lost_at=operator.id if loses_key else "")
     why = f"the records come from several streams or branches, which {operator.id} merges"
     return _Origin(flow, _all_streams(before), why=why, renumbered=renumbered)
 

@@ -623,6 +623,6 @@ def call_window_functions(
     shipped = pickle_function(operator, first.function, call)
 
     def task(records: pa.Table) -> pa.Table:
-        return next(encode_task_errors(map(shipped.here(), [records])))
+        return next(encode_task_errors(map(shipped.unpickle(), [records])))
 
     return apply_in_arrow(records, key, task, cast("StructType", StructType.fromDDL(schema.ddl())))

@@ -104,6 +104,7 @@ def clock_changes(zone: str) -> tuple[ClockChange, ...]:
         if after != before:
             low = time
             high = time + step
+            # Halve the step until it is known in which second the offset changes.
             while high - low > timedelta(seconds=1):
                 middle = low + (high - low) // 2
                 if offset(middle) == before:
