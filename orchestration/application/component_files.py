@@ -131,6 +131,7 @@ class _Reading:
             return _describe_syntax(error, self.text.split("\n"))
         if isinstance(error, ValidationError):
             return self._describe_keys(error)
+        # Other mistakes are told apart by the function of Dagster that has failed.
         if any(frame.f_code.co_name == "_get_component_class" for frame in self.frames):
             return self._describe_type(error)
         if any(frame.f_code.co_name == "context_with_injected_scope" for frame in self.frames):

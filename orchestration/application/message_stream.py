@@ -76,10 +76,10 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
 
     `what` names in the error what needs event times.
     """
-    waiting = [operator]
+    to_visit = [operator]
     seen = set()
-    while waiting:
-        above = graph.operators[waiting.pop()]
+    while to_visit:
+        above = graph.operators[to_visit.pop()]
         if above.id in seen or above.spec.over_time is not None:  # its results have an event time
             continue
         seen.add(above.id)
@@ -93,7 +93,7 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
                 " an event_time."
             )
             raise PlanningError(problem, step, operator=above.id, stream=above.spec.writes)
-        waiting += above.inputs
+        to_visit += above.inputs
         if above.spec.reads is not None and above.spec.event_time is None:
             problem = f"{what}: the records of {above.spec.reads} have no event time."
             step = (
@@ -106,13 +106,14 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
 
 def check_waiting_records(graph: OperatorGraph, operator: str, what: str) -> None:
     """Raise PlanningError if records that reach `operator` can't wait in the stream that they are
-    read from: if it has no event time, or if windows and stream joins make them; `what` waits.
+    read from: if it has no event time, if it has the changes of a dataset, or if windows and stream
+    joins make them; `what` waits.
     """
     check_event_times(graph, operator, what)
-    above_it = [operator]
-    while above_it:
-        above = graph.operators[above_it.pop()]
-        above_it += above.inputs
+    to_visit = [operator]
+    while to_visit:
+        above = graph.operators[to_visit.pop()]
+        to_visit += above.inputs
         reads = above.spec.reads
         if reads is not None and followed_dataset(reads) is not None:
             problem = (

@@ -399,7 +399,7 @@ class OffsetState(StoredDocument):
         for ssp, span in ranges.items():
             has_numbers = span.start.isdecimal() and span.end.isdecimal()
             is_of_changes = followed_dataset(ssp.qualified_stream) is not None
-            if not has_numbers or is_of_changes:  # results of these are not restated
+            if not has_numbers or is_of_changes:  # results of such a stream are not restated
                 continue
             start = int(span.start)
             end = int(span.end)

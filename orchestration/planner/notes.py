@@ -327,7 +327,8 @@ def check_replaced_rows(app: Application) -> None:
     """Raise PlanningError for records without positions in one input stream that are sent to an
     output table in which results replace earlier ones.
     """
-    made_of: dict[str, set[str]] = {}  # streams, and operators that give records new positions
+    # By operator, the input streams and the operators that gave the records their positions.
+    made_of: dict[str, set[str]] = {}
     for operator in app.operators:
         spec = operator.spec
         parts = set()

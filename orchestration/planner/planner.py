@@ -178,7 +178,8 @@ def compare_output_tables(app: Application, plan: ExecutionPlan) -> ExecutionPla
 
 @_in_words_of_source
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
-    """Return the facts of the application's streams as they are now, or why one is missing.
+    """Return the facts of the application's streams as they are now, why others are missing, and
+    which folders of datasets' files are empty.
 
     Raises ConfigurationError if `systems` lacks the system of a stream.
     """
@@ -216,6 +217,7 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
         )
 
     def size_of(stream: str) -> int | None:
+        """Return the stored bytes of a stream; None if its system can't say."""
         system, name = split_stream_name(stream)
         return systems[system].stored_bytes(name)
 
@@ -226,11 +228,11 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
     names = sorted(_read_streams(app))
     facts = {}
     missing = {}
-    for name, fact in zip(names, map_in_threads(read_facts, names), strict=True):
-        if isinstance(fact, str):
-            missing[name] = fact
+    for name, facts_or_reason in zip(names, map_in_threads(read_facts, names), strict=True):
+        if isinstance(facts_or_reason, str):
+            missing[name] = facts_or_reason
         else:
-            facts[name] = fact
+            facts[name] = facts_or_reason
     folders = find_empty_folders(app)
     return Catalog(
         facts, missing=missing, size_of=size_of, new_streams=new_streams, empty_folders=folders

@@ -254,8 +254,9 @@ their first and last window, and of one of them."""
 def classify_window_records(
     frame: DataFrame, windows: Windows, before: datetime | None
 ) -> DataFrame:
-    """Return the records with TIME, EXCLUSION and PARTLY_LATE; `before` is the watermark at the
-    start of the batch.
+    """Return the records with TIME (null if it could not be stored), EXCLUSION and PARTLY_LATE, and
+    with the hidden columns by which windows are assigned. `before` is the watermark at the start of
+    the batch.
 
     Whether a record is late depends only on the earlier records of its own partition, and so not on
     how batches are cut. The exception is a partition that was idle: the watermark, which did not
@@ -265,6 +266,7 @@ def classify_window_records(
     # A later time could not be stored: its window must end and expire before the year 10000.
     latest = MAX_MICROS - to_micros(max_duration_after(windows.kind)) - lateness
     time = F.unix_micros(EVENT_TIME)
+    # `greatest` ignores nulls.
     limit = F.greatest(F.unix_micros(BEHIND), F.lit(epoch_micros(before)).cast("bigint"))
     frame = frame.withColumns({TIME: F.when(time <= latest, time), _LIMIT: limit})
     partly: Column = F.lit(False)
@@ -277,8 +279,8 @@ def classify_window_records(
         late = window_end(F.col(_LAST), windows.kind) + lateness <= F.col(_LIMIT)
         partly = ~late & (window_end(F.col(_FIRST), windows.kind) + lateness <= F.col(_LIMIT))
     exclusion = exclusion_column(frame, windows.by, F.col(TIME).isNull(), late)
-    counts = exclusion.isNull()
-    is_partly_late = counts & F.coalesce(partly, F.lit(False))
+    is_counted = exclusion.isNull()
+    is_partly_late = is_counted & F.coalesce(partly, F.lit(False))
     return frame.withColumns({EXCLUSION: exclusion, PARTLY_LATE: is_partly_late})
 
 

@@ -377,7 +377,10 @@ class Window(PassThroughSpec):
                 _check_aggregated(operator, name, aggregate, column, columns.type_of(column))
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
-        """Store what the batch changes in windows; return the results that it has to emit."""
+        """Store what the batch changes in windows; return the results that it has to emit.
+
+        Raises an error if stored windows are of other rules of their zone than the present ones.
+        """
         (frame,) = frames
         self.check_columns(operator, [batch.records.columns(frame)], batch.planned.app)
         sensitive = batch.planned.sensitive(operator, frame.columns)
@@ -413,7 +416,8 @@ class Window(PassThroughSpec):
         if windows.functions:
             rows = self._call_functions(operator, rows, counted, windows, batch)
         results = make_results(rows, windows, self.results, operator, sensitive)
-        # The event time of a window's result is the last microsecond of the window.
+        # The event time of a window's result is the last microsecond of the window; a tombstone has
+        # no END.
         last = F.timestamp_micros(F.unix_micros(F.coalesce(END, START)) - 1)
         records = make_records(
             results,
@@ -523,8 +527,8 @@ class Window(PassThroughSpec):
         if is_session:
             records = self._repartition(merge_records(state.frame(), new, windows), partitions)
             assigned = _keep_single_partition(assign_sessions(records, rows, windows), partitions)
-            grown = assigned.filter(TOUCHED).filter(f"not {CLOSING}")
-            state.write(grown.select(*map(named_column, schema.names)), partitioned=True)
+            still_open = assigned.filter(TOUCHED).filter(f"not {CLOSING}")
+            state.write(still_open.select(*map(named_column, schema.names)), partitioned=True)
             if only_closing:
                 assigned = assigned.filter(CLOSING)
         else:

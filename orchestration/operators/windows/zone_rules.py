@@ -258,13 +258,15 @@ def _find_differences(zone: str, java: _JavaOffsets) -> tuple[tuple[int, int], .
     a day after its last one.
     """
     changes = clock_changes(zone)
+    # By Python's rules: the offset before the first change, and after each.
     offsets = np.array([_first_offset(zone), *(change.after for change in changes)])
     times = np.array([change.moment for change in changes], "int64")
     python_offsets = offsets[np.searchsorted(times, java.moments, side="right")]
     wrong = np.unique(java.moments[java.offsets != python_offsets])
     if not len(wrong):
         return ()
-    ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)  # the last moments of spans but the last
+    # The places in `wrong` where a span ends, without the last one.
+    ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)
     firsts = wrong[[0, *(ends + 1)]]
     lasts = wrong[[*ends, -1]]
     spans = []
