@@ -365,9 +365,11 @@ def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
 
 
 async def _settings_notes(table: _Table) -> list[str]:
-    """Return what settings of the table's store may lose; nothing if the store can't be asked now.
+    """Return notes on settings of the table's store that may lose records; [] if the store can't be
+    asked now.
 
-    Raises ConfigurationError if they make the conditions of its writes void.
+    Raises ConfigurationError for settings that make the conditions of its writes, or its fence,
+    void.
     """
     conditions = Conditions()
     if table.is_written:

@@ -616,7 +616,8 @@ class BatchLog:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
 
         The number of the batch is not used again. Its records are read again in another batch, in a
-        higher epoch: an output that has them already gets them twice. With `skip`, the batch counts
+        higher epoch: an output that has them already gets them twice, except for local tables, from
+        which the next run removes what the batch wrote. With `skip`, the batch counts
         as read instead, and what no output has yet is skipped. Raises ConfigurationError if no
         batch is open or no reason is given, and CommitConflictError.
         """
@@ -660,7 +661,9 @@ class BatchLog:
         """
 
         def decide() -> Callable[[], LoggedState]:
-            """Return the function that commits the state without those that have not begun now."""
+            """Return the function that commits the state without those that have not begun now; one
+            that does nothing if all have.
+            """
             logged = self.read()
             state = logged.state
             not_begun = []

@@ -363,7 +363,7 @@ class Map(Spec):
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         (columns,) = arriving
-        computed = []
+        texts = []
         unnamed = []
         excepted: list[str] = []
         for text in self.expressions:
@@ -371,10 +371,10 @@ class Map(Spec):
             excepted += expression.excepted
             if expression.star:
                 continue
-            computed.append(text)
+            texts.append(text)
             if expression.name is None:
                 unnamed.append(text)
-        need = expressions_need(computed, columns)
+        need = expressions_need(texts, columns)
         if need:
             return need
         if unnamed:

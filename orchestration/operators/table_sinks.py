@@ -181,7 +181,7 @@ def find_sink_problems(sink: TableSink) -> Problems:
         return
     yield from function_problems(function, sink.send.args)
     can = getattr(function, "capabilities", None)
-    if can is None:
+    if can is None:  # a user's own function, which may do anything
         return
     name = type(function).__name__
     for condition in ("newest_by", "idempotent"):

@@ -461,8 +461,8 @@ class FixFinder:
         changed += [item.node for item in fix.moved]
         counts = self._declared | dict.fromkeys(changed, fix.partitions)
         # The default is for streams that are in no group, or in one without a known count.
-        left = set(assign_counts(counts, groups, default=1).conflicts)
-        return fix.at not in left and left <= set(draft.counts.conflicts)
+        conflicts_left = set(assign_counts(counts, groups, default=1).conflicts)
+        return fix.at not in conflicts_left and conflicts_left <= set(draft.counts.conflicts)
 
     def _build(self, at: str, target: int, *, at_sources: bool) -> Fix:
         """Return the changes that make all counts at an operator the target.
@@ -583,11 +583,11 @@ def check_co_partitioning(draft: Draft) -> None:
         problems.append(_Problem(conflict.join, _describe_conflict(conflict, draft)))
     for each in mispartitioned[:_MAX_LISTED]:
         problems.append(_Problem(each.operator, each.problem))
-    left = [conflict.join for conflict in differing[_MAX_LISTED:]]
-    left += [each.operator for each in mispartitioned[_MAX_LISTED:]]
+    unlisted = [conflict.join for conflict in differing[_MAX_LISTED:]]
+    unlisted += [each.operator for each in mispartitioned[_MAX_LISTED:]]
     operator = problems[0].operator
     if len(problems) > 1:
-        problem = _list_problems(app, problems, left)
+        problem = _list_problems(app, problems, unlisted)
         line = None  # the text has one for each problem
     else:
         problem = problems[0].text
@@ -615,18 +615,18 @@ class _Problem:
     text: str
 
 
-def _list_problems(app: Application, problems: Sequence[_Problem], left: Sequence[str]) -> str:
-    """Return a text with a line for each problem; `left` are the operators of problems that are
+def _list_problems(app: Application, problems: Sequence[_Problem], unlisted: Sequence[str]) -> str:
+    """Return a text with a line for each problem; `unlisted` are the operators of problems that are
     not listed.
     """
-    joins = len({*left, *(problem.operator for problem in problems)})
+    joins = len({*unlisted, *(problem.operator for problem in problems)})
     counted = f"{joins:,} joins" if joins > 1 else "1 join"
     lines = [f"{counted} can't be proven:"]
     for problem in problems:
         place = format_place(app.operator(problem.operator).declared_at) or app.name
         lines.append(f"{place}: {problem.text}")
-    if left:
-        lines.append(f"and {len(left):,} more: {abbreviate(left)}.")
+    if unlisted:
+        lines.append(f"and {len(unlisted):,} more: {abbreviate(unlisted)}.")
     return "\n- ".join(lines)
 
 

@@ -508,6 +508,7 @@ def plan_tables(
     Raises PlanningError for a table that can't mark records: their offsets are not numbers, or a
     replay can't be recognised. For a strict application, it is also raised for an order per source
     partition only, and for a table that keeps the newest record and loses columns of late ones.
+    `name_writers` raises for names of marks.
     """
     origins: dict[str, _Origin] = {}
     tables = []

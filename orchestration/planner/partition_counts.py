@@ -500,14 +500,16 @@ def build_planned_streams(draft: Draft, default_from: str) -> dict[str, PlannedS
 
 
 def _plan_dataset(catalog: Catalog, dataset: AdjunctDataset) -> PlannedStream:
-    """Return the side input that a dataset is."""
+    """Return the side input that a dataset is. Raises PlanningError if its stream is missing."""
     if dataset.stream is not None:
         require_facts(catalog, dataset.stream, f"dataset {dataset.name!r}")
-    name = str(dataset.input)
-    role: Role = "side-input"
+    role: Role
     if dataset.is_local:
         name = dataset.name
         role = "local-table"
+    else:
+        name = str(dataset.input)
+        role = "side-input"
     return PlannedStream(
         name,
         role,
