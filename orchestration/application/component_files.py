@@ -247,9 +247,12 @@ _NO_TEXT = ":,]}-?*&!%@`#\t"
 def _describe_syntax(error: Any, lines: Sequence[str]) -> _Mistake:
     """Return the mistake of what is no YAML."""
     mark = error.problem_mark or error.context_mark
-    context = f"{error.context}: " if error.context else ""
     is_in_one_line = error.context_mark is not None and error.context_mark.line == mark.line
-    if error.context and error.context_mark is not None and not is_in_one_line:
+    if not error.context:
+        context = ""
+    elif error.context_mark is None or is_in_one_line:
+        context = f"{error.context}: "
+    else:
         context = f"{error.context} that begins in line {error.context_mark.line + 1}: "
     problem = f"this is not YAML: {context}{error.problem}."
     opening = _character_at(lines, error.context_mark)

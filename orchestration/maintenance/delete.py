@@ -309,8 +309,9 @@ def _delete(
         if seen is None:
             raise _not_found_error(lake, target, about)
         was_deleted = is_deletion_commit(seen)
-        readers = Readers()
-        if not was_deleted:
+        if was_deleted:
+            readers = Readers()  # none, so that what a deletion has left can be deleted
+        else:
             readers = target.find_readers()
         if dry_run:
             sizes = target.list_objects(seen)

@@ -71,8 +71,9 @@ class HeldRecord:
 
     def describe(self) -> str:
         """Return the record in a sentence without a period."""
-        known = "is not known to be complete up to any time"
-        if self.known_until is not None:
+        if self.known_until is None:
+            known = "is not known to be complete up to any time"
+        else:
             known = f"is complete up to {self.known_until:%Y-%m-%d %H:%M:%S}"
         return (
             f"{self.ssp} waits at offset {self.offset} ({self.time:%Y-%m-%d %H:%M:%S}, since"

@@ -125,8 +125,9 @@ def explain_former_column(
     of this name before; else the error itself.
     """
     for owner, became in _iter_former(error.column or "", catalog, datasets):
-        step = "Leave it out."
-        if became != "dropped":
+        if became == "dropped":
+            step = "Leave it out."
+        else:
             step = f"Write {became.removeprefix('renamed to ')}."
         explained = error.reworded(
             f"{error.problem} In {owner}, {error.column} was {became}.", f"{step} {error.next_step}"
@@ -299,13 +300,14 @@ def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) ->
         found = f"have no known partitioning after {flow.lost_at}"
     else:
         found = "are partitioned by no key"
-    step = (
-        "Partition the window by columns, over (partition by a, b), and write .partition_by(…) with"
-        " these before it."
-    )
     if window.columns:
         quoted = ", ".join(f'"{name}"' for name in window.columns)
         step = f"Write .partition_by({quoted}) before it."
+    else:
+        step = (
+            "Partition the window by columns, over (partition by a, b), and write .partition_by(…)"
+            " with these before it."
+        )
     problem = (
         f"{operator}: {text!r} needs {needed} in one partition, but they {found}: Spark would add"
         " an exchange that is not in the plan."

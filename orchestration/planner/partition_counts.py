@@ -581,13 +581,12 @@ def _resolve_count_source(
     """
     if stream.count_from:
         return stream
-    reason = default_from
     inference = counts.inferred.get(node)
-    if inference is not None:
-        at = inference.source
-        while at not in streams:  # the count of merged streams comes from one of them
-            at = counts.inferred[at].source
-        source = streams[at]
-        named = f"dataset {source.dataset}" if source.dataset else source.name
-        reason = f"inferred from {named} in {inference.join}"
-    return replace(stream, count_from=reason)
+    if inference is None:
+        return replace(stream, count_from=default_from)
+    at = inference.source
+    while at not in streams:  # the count of merged streams comes from one of them
+        at = counts.inferred[at].source
+    source = streams[at]
+    named = f"dataset {source.dataset}" if source.dataset else source.name
+    return replace(stream, count_from=f"inferred from {named} in {inference.join}")
