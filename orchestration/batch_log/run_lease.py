@@ -167,7 +167,8 @@ class Holder(StoredDocument):
 
     Times in seconds: the lease ends `ttl` after it was written, and a request that was sent before
     that may take effect until `in_flight` later. Until `others_until`, by the store's clock,
-    earlier holders may still write. They are `unfenced` while tables do not know of a later epoch.
+    earlier holders may still write. If `unfenced`, earlier holders may live, and tables have not
+    been told of an epoch that is later than theirs.
     """
 
     id: str

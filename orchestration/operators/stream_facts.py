@@ -383,8 +383,8 @@ class Catalog(dict[str, StreamFacts]):
     `missing` has the reasons why other streams could not be read, by name. `size_of` returns the
     stored bytes of a stream, None if unknown; it is called only for errors. `new_streams` has, by
     stream system, the properties that a stream gets when it is created. `empty_folders` are the
-    places without files of datasets made of files, by url. `stored_notes` say why datasets can't be
-    advanced or served, as they are stored; only plans for users have them.
+    folders without files of datasets that are made of files, by url. `stored_notes` say why
+    datasets can't be advanced or served, as they are stored; only plans for users have them.
     """
 
     def __init__(

@@ -113,8 +113,8 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of the join: its name ("left", "right"), its key, the part of it that it is
-    partitioned by, and all that is stored of it: columns and values in columns.
+    """One side of the join: its name ("left", "right"), the columns of its key, those of them by
+    which it is partitioned, and the columns, or values in columns, that are stored of its records.
 
     If `outer`, rows without a match are emitted. A match may be up to `ahead` microseconds later
     than its row.

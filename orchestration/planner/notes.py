@@ -451,10 +451,10 @@ def note_storage(app: Application) -> list[str]:
 class _Origin:
     """Where the records that leave an operator come from, and what is left of their order there.
 
-    They are from the input `streams`. One input has `partitions` partitions by the columns `keyed`;
-    `partitions` is 0 for several inputs. `flow` is the partitioning as if no exchange had moved the
-    records. `why` is the reason if they have no order by columns, and `lost_at` the operator that
-    drops or changes the columns `keyed`.
+    They are from the input `streams`. If that is one, it has `partitions` partitions by the columns
+    `keyed`; `partitions` is 0 for several inputs. `flow` is the partitioning as if no exchange had
+    moved the records. `why` is the reason if they have no order by columns, and `lost_at` the
+    operator that drops or changes the columns `keyed`.
 
     `positions` is the stream that their positions are in, or the operator that gave them others.
     `renumbered` is the operator that writes an output stream whose positions have replaced those of

@@ -69,9 +69,10 @@ class PlannedTable:
     `order` is the guaranteed order of the records of a key: "newest" (the store keeps the newest),
     "per key" (the stream's), "any" (order does not matter), or "per source partition" only. `why`
     explains it, `harm` says what may go wrong, and `mends` how to fix that. `replay` describes the
-    effect of reading `streams` again. Only those in `again` reach it then; `left_out` says why
-    records of the others don't. A table with marks stores the position of the last record that it
-    applied from each source partition; `marks` is the name of this send there, else None.
+    effect of reading `streams` again. Only records of those in `again` reach the table then;
+    `left_out` says why records of the others don't. A table with marks stores the position of the
+    last record that it applied from each source partition; `marks` is the name of this send there,
+    else None.
     """
 
     operator: str

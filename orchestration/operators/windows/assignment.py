@@ -77,8 +77,9 @@ class Windows:
     """A `Window` operator's windows of a kind by the columns `by`; `types` are those of the
     records' columns.
 
-    `paths` are those of the columns that have values in other columns: they are called by the path,
-    and here have the name that the value gets in results and for users' functions.
+    Where `by` and `aggregates` name a value inside a column by its path, the records have it in a
+    column called by that path. `paths` has, by path, the name that the value gets in results and
+    for users' functions.
     """
 
     kind: Kind
