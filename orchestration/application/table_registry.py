@@ -348,6 +348,7 @@ def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
     of ours.
     """
     described = table.read_function or table.write_function
+    asked: Any
     if is_written:
         asked = table.write_function
     else:
