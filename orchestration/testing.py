@@ -142,7 +142,9 @@ class FakeStreams(LakeStreams):
 
 
 def stream_schema(stream: str, given: TestStream, rows: Sequence[Mapping[str, Any]]) -> Schema:
-    """Return the declared columns of a stream, or else those of its first records."""
+    """Return the declared columns of a stream, or else those of its first records. Raises
+    ConfigurationError if there are neither, or if the records have no types.
+    """
     if given.schema is not None:
         return given.schema
     if not rows:
@@ -277,7 +279,7 @@ def _check_keys(
     """
     for name in key:
         missing = [missing_part(row, name, schema.names) for row in rows]
-        is_in_one = None in missing
+        is_in_one = None in missing  # a record that has the column misses no part of it
         if missing and not is_in_one:
             first, *_ = missing
             problem = (
@@ -556,7 +558,8 @@ class TestApplication:
         valid_from: datetime | None = None,
     ) -> None:
         """Append records, then deletions, to a stream, which is created if it does not exist; with
-        a `version`, its marker follows.
+        a `version`, its marker follows. Raises ConfigurationError for a stream of a system that the
+        application does not use, and for records that do not fit its columns.
         """
         system, stream = split_stream_name(name)
         if system not in self._systems:
@@ -621,7 +624,8 @@ class _Sent(NamedTuple):
 def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
     """Return the dataset with a stream as its input instead of files or a query.
 
-    If its versions are valid from declared times, these come from the stream's markers.
+    If its versions are valid from declared times, these come from the stream's markers. Raises
+    ConfigurationError for versions that are Dagster's partitions.
     """
     if not isinstance(dataset, BoundedDataset):
         return dataset

@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 def _choose_engine(engine: str | None, application: str) -> str:
     """Return the engine of an application: the declared one, else that of the environment,
-    else spark.
+    else spark. Raises ConfigurationError for another value in the environment.
     """
     chosen = engine
     if chosen is None:
@@ -142,9 +142,10 @@ class Application:
         self.name = check_name("application", name)
         self.declared_at = find_calling_line()
         self.description = description
-        self.owners = tuple(owners)
         if isinstance(owners, str):
-            self.owners = (owners,)
+            self.owners: tuple[str, ...] = (owners,)
+        else:
+            self.owners = tuple(owners)
         self.auto_repartition = auto_repartition
         if intermediate_partitions == -1:
             intermediate_partitions = None
@@ -365,7 +366,7 @@ class Application:
             raise ConfigurationError(problem, step, application=self.name)
         name = table.name
         if name in self._datasets or name in self._tables:
-            raise self._twice(name)
+            raise self._declared_twice(name)
         self._check_staleness(table, name, max_staleness)
         if isinstance(table, AdjunctDataset):
             dataset = DatasetHandle(self._graph, table, max_staleness)
@@ -394,7 +395,7 @@ class Application:
         records in the next batch, a join defined after it in the same batch.
         """
         if name in self._datasets or name in self._tables:
-            raise self._twice(name)
+            raise self._declared_twice(name)
         validate_partition_count(f"local table {name!r}: partitions", partitions)
         keys = validate_column_names(f"local table {name!r}: key", key)
         by = validate_column_names(f"local table {name!r}: partition_by", partition_by)
@@ -466,7 +467,7 @@ class Application:
         """Return the key columns of a declared remote table."""
         return self._declared(self._tables, "remote table", name).key
 
-    def _twice(self, name: str) -> PlanningError:
+    def _declared_twice(self, name: str) -> PlanningError:
         """Return the error for a table that is declared twice."""
         problem = f"application {self.name!r} declares the table {name!r} twice."
         step = "Keep what the first table() returned; two different tables need different names."
@@ -506,8 +507,8 @@ class Application:
         return declared[name]
 
     def _check_staleness(self, table: object, name: str, limit: timedelta | None) -> None:
-        """Raise ConfigurationError for `max_staleness` of what can't be stale, and for one that is
-        no duration.
+        """Raise ConfigurationError for a `limit` (max_staleness=) of what can't be stale, and for
+        one that is no duration. None passes.
         """
         if limit is None:
             return
@@ -525,10 +526,10 @@ class Application:
         would loop forever.
         """
         if stream in self._outputs:
-            raise self._graph.loop(stream, "an output stream")
+            raise self._graph.loop_error(stream, "an output stream")
         for dataset in self.datasets:
             if dataset.stream == stream and dataset.name in self._graph.writers:
-                raise self._graph.loop(stream, "fed to a dataset")
+                raise self._graph.loop_error(stream, "fed to a dataset")
 
     def _reject_dataset_input(self, stream: str | None) -> None:
         """Raise PlanningError for an output stream that is a declared dataset's input: users
@@ -551,7 +552,7 @@ class Application:
 
 def load_application(reference: str) -> Application:
     """Import the application of a reference MODULE:APP, with the working directory on the import
-    path.
+    path. Raises ConfigurationError if there is none, and as `import_user_module` does.
     """
     module_name, colon, attribute = reference.partition(":")
     is_complete = bool(colon and module_name and attribute)
@@ -562,14 +563,16 @@ def load_application(reference: str) -> Application:
     module = import_user_module(module_name)
     application = getattr(module, attribute, None)
     if not isinstance(application, Application):
-        there = vars(module).items()
-        names = sorted(name for name, value in there if isinstance(value, Application))
-        found = "is not there"
+        members = vars(module).items()
+        names = sorted(name for name, value in members if isinstance(value, Application))
         if hasattr(module, attribute):
             found = f"is {type(application).__name__}, not an Application"
+        else:
+            found = "is not there"
         problem = f"{module_name}:{attribute} {found}; the module has {', '.join(names) or 'none'}."
-        step = "Correct the name after the colon."
-        if not names:
+        if names:
+            step = "Correct the name after the colon."
+        else:
             step = "Name a module with an application. One in YAML is loaded in a module first: "
             step += "app = load_applications(PROJECT)[NAME], of dagster_adjunct.components."
         raise ConfigurationError(problem, step, module=module_name)
@@ -621,11 +624,12 @@ def _import_error(module: str, error: BaseException) -> ConfigurationError:
     """Return the error for a module that can't be imported, with the failing line of the user's
     code.
     """
-    where = _failing_line(error) or module
-    problem = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         where = f"{error.filename}, line {error.lineno}"
         problem = f"{error.msg}: {(error.text or '').strip()}"
+    else:
+        where = _failing_line(error) or module
+        problem = f"{type(error).__name__}: {error}"
     act = "Fix"
     if isinstance(error, ModuleNotFoundError):
         act = f"Install {error.name!r}, or fix"
@@ -636,7 +640,9 @@ def _import_error(module: str, error: BaseException) -> ConfigurationError:
 
 
 def _failing_line(error: BaseException) -> str:
-    """Return the last line of the user's code that an import ran; "" if it ran none."""
+    """Return the last line below the working directory that an import ran, else the last one of
+    other code; "" if it ran none.
+    """
     own: list[traceback.FrameSummary] = []
     others: list[traceback.FrameSummary] = []
     for frame in traceback.extract_tb(error.__traceback__):
@@ -659,11 +665,12 @@ def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Data
 
     Raises ConfigurationError for a version set with only one declared member.
     """
-    units: dict[str, list[AdjunctDataset]] = {}
+    # By "set NAME", its declared members; by any other dataset's name, the dataset alone.
+    groups: dict[str, list[AdjunctDataset]] = {}
     for dataset in datasets:
-        unit_name = f"set {dataset.version_set}" if dataset.version_set else dataset.name
-        units.setdefault(unit_name, []).append(dataset)
-    for first, *others in units.values():
+        group_name = f"set {dataset.version_set}" if dataset.version_set else dataset.name
+        groups.setdefault(group_name, []).append(dataset)
+    for first, *others in groups.values():
         if first.version_set and not others:
             problem = (
                 f"{where} declares dataset {first.name!r} of the version set {first.version_set!r}"
@@ -671,7 +678,7 @@ def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Data
             )
             step = "Declare the other members too, with app.table(…); they need not be joined."
             raise ConfigurationError(problem, step, dataset=first.name)
-    return tuple(map(tuple, units.values()))
+    return tuple(map(tuple, groups.values()))
 
 
 def list_own_tables(app: DeclaredApplication) -> list[LocalTable]:

@@ -131,6 +131,7 @@ class _Reading:
             return _describe_syntax(error, self.text.split("\n"))
         if isinstance(error, ValidationError):
             return self._describe_keys(error)
+        # Other mistakes are told apart by the function of Dagster that has failed.
         if any(frame.f_code.co_name == "_get_component_class" for frame in self.frames):
             return self._describe_type(error)
         if any(frame.f_code.co_name == "context_with_injected_scope" for frame in self.frames):
@@ -172,8 +173,9 @@ class _Reading:
         line = place.rpartition(":")[2]
         if not at or not line.isdigit():
             return None
-        mistake = _describe_key(path, first["type"], first["input"])
-        if error.title != "ComponentFileModel":
+        if error.title == "ComponentFileModel":
+            mistake = _describe_key(path, first["type"], first["input"])
+        else:  # the attributes of a component of another type
             step = f"Correct it, or the type: {_TYPE} declares applications."
             mistake = _Mistake(f"{path}: {first['msg']}.", step)
         text = self.text.split("\n")[int(line) - 1]
@@ -245,9 +247,12 @@ _NO_TEXT = ":,]}-?*&!%@`#\t"
 def _describe_syntax(error: Any, lines: Sequence[str]) -> _Mistake:
     """Return the mistake of what is no YAML."""
     mark = error.problem_mark or error.context_mark
-    context = f"{error.context}: " if error.context else ""
     is_in_one_line = error.context_mark is not None and error.context_mark.line == mark.line
-    if error.context and error.context_mark is not None and not is_in_one_line:
+    if not error.context:
+        context = ""
+    elif error.context_mark is None or is_in_one_line:
+        context = f"{error.context}: "
+    else:
         context = f"{error.context} that begins in line {error.context_mark.line + 1}: "
     problem = f"this is not YAML: {context}{error.problem}."
     opening = _character_at(lines, error.context_mark)

@@ -135,9 +135,11 @@ class OutputTable:
     @property
     def hidden(self) -> tuple[tuple[str, str], ...]:
         """The columns that rows get besides those of the records, with their types."""
-        columns: list[tuple[str, str]] = [(EPOCH, "int")]
+        columns: list[tuple[str, str]]
         if self.on_replay == "replace":
             columns = list(POSITION.items())
+        else:
+            columns = [(EPOCH, "int")]
         if self.tombstones == "keep":
             columns.append((TOMBSTONE, "boolean"))
         return tuple(columns)
@@ -214,16 +216,16 @@ class OperatorGraph:
         """Raise PlanningError for a dataset whose changes are read and that is written, too."""
         for stream in sorted(self._read):
             if followed_dataset(stream) in self.writers:
-                raise self.loop(stream, "of a dataset that the application sends to")
+                raise self.loop_error(stream, "of a dataset that the application sends to")
 
     def refuse_writing(self, stream: str, what: str) -> None:
         """Raise PlanningError for a stream that is written and that the application also reads: its
         records would loop forever. `what` says as what it is written.
         """
         if stream in self._read:
-            raise self.loop(stream, what)
+            raise self.loop_error(stream, what)
 
-    def loop(self, stream: str, what: str) -> PlanningError:
+    def loop_error(self, stream: str, what: str) -> PlanningError:
         """Return the error for an input stream that the application also writes; `what` says as
         what: "an output stream".
         """

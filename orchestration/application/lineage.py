@@ -31,6 +31,7 @@ def find_outputs(app: Application) -> tuple[Output, ...]:
     later joins, not from the stream's own inputs. A table with several sends comes from all of
     them.
     """
+    # The upstream assets of the records that leave each operator, and of each output.
     made_of: dict[str, tuple[LineageNode, ...]] = {}
     outputs: dict[LineageNode, tuple[LineageNode, ...]] = {}
     for operator in app.operators:
@@ -74,13 +75,14 @@ def _remove_cycles(
     makes a cycle. Such an asset stays upstream of an output only if it is not itself made of that
     output.
     """
-    fed = {LineageNode("dataset", name) for name in _names_of_fed_datasets(app)}
-    fed |= {table for table in find_lookup_tables(app) if table in outputs}
+    # What the application writes and may join: only an edge from one of these can close a cycle.
+    written = {LineageNode("dataset", name) for name in _names_of_fed_datasets(app)}
+    written |= {table for table in find_lookup_tables(app) if table in outputs}
     made_from = _list_dataset_sources(app)
     for node, upstream in outputs.items():
-        made_from[node] += [each for each in upstream if each not in fed]
+        made_from[node] += [each for each in upstream if each not in written]
     for node, upstream in outputs.items():
-        for each in _keep(upstream, fed):
+        for each in _keep(upstream, written):
             if not _is_made_of(each, node, made_from):
                 made_from[node].append(each)
     return {node: _keep(upstream, made_from[node]) for node, upstream in outputs.items()}
@@ -126,19 +128,19 @@ def find_first_outputs(app: Application) -> dict[str, LineageNode]:
     """Return {operator's id: asset} of the joins and expectations: the first asset, in order of
     definition, to which their records are written.
     """
-    passed: dict[str, list[str]] = {}
+    leaving: dict[str, list[str]] = {}  # by operator, the joins and expectations up to it
     reached: dict[str, LineageNode] = {}
     for operator in app.operators:
         above: dict[str, None] = {}
         for source in operator.inputs:
-            above |= dict.fromkeys(passed[source])
+            above |= dict.fromkeys(leaving[source])
         if operator.spec.match is not None or operator.spec.expectation is not None:
             above[operator.id] = None
         target = operator.spec.target(app)
         if target is not None:
             for operator_id in above:
                 reached.setdefault(operator_id, target)
-        passed[operator.id] = list(above)
+        leaving[operator.id] = list(above)
     return reached
 
 

@@ -76,10 +76,10 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
 
     `what` names in the error what needs event times.
     """
-    waiting = [operator]
+    to_visit = [operator]
     seen = set()
-    while waiting:
-        above = graph.operators[waiting.pop()]
+    while to_visit:
+        above = graph.operators[to_visit.pop()]
         if above.id in seen or above.spec.over_time is not None:  # its results have an event time
             continue
         seen.add(above.id)
@@ -93,7 +93,7 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
                 " an event_time."
             )
             raise PlanningError(problem, step, operator=above.id, stream=above.spec.writes)
-        waiting += above.inputs
+        to_visit += above.inputs
         if above.spec.reads is not None and above.spec.event_time is None:
             problem = f"{what}: the records of {above.spec.reads} have no event time."
             step = (
@@ -106,13 +106,14 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
 
 def check_waiting_records(graph: OperatorGraph, operator: str, what: str) -> None:
     """Raise PlanningError if records that reach `operator` can't wait in the stream that they are
-    read from: if it has no event time, or if windows and stream joins make them; `what` waits.
+    read from: if it has no event time, if it has the changes of a dataset, or if windows and stream
+    joins make them; `what` waits.
     """
     check_event_times(graph, operator, what)
-    above_it = [operator]
-    while above_it:
-        above = graph.operators[above_it.pop()]
-        above_it += above.inputs
+    to_visit = [operator]
+    while to_visit:
+        above = graph.operators[to_visit.pop()]
+        to_visit += above.inputs
         reads = above.spec.reads
         if reads is not None and followed_dataset(reads) is not None:
             problem = (
@@ -527,9 +528,10 @@ class MessageStream:
             step = "Leave it out: other targets delete with tombstones."
             raise ConfigurationError(problem, step, argument="deleted")
         if isinstance(target, RemoteTableHandle):
-            sent = TableSend(target.name, contract, on_null_key, None, (*args,), marks_as=marks_as)
-            sent = replace(sent, on=self._pair_key("send_to", target, on))
-            return self._send_to_table("send_to", target, sent, dead_letters, at_most)
+            send = TableSend(target.name, contract, on_null_key, None, (*args,), marks_as=marks_as)
+            send = replace(send, on=self._pair_key("send_to", target, on))
+            return self._send_to_table("send_to", target, send, dead_letters, at_most)
+        # By argument for remote tables, a value that is false if it was left out.
         given = {
             "contract": contract,
             "on": on,
@@ -600,7 +602,7 @@ class MessageStream:
         self._check_declared("update", table, (RemoteTableHandle,), "remote table")
         what = f"update of {table.name} after {self.operator}"
         pairs = self._pair_key("update", table, on)
-        sources = {name: name for name in table.key}
+        sources = {name: name for name in table.key}  # by key column, where the records have it
         for source, name in pairs:
             sources[name] = source
         update = build_update(what, sources, set, add, append, remove, if_missing)
@@ -659,8 +661,11 @@ class MessageStream:
         dead_letters: OutputStream | None,
         at_most: int | None,
     ) -> MessageStream:
-        """Add a send to a remote table, and one of its dead letters if there is a stream for them;
-        return the records that continue.
+        """Add a send to a remote table, and one of at most `at_most` (None: 100) dead letters of a
+        batch if there is a stream for them; return the records that continue.
+
+        Raises ConfigurationError for `at_most` without such a stream, and PlanningError for a
+        stream that can't be written.
         """
         if send.marks_as is not None:
             check_name("marks", send.marks_as)
@@ -706,21 +711,24 @@ class MessageStream:
         """Raise PlanningError for an output that an operator of the application writes already."""
         writer = self.graph.writers.get(target.name)
         if writer is not None:
-            what = "output stream"
-            step = (
-                "Continue with the stream that the first send_to() returned, or declare another"
-                " output stream."
-            )
             if isinstance(target, OutputTable):
                 what = "output table"
                 step = "Merge the records before they are sent, or declare another output table."
+            else:
+                what = "output stream"
+                step = (
+                    "Continue with the stream that the first send_to() returned, or declare another"
+                    " output stream."
+                )
             problem = (
                 f"{what} {target.name!r} is used twice: by {writer} and after {self.operator}."
             )
             raise PlanningError(problem, step, stream=target.name, operator=self.operator)
 
     def _send_to_dataset(self, dataset: AdjunctDataset) -> MessageStream:
-        """Add a send to a dataset's stream. Raises PlanningError for a dataset that takes none."""
+        """Add a send to a dataset's stream. Raises PlanningError for a dataset that takes none, and
+        if the application also reads that stream.
+        """
         name = dataset.name
         if dataset.stream is None:
             problem = (

@@ -174,7 +174,7 @@ class RegisteredTables:
         with suppress(errors.AdjunctError):  # before the first batch, an error is reported
             now = await table.function.inspect()
         if now is not None:
-            self._compare(table, before, now)
+            self._check_not_lost(table, before, now)
             self._warn_if_emptied(table, before, now)
             table.seen = now
             if now.exists:
@@ -184,8 +184,9 @@ class RegisteredTables:
     async def _begin_batch(self, table: _Table, fence: Fence | None) -> None:
         """Ask the store of a table whether it still holds it, unless it was asked a moment ago.
 
-        The first batch also creates the table and announces the run to it. What the store says is
-        stored at the first batch, when it is new, and now and then.
+        The first batch also creates the table and, if it is fenced, announces the run of this
+        `fence` to it. What the store says is stored at the first batch, when it is new, and now and
+        then.
         """
         if table.has_begun and time.monotonic() < table.asked_at + table.function.inspected_every:
             return
@@ -218,10 +219,10 @@ class RegisteredTables:
         now = await _retried(table, table.function.inspect)
         if now is None:
             return None
-        self._compare(table, before, now)
+        self._check_not_lost(table, before, now)
         if not is_first and not table.must_count():
             return now
-        is_announced = is_first and table.table.fenced
+        is_announced = is_first and table.declared.fenced
         now = await self._begin_run(table, before, fence if is_announced else None)
         table.counted_at = time.monotonic()
         return now
@@ -230,7 +231,9 @@ class RegisteredTables:
         self, table: _Table, before: Presence, fence: Fence | None
     ) -> Presence | None:
         """Create the table if applications have not written it yet, and count a batch in it; return
-        what its store says then.
+        what its store says then, None if it can't say. With a `fence`, the store then refuses
+        writes of runs before its run. Raises TableNotFoundError for a table that applications have
+        written and that is gone.
         """
         begin = partial(
             table.function.begin_run, create=not before.exists, marks=table.has_marks, fence=fence
@@ -250,7 +253,7 @@ class RegisteredTables:
         if now is not None and find_loss(table.seen, now) is None:
             await self._store(table, now)
 
-    def _compare(self, table: _Table, before: Presence, now: Presence) -> None:
+    def _check_not_lost(self, table: _Table, before: Presence, now: Presence) -> None:
         """Raise the error for a table that is not what it was before."""
         loss = find_loss(before, now)
         if loss is not None:
@@ -307,11 +310,11 @@ class RegisteredTables:
 
 @dataclass(slots=True)
 class _Table:
-    """A table in a run: its declaration, None without a registered backend, and what its store
-    said last (`seen`).
+    """A table in a run: as the application has `declared` it, its `declaration` as the lake stores
+    it, None without a registered backend, and what its store said last (`seen`).
     """
 
-    table: AnyTable
+    declared: AnyTable
     function: TableFunction
     declaration: dict[str, Any] | None
     is_written: bool
@@ -323,7 +326,7 @@ class _Table:
 
     @property
     def name(self) -> str:
-        return self.table.name
+        return self.declared.name
 
     @property
     def place(self) -> str:
@@ -333,7 +336,7 @@ class _Table:
     @property
     def has_marks(self) -> bool:
         """Whether the table stores which records it has applied."""
-        return self.table.idempotent or self.table.newest_by is not None
+        return self.declared.idempotent or self.declared.newest_by is not None
 
     def must_count(self) -> bool:
         """Whether the store has to count another batch of the run."""
@@ -344,10 +347,12 @@ def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
     """Return a table of a run that writes it or only reads it; None if its function is not one
     of ours.
     """
-    shown = table.read_function or table.write_function
-    asked = shown
+    described = table.read_function or table.write_function
+    asked: Any
     if is_written:
         asked = table.write_function
+    else:
+        asked = described
     if not isinstance(asked, TableFunction):
         return None
     declaration = None
@@ -355,20 +360,22 @@ def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
         declaration = {
             "name": table.name,
             "key": list(table.key),
-            "function": describe_function(shown),
+            "function": describe_function(described),
         }
     return _Table(table, asked, declaration, is_written)
 
 
 async def _settings_notes(table: _Table) -> list[str]:
-    """Return what settings of the table's store may lose; nothing if the store can't be asked now.
+    """Return notes on settings of the table's store that may lose records; [] if the store can't be
+    asked now.
 
-    Raises ConfigurationError if they make the conditions of its writes void.
+    Raises ConfigurationError for settings that make the conditions of its writes, or its fence,
+    void.
     """
     conditions = Conditions()
     if table.is_written:
-        conditions = Conditions(table.table.newest_by, table.table.idempotent)
-    fenced = table.is_written and table.table.fenced
+        conditions = Conditions(table.declared.newest_by, table.declared.idempotent)
+    fenced = table.is_written and table.declared.fenced
     try:
         return await table.function.check_settings(conditions, fenced=fenced)
     except errors.AdjunctError as error:
@@ -391,7 +398,7 @@ async def _retried(table: _Table, request: Callable[[], Awaitable[T]]) -> T:
         except errors.RunLeaseLostError:  # a TransientError, too
             raise
         except errors.TransientError:
-            wait = table.table.retry.wait(attempts, loop.time() - began)
+            wait = table.declared.retry.wait(attempts, loop.time() - began)
             if wait is None:
                 raise
         await asyncio.sleep(wait)
@@ -422,12 +429,13 @@ def _loss_error(
     here = table.place
     accept = f"adjunct table allow-recreate {name}"
     if loss == "gone":
-        problem = (
-            f"table {name}: {here} is gone, and applications of {lake} have written it. A new one"
-            " would be empty."
-        )
-        step = f"Restore it from a copy. Or let the next run create it again: {accept}."
-        if here != written_as:
+        if here == written_as:
+            problem = (
+                f"table {name}: {here} is gone, and applications of {lake} have written it. A new"
+                " one would be empty."
+            )
+            step = f"Restore it from a copy. Or let the next run create it again: {accept}."
+        else:
             problem = (
                 f"table {name} is declared as {here}, which does not exist, and applications of"
                 f" {lake} have written it as {written_as}. A second one would be empty."
@@ -474,7 +482,7 @@ def read_table_notes(lake: Lake, app: Application) -> list[str]:
 
 def reset_table(lake: Lake, name: str, *, by: str) -> None:
     """Forget what a table's store said, so that the next run may create or accept it; the store
-    is left unchanged.
+    is left unchanged. Raises ConfigurationError for a table that the lake does not know.
     """
 
     def decide(current: Commit | None) -> dict[str, Any]:
@@ -486,7 +494,10 @@ def reset_table(lake: Lake, name: str, *, by: str) -> None:
 
 
 def open_registered_table(lake: Lake, name: str) -> AnyTable:
-    """Return the registered table of this name, for reading; it connects when it is first used."""
+    """Return the registered table of this name, for reading; it connects when it is first used.
+
+    Raises ConfigurationError for a table that the lake does not know, and MalformedDocumentError.
+    """
     commit = _log(lake, name).current()
     if commit is None:
         raise _unknown_table_error(lake, name)
@@ -550,12 +561,14 @@ def list_uses(app: Application) -> list[UsedFunction]:
     """Return the functions of remote tables that can be asked, each function of a table once, for
     all its uses.
     """
-    uses: dict[tuple[str, int], UsedFunction] = {}
+    uses: dict[tuple[str, int], UsedFunction] = {}  # by table, and id() of the function
     for operator, name, use in _uses_of_operators(app):
         table = app.tables[name]
-        function: Any = table.write_function
+        function: Any
         if use.reads:
             function = table.read_function
+        else:
+            function = table.write_function
         is_ours = isinstance(function, TableFunction)
         if is_ours and type(function).check is not TableFunction.check:  # it has a check of its own
             used = UsedFunction(operator, table, function, replace(use, key=table.key))

@@ -244,7 +244,8 @@ class OffsetState(StoredDocument):
 
     def with_applied(self, startpoints: Offsets, batch: int | None, at: datetime) -> OffsetState:
         """Return the state after a commit of offsets that applied these startpoints (id by
-        partition): each opens an epoch of its partition.
+        partition): each opens an epoch of its partition. `batch` is the one that made the commit,
+        None if none did.
 
         One that is no longer the resolved startpoint of its partition changes nothing.
         """
@@ -309,14 +310,14 @@ class OffsetState(StoredDocument):
         replayed = {}
         under_way = dict(self.replays)
         for ssp in epochs:
-            again = opened.next_of(ssp)
+            next_epoch = opened.next_of(ssp)
             replay = replays.get(ssp)
             if replay is not None:
-                replayed[ssp] = again
+                replayed[ssp] = next_epoch
                 if replay in under_way:
-                    under_way[replay] = under_way[replay].model_copy(update={"epoch": again})
+                    under_way[replay] = under_way[replay].model_copy(update={"epoch": next_epoch})
             elif ssp not in self.resolved:  # else its startpoint opens the next epoch
-                main[ssp] = again
+                main[ssp] = next_epoch
         opened = opened.with_main(main).with_opened(replayed)
         return self.model_copy(update={"epochs": opened, "replays": under_way})
 
@@ -341,19 +342,22 @@ class OffsetState(StoredDocument):
             abandoned[ssp] = AbandonedEnds(startpoint=startpoint, ends=ends)
         return self.model_copy(update={"abandoned": abandoned})
 
-    def with_reached(self, before: OffsetState, reached: Offsets, at: Offsets) -> OffsetState:
+    def with_reached(
+        self, before: OffsetState, reached: Offsets, startpoints: Offsets
+    ) -> OffsetState:
         """Return the state after a batch that reached these offsets: of the ends at which batches
         have to stop (`abandoned`), those that are left.
 
-        `at` are the ids of the startpoints that the batch applied, and `before` was the state
-        before it.
+        `startpoints` are the ids of those that the batch applied, and `before` was the state before
+        it.
         """
         abandoned = dict(self.abandoned)
-        for ssp, end in reached.items():
-            ends = [each for each in before.abandoned_ends(ssp, at.get(ssp)) if each != end]
+        for ssp, reached_end in reached.items():
+            ends = before.abandoned_ends(ssp, startpoints.get(ssp))
+            left = tuple(end for end in ends if end != reached_end)
             abandoned.pop(ssp, None)
-            if ends:
-                abandoned[ssp] = AbandonedEnds(startpoint=None, ends=tuple(ends))
+            if left:
+                abandoned[ssp] = AbandonedEnds(startpoint=None, ends=left)
         return self.model_copy(update={"abandoned": abandoned})
 
     def with_joined(self, intent: Intent, *, done: bool = True) -> OffsetState:
@@ -395,7 +399,7 @@ class OffsetState(StoredDocument):
         for ssp, span in ranges.items():
             has_numbers = span.start.isdecimal() and span.end.isdecimal()
             is_of_changes = followed_dataset(ssp.qualified_stream) is not None
-            if not has_numbers or is_of_changes:  # results of these are not restated
+            if not has_numbers or is_of_changes:  # results of such a stream are not restated
                 continue
             start = int(span.start)
             end = int(span.end)
@@ -403,8 +407,8 @@ class OffsetState(StoredDocument):
             if ssp in before:
                 spans.append((int(before[ssp]), start))
             skipped[ssp] = tuple(sorted(set(cut_out(spans, start, end)))[-MAX_SKIPPED:])
-        kept = {ssp: spans for ssp, spans in skipped.items() if spans}
-        return self.model_copy(update={"skipped": kept})
+        not_empty = {ssp: spans for ssp, spans in skipped.items() if spans}
+        return self.model_copy(update={"skipped": not_empty})
 
     def with_taken_back(
         self, startpoints: Sequence[tuple[SystemStreamPartition, str]]
@@ -584,9 +588,10 @@ class BatchLog:
         state = logged.state
         intent = done.intent
         reached = _apply_batch(state, intent, done.closed_at)
-        waits = state.waits
-        if not intent.reads_again:
-            passed = waits.passed | intent.joined.passed
+        if intent.reads_again:  # next to the main input, where records go on waiting
+            waits = state.waits
+        else:
+            passed = state.waits.passed | intent.joined.passed
             waits = WaitState(passed=passed, held=intent.left.held)
         closed = ApplicationState(
             checkpoint=reached.checkpoint,
@@ -611,7 +616,8 @@ class BatchLog:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
 
         The number of the batch is not used again. Its records are read again in another batch, in a
-        higher epoch: an output that has them already gets them twice. With `skip`, the batch counts
+        higher epoch: an output that has them already gets them twice, except for local tables, from
+        which the next run removes what the batch wrote. With `skip`, the batch counts
         as read instead, and what no output has yet is skipped. Raises ConfigurationError if no
         batch is open or no reason is given, and CommitConflictError.
         """
@@ -655,7 +661,9 @@ class BatchLog:
         """
 
         def decide() -> Callable[[], LoggedState]:
-            """Return the function that commits the state without those that have not begun now."""
+            """Return the function that commits the state without those that have not begun now; one
+            that does nothing if all have.
+            """
             logged = self.read()
             state = logged.state
             not_begun = []
@@ -777,15 +785,15 @@ def _give_up(offsets: OffsetState, intent: Intent) -> OffsetState:
     """Return the positions after a batch was abandoned that is no restatement: its records are read
     again, in higher epochs.
     """
-    again = {}
+    epochs_read = {}
     for ssp, span in intent.ranges.items():
         if span.start != span.end:
-            again[ssp] = intent.epochs.get(ssp, 0)
+            epochs_read[ssp] = intent.epochs.get(ssp, 0)
     followed = {}
-    for ssp in again:
+    for ssp in epochs_read:
         if ssp not in intent.replays and followed_dataset(ssp.qualified_stream):
             followed[ssp] = intent.ranges[ssp]
-    given_up = offsets.with_abandoned(again, intent.replays)
+    given_up = offsets.with_abandoned(epochs_read, intent.replays)
     return given_up.with_abandoned_ends(followed, intent.startpoints)
 
 
@@ -808,11 +816,11 @@ def _apply_batch(state: ApplicationState, intent: Intent, at: datetime) -> _Reac
         return _Reached(state.checkpoint | followed, applied.with_restated(intent, at))
     if intent.replays:
         replayed = {intent.replays[ssp]: end for ssp, end in ends.items()}
-        read = offsets.with_reading({}, intent.ranges)
-        return _Reached(state.checkpoint, read.with_replayed(replayed))
-    read = offsets.with_reading(state.checkpoint, intent.ranges)
-    applied = read.with_applied(intent.startpoints, intent.batch, at)
-    reached = applied.with_reached(read, ends, intent.startpoints)
+        after_reading = offsets.with_reading({}, intent.ranges)
+        return _Reached(state.checkpoint, after_reading.with_replayed(replayed))
+    after_reading = offsets.with_reading(state.checkpoint, intent.ranges)
+    applied = after_reading.with_applied(intent.startpoints, intent.batch, at)
+    reached = applied.with_reached(after_reading, ends, intent.startpoints)
     return _Reached(state.checkpoint | ends, reached)
 
 

@@ -142,6 +142,7 @@ class CheckpointManager:
         commit, state = self._read()
         if commit is None:
             return None
+        # Where the log keeps no commit that changed anything, the newest one stands for it.
         newest = CheckpointChange(commit.number, commit.created_at, commit.by, None, None)
         offsets = state.offsets
         versions: Mapping[str, str | None] = {}
@@ -196,7 +197,9 @@ class CheckpointManager:
         return logged
 
     def _iter_changes(self, partition: SystemStreamPartition | None) -> Iterator[CheckpointChange]:
-        """Yield the changes, of the oldest commit only if no earlier ones were deleted."""
+        """Yield the changes, or only those that concern the `partition`; that of the oldest commit
+        only if no earlier ones were deleted.
+        """
         nothing_before = None
         commits: Iterable[tuple[Commit, ApplicationState] | None] = chain(
             self._log.history(None), [nothing_before]
@@ -253,9 +256,9 @@ def _iter_replay_changes(
     """Yield what a commit, from one state to the next, has done to replays."""
     # The commit that ends a replay closes or skips a batch of it; a cancelled replay is in no open
     # batch.
-    read: set[str] = set()
+    ids_in_batch: set[str] = set()
     if before.open is not None:
-        read = set(before.open.replays.values())
+        ids_in_batch = set(before.open.replays.values())
     replays_before = before.offsets.replays
     replays_after = after.offsets.replays
     for key, replay in sorted({**replays_before, **replays_after}.items()):
@@ -272,7 +275,7 @@ def _iter_replay_changes(
             what = "moved"
             start = old.next
             end = new.next
-        elif key in read:
+        elif key in ids_in_batch:
             what = "ended"
             start = old.next
             end = old.until

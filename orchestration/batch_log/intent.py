@@ -101,8 +101,9 @@ class PassedTime(StoredDocument):
     """The time up to which a dataset was complete for the records that an application has joined
     with it: its joins have passed it.
 
-    `late` changes had come by then after the dataset's watermark had passed this time, with times
-    before it, and `all_late` after its watermark had passed their own time.
+    `late` is how many changes with times before `until` had come by then after the dataset's
+    watermark had passed `until`. `all_late` is how many had come after its watermark had passed
+    their own times.
     """
 
     until: datetime

@@ -167,7 +167,8 @@ class Holder(StoredDocument):
 
     Times in seconds: the lease ends `ttl` after it was written, and a request that was sent before
     that may take effect until `in_flight` later. Until `others_until`, by the store's clock,
-    earlier holders may still write. They are `unfenced` while tables do not know of a later epoch.
+    earlier holders may still write. If `unfenced`, earlier holders may live, and tables have not
+    been told of an epoch that is later than theirs.
     """
 
     id: str
@@ -342,7 +343,9 @@ class RunLease:
         return self
 
     def _begin(self) -> None:
-        """Wait for the lease, take it and renew it from now on."""
+        """Wait for the lease, take it and renew it from now on, and wait until no earlier run can
+        write any more.
+        """
         now = partial(read_store_clock, self._store, self._clock_key)
         taken = self._wait_and_take(now)
         before = taken.before
@@ -370,8 +373,8 @@ class RunLease:
         self._wait_for_writes(before, now)
 
     def _wait_and_take(self, now: Callable[[], datetime]) -> _TakenLease:
-        """Take the lease once it has ended, or at once if it is to be taken over. Raises
-        ApplicationBusyError if it has not ended within the claim's `wait`.
+        """Take the lease once it has ended, or at once if it is to be taken over. Ask a run that
+        stays to end. Raises ApplicationBusyError if it has not ended within the claim's `wait`.
         """
         began = time.monotonic()
         limit = self._claim.wait.total_seconds()
@@ -406,8 +409,9 @@ class RunLease:
         """Wait until no earlier run can write any more; it stops at its next look at its lease,
         if it lives. `stored` is the lease that was found, None if it was deleted.
         """
-        other = f"a run whose lease, {self._key}, was deleted"
-        if stored is not None:
+        if stored is None:
+            other = f"a run whose lease, {self._key}, was deleted"
+        else:
             other = stored.describe()
         until = self._holder.others_until
         while until is not None:
@@ -421,7 +425,7 @@ class RunLease:
             )
             waiting = Deadline(read_clocks(), left)
             while not waiting.has_passed():
-                # It is earlier once the process of the other has ended.
+                # The time is earlier once the process of the other run has ended.
                 if stored is not None and stored.may_write_until() != until:
                     until = stored.may_write_until()
                     self._holder = self._holder.model_copy(update={"others_until": until})
@@ -506,7 +510,9 @@ class RunLease:
             raise self._lost(self._heartbeat.problem)
 
     def _take(self, stored: StoredLease | None) -> bool:
-        """Take the lease if it is still as found; return False if another run was faster."""
+        """Take the lease if it is still as found: `stored`, or None if there was none; return False
+        if another run was faster. Raises TransientError if the store has taken no write repeatedly.
+        """
         self._holder = self._holder.model_copy(update=self._fields_after(stored))
         _held.add(self._holder.id)
         began = read_clocks()
@@ -519,13 +525,17 @@ class RunLease:
             errors.TransientError,
         ) as error:
             # The reply to our own success may have been lost: the stored lease says whose it is.
-            now = read_lease(self._store, self._key)
-            if now is not None and now.holder is not None and now.holder.id == self._holder.id:
-                self._heartbeat.write(lambda body: now.etag, began)  # it is written already
+            found = read_lease(self._store, self._key)
+            if (
+                found is not None
+                and found.holder is not None
+                and found.holder.id == self._holder.id
+            ):
+                self._heartbeat.write(lambda body: found.etag, began)  # it is written already
                 return True
             _held.discard(self._holder.id)
-            etag_now = None if now is None else now.etag
-            is_unchanged = etag_now == etag
+            found_etag = None if found is None else found.etag
+            is_unchanged = found_etag == etag
             if is_unchanged and isinstance(error, errors.TransientError):
                 # Nobody was faster: the store takes no writes, such as on a full disk.
                 self._failures += 1
@@ -545,7 +555,8 @@ class RunLease:
         return self._store.put_if_match(self._key, body, etag)
 
     def _fields_after(self, stored: StoredLease | None) -> dict[str, Any]:
-        """Return the fields of the holder that takes the lease which is `stored` now.
+        """Return the fields of the holder that takes the lease which is `stored` now; with
+        `others_until` None if no earlier run can write any more.
 
         Without a lease that can be read, the epoch is the time in microseconds by the store's
         clock: all earlier takes have a lower one, as each takes longer than that.

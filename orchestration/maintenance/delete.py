@@ -253,7 +253,9 @@ def delete_dataset(
     log = DatasetLog(lake, name).log
 
     def read_commit() -> Commit | None:
-        """Return the current commit; raises DatasetError for a member of a version set."""
+        """Return the current commit, None before the first; raises DatasetError for a member of a
+        version set.
+        """
         commit = log.current()
         if commit is not None:
             discard.check_deletable(name, commit)
@@ -307,8 +309,9 @@ def _delete(
         if seen is None:
             raise _not_found_error(lake, target, about)
         was_deleted = is_deletion_commit(seen)
-        readers = Readers()
-        if not was_deleted:
+        if was_deleted:
+            readers = Readers()  # none, so that what a deletion has left can be deleted
+        else:
             readers = target.find_readers()
         if dry_run:
             sizes = target.list_objects(seen)
@@ -355,12 +358,13 @@ def _not_found_error(lake: Lake, target: _Target, about: Mapping[str, Any]) -> e
     """Return the error for a stream or dataset that does not exist, with the names of those that
     do.
     """
-    error_class: type[errors.AdjunctError] = errors.DatasetNotFoundError
-    names: Iterable[str] = ()
+    error_class: type[errors.AdjunctError]
+    names: Iterable[str]
     if target.kind == "stream":
         error_class = errors.StreamNotFoundError
         names = [*LakeStreams(lake).list_streams(), *overview.list_stored(lake)]
     else:
+        error_class = errors.DatasetNotFoundError
         names = list_datasets(lake)
     problem = (
         f"there is no {target.kind} {target.name!r} in {lake.url} to delete; there are:"

@@ -127,7 +127,10 @@ def versions_in_open_batches(
     lake: Lake, states: Mapping[str, ApplicationState] | None = None
 ) -> dict[str, dict[str, str]]:
     """Return, by dataset and version id, which batch needs the version: an open one, or an
-    abandoned one that the next run removes from the application's local tables."""
+    abandoned one that the next run removes from the application's local tables.
+
+    `states` are the states of all applications; they are read if not given.
+    """
     needed: dict[str, dict[str, str]] = defaultdict(dict)
     if states is None:
         states = list_application_states(lake)

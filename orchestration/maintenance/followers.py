@@ -75,8 +75,8 @@ def find_lagging_followers(
     states: Mapping[str, ApplicationState] | None = None,
     policy: DiscardPolicy | None = None,
 ) -> list[Follower]:
-    """Return the applications that have not read all changes of a dataset, those at the earliest
-    commit first.
+    """Return the applications that have not read all changes of a dataset, each once for every
+    commit at which it begins or ends to read, the earliest commit first; [] if there are none.
 
     `states` are the states of all applications; they are read if not given. The default policy is
     the one declared at the last advance.
@@ -86,7 +86,9 @@ def find_lagging_followers(
     positions = set()
     for position in _iter_positions(states):
         if followed_dataset(position.ssp.qualified_stream) == dataset:
-            with suppress(OffsetOutOfRangeError):  # of a test's stand-in for the stream
+            with suppress(
+                OffsetOutOfRangeError
+            ):  # no commit: a test put another stream in its place
                 number = parse_commit(position.offset, str(position.ssp))
                 positions.add((number, position.application))
     if not positions:
@@ -152,7 +154,8 @@ def find_versions_for_followers(
 
     Needed are the version from which a lagging application reads on, and the versions of which an
     application has made results that it has yet to restate (`Restate`). Nothing is kept for an
-    application whose version is gone, or was kept for as long as the policy says.
+    application whose version is gone, or was kept for as long as the policy says. `states` and
+    `policy` are those of `find_lagging_followers`.
     """
     now = lake.now()
     if states is None:

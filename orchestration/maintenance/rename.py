@@ -54,11 +54,12 @@ class RenameReport(Report):
 
     def summary(self) -> str:
         """Return the report in one line."""
-        is_renamed = "is"
-        continues = "continues"
         if self.dry_run:
             is_renamed = "would be"
             continues = "would continue"
+        else:
+            is_renamed = "is"
+            continues = "continues"
         renamed = f"application {self.old} {is_renamed} renamed to {self.new}"
         if self.local_tables:
             renamed += f", with {', '.join(self.local_tables)}"

@@ -128,7 +128,7 @@ def repartition_stream(
         )
 
     after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
-    # Those of the stream as it was, at whose positions they still are.
+    # Readers that had not read all of the stream as it was (`seen`) still have positions in that.
     affected = _inspect_readers(lake, name, seen).others.affected
     rows = sum(entry.rows for entry in after.entries())
     carried = _carry_positions(lake, name, by)
@@ -189,13 +189,13 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> _StreamReader
     carried: list[str] = []
     affected: list[str] = []
     blocking: list[str] = []
-    for application, known in list_application_states(lake).items():
-        used = _describe_use(application, known, stream, state)
+    for application, app_state in list_application_states(lake).items():
+        used = _describe_use(application, app_state, stream, state)
         if used:
             blocking.append(used)
-        elif _has_read_all(known, name, state):
+        elif _has_read_all(app_state, name, state):
             carried.append(application)
-        elif known.has_position_in(stream):
+        elif app_state.has_position_in(stream):
             affected.append(f"application {application} has not read all of it")
         if _has_waiting_startpoint(lake, application, stream):
             # After the rewrite, the startpoint's offset would be that of another record.
@@ -218,10 +218,10 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> _StreamReader
 
 
 def _describe_use(
-    application: str, known: ApplicationState, stream: str, state: StreamState
+    application: str, app_state: ApplicationState, stream: str, state: StreamState
 ) -> str:
     """Return how an application uses offsets of the stream now; "" if it does not."""
-    batch = known.open
+    batch = app_state.open
     if batch is not None:
         is_reader = stream in batch.streams
         may_write = application in state.producers
@@ -230,20 +230,20 @@ def _describe_use(
                 f"batch {batch.batch} of application {application} is open and reads it or"
                 " writes to it"
             )
-    if has_pending_startpoints(known, stream):
+    if has_pending_startpoints(app_state, stream):
         return f"a startpoint of application {application} is being followed in it"
     return ""
 
 
-def _has_read_all(known: ApplicationState, name: str, state: StreamState) -> bool:
+def _has_read_all(app_state: ApplicationState, name: str, state: StreamState) -> bool:
     """Whether an application is exactly at the ends of the stream `name` in this state."""
     stream = f"lake.{name}"
     ends = {}
     for number, offset in enumerate(state.next):
         ends[SystemStreamPartition("lake", name, number)] = str(offset)
-    if known.offsets.streams.get(stream) != state.id:  # it has read one before of this name
+    if app_state.offsets.streams.get(stream) != state.id:  # it has read one before of this name
         return False
-    return of_stream(known.checkpoint, stream) == ends
+    return of_stream(app_state.checkpoint, stream) == ends
 
 
 def _has_waiting_startpoint(lake: Lake, application: str, stream: str) -> bool:

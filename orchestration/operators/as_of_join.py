@@ -59,8 +59,9 @@ class AsOfJoin(Join):
     def _join_columns(
         self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
     ) -> Columns:
-        """Return the columns of joined records; raises PlanningError also for a column of the
-        record's time that is missing or no time.
+        """Return the columns of joined records, with the id of the entry's interval if it is
+        selected; raises PlanningError also for a column of the record's time that is missing or no
+        time.
         """
         step = "Correct as_of=, or join before the column is dropped."
         time = self.as_of.column
@@ -89,7 +90,7 @@ class AsOfJoin(Join):
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         """Return the joined records; raises OperatorFailedError for one whose time must fail."""
-        if batch.planned.reading == CURRENT:
+        if batch.planned.reading == CURRENT:  # current entries, whatever the records' times are
             return Join.compile(self, operator, frames, batch)
         (frame,) = frames
         matched = self._match(operator, frame, batch, self.as_of)
@@ -117,7 +118,7 @@ class AsOfJoin(Join):
         """Return the error for a record whose time must fail the batch: it is null, or from before
         the history or before what was served is known.
         """
-        # Values of both sides, of which either may be sensitive.
+        # A key has one value on both sides, so it is hidden if it is sensitive on one of them.
         hidden = set(map(str.lower, sensitive))
         hidden_entries = set(map(str.lower, planned.app.dataset(self.dataset).masked))
         for own, entry in self.on:

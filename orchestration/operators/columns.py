@@ -30,10 +30,10 @@ _ALIAS = re.compile(
 
 def plain_column(expression: str) -> str | None:
     """Return the name if the expression is only the name of a column, else None."""
-    read = parse_expression(expression)
-    if read.alias is not None:
+    parsed = parse_expression(expression)
+    if parsed.alias is not None:
         return None
-    return read.column
+    return parsed.column
 
 
 def plain_path(expression: str) -> tuple[str, ...]:
@@ -255,9 +255,10 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
 
     Raises ConfigurationError for duplicate, empty and reserved names.
     """
-    names = tuple(value or ())
     if isinstance(value, str):
-        names = (value,)
+        names: tuple[str, ...] = (value,)
+    else:
+        names = tuple(value or ())
     for name in names:
         is_valid = isinstance(name, str) and bool(name.strip()) and is_own(name)
         if not is_valid:
@@ -310,11 +311,12 @@ def check_duration(
     `found` says in the error where the user gave it: "input stream 'lake.flights' has delay".
     `about` are further fields of the error.
     """
-    least = timedelta(microseconds=1)
-    expected = "a timedelta above 0"
     if zero:
         least = timedelta(0)
         expected = "a timedelta of 0 or more"
+    else:
+        least = timedelta(microseconds=1)
+        expected = "a timedelta above 0"
     is_too_long = limited and value > MAX_DURATION
     if least <= value and not is_too_long:
         return

@@ -75,8 +75,9 @@ class EventTime:
         if kind is not None and kind not in TIME_TYPES:
             raise self._no_time(operator, kind)
         used = other_records_construct(self.expression)
-        effect = "depend on how records are cut into batches"
-        if not used:
+        if used:
+            effect = "depend on how records are cut into batches"
+        else:
             used = ", ".join(nondeterministic_parts(self.expression, types or {}))
             effect = "change when the record is read again"
         if used:

@@ -78,7 +78,7 @@ def flow_after_function(
     despite the promise.
     """
     if not keeps_partitioning or not flow.partitioned_by:
-        return flow.lose(operator)
+        return flow.lose_partitioning(operator)
     side = f"what {function_label(function)} returns with keeps_partitioning=True"
     by = flow.partitioned_by
     next_step = f"The records are partitioned by {', '.join(by)}: return these, too."
@@ -95,7 +95,7 @@ class PickledFunction:
     pickled: bytes
     path: tuple[str, ...]
 
-    def here(self) -> Any:
+    def unpickle(self) -> Any:
         """Unpickle the function or object in this process, a task's, after extending its
         `sys.path`.
         """
@@ -156,24 +156,24 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
-    names = _passed(call, kept)
+    names = _passed_columns(call, kept)
     fields = [frame.schema[name] for name in names]
     if call.several:
         fields.append(StructField(ORDINAL, StringType()))
-    made = cast("StructType", StructType.fromDDL(call.schema.ddl()))
+    results = cast("StructType", StructType.fromDDL(call.schema.ddl()))
     shipped = pickle_function(call.operator, call.function, call)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return encode_task_errors(_process_batches(batches, shipped.here(), names))
+        return encode_task_errors(_process_batches(batches, shipped.unpickle(), names))
 
-    return map_in_arrow(frame, task, StructType([*fields, *made.fields]))
+    return map_in_arrow(frame, task, StructType([*fields, *results.fields]))
 
 
 def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) -> pa.Table:
     """Return what `call_in_tasks` returns, for records in memory: the function is called in this
     process.
     """
-    names = _passed(call, kept)
+    names = _passed_columns(call, kept)
     fields = [pa.field(name, records.schema.field(name).type) for name in names]
     if call.several:
         fields.append(pa.field(ORDINAL, pa.string()))
@@ -182,7 +182,7 @@ def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) ->
     return pa.Table.from_batches(_process_batches(batches, call, names), schema)
 
 
-def _passed(call: RecordCall, kept: Sequence[str]) -> list[str]:
+def _passed_columns(call: RecordCall, kept: Sequence[str]) -> list[str]:
     """Return those of the columns `kept` that results have as their record has them: all but
     ORDINAL, if each of several results gets one of its own.
     """
@@ -227,9 +227,10 @@ class _BatchCalls:
             returned = call.function(*arguments)
             if returned is None:
                 return
-            results: Iterable[Any] = (returned,)
             if call.several:
                 results = self._require_iterable(row, returned)
+            else:
+                results = (returned,)
             for result in results:
                 if not isinstance(result, Mapping) or result.keys() != self.names:
                     raise self._columns_error(row, result)
@@ -252,7 +253,9 @@ class _BatchCalls:
             raise failed from (None if call.sensitive else error)
 
     def _require_iterable(self, row: int, returned: Any) -> Iterable[Any]:
-        """Return what the function returned, if it is any number of results."""
+        """Return what the function returned, if it is any number of results; raises
+        OperatorFailedError if it is not.
+        """
         if hasattr(returned, "__iter__") and not isinstance(returned, str | bytes | Mapping):
             return returned  # type: ignore[no-any-return]
         problem = (
@@ -294,11 +297,13 @@ class _BatchCalls:
         return error.reworded(error.problem, step)
 
     def build_batch(self, results: Sequence[_Result], kept: Sequence[str]) -> pa.RecordBatch:
-        """Return results, with the columns `kept` of the records that they are made of."""
+        """Return results, with the columns `kept` of the records that they are made of; raises
+        OperatorFailedError for a value that is not of its column's type.
+        """
         call = self.call
         rows = pa.array([result.row for result in results], pa.int64())
-        taken = self.batch.select(list(kept)).take(rows)
-        columns = dict(zip(kept, taken.columns, strict=True))
+        of_records = self.batch.select(list(kept)).take(rows)
+        columns = dict(zip(kept, of_records.columns, strict=True))
         if call.several:
             columns[ORDINAL] = pa.array([result.ordinal for result in results], pa.string())
         for field in call.schema.fields:
@@ -332,7 +337,9 @@ def _own_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _find_misfit(values: Sequence[object], kind: str) -> int:
-    """Return the place of the first value that is not of this type; 0 if each is by itself."""
+    """Return the place of the first value that is not of this type; 0 if each of them is, converted
+    by itself.
+    """
     for at, value in enumerate(values):
         try:
             to_typed_array([value], kind)
@@ -459,11 +466,12 @@ class Explode(Spec):
         may_have_elements = kind.startswith(("array<", "map<", "unknown"))
         if columns.types is not None and not may_have_elements:
             raise no_elements_error(context.operator, self.expression, kind)
-        made = self._as_columns.derive_columns(context, arriving)
+        exploded = self._as_columns.derive_columns(context, arriving)
         element = type_of_elements(kind)
         if element is not None:
-            return made.add({self.name: replace(made.known[self.name], type=element)})
-        return made
+            column = replace(exploded.known[self.name], type=element)
+            return exploded.add({self.name: column})
+        return exploded
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
         return self._as_columns.came_from(name, arriving)
@@ -503,9 +511,12 @@ class FlatMap(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        kept = self.keeps_partitioning
         return flow_after_function(
-            context.operator, flow, self.function, self.schema, keeps_partitioning=kept
+            context.operator,
+            flow,
+            self.function,
+            self.schema,
+            keeps_partitioning=self.keeps_partitioning,
         )
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:

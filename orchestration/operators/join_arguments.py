@@ -223,8 +223,9 @@ def check_restate(operator: str, dataset: AdjunctDataset) -> None:
     """Raise PlanningError for a dataset whose changes nobody can read."""
     if not dataset.is_local and dataset.persistent:
         return
-    kind = "is a local table"
-    if not dataset.is_local:
+    if dataset.is_local:
+        kind = "is a local table"
+    else:
         kind = "lives for one run"
     problem = (
         f"{operator} has restate=, but dataset {dataset.name!r} {kind}: it keeps no changes to"
@@ -238,8 +239,9 @@ def check_wait(operator: str, dataset: AdjunctDataset) -> None:
     """Raise PlanningError for a dataset that does not say up to when it is complete."""
     if dataset.has_watermark:
         return
-    step = "Declare it: watermark=Watermark(delay=…, idle_after=…)."
-    if not dataset.follows_changes:
+    if dataset.follows_changes:
+        step = "Declare it: watermark=Watermark(delay=…, idle_after=…)."
+    else:
         step = "Declare for how long a version is complete: valid_for=timedelta(days=1)."
     problem = (
         f"{operator} has wait=, but dataset {dataset.name!r} does not declare up to when it is"

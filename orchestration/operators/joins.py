@@ -158,7 +158,7 @@ def parse_selection(
     """Return the columns that the user selected; None if the user selected none, which means all.
 
     "year as plane_year" gets that name; a plain name, and the last step of a path, get `prefix`. A
-    mapping gives their types.
+    mapping gives their types. Raises PlanningError for two columns of one name.
     """
     if select is None:
         return None
@@ -174,8 +174,9 @@ def parse_selection(
 
 
 def _parse_selected(operator: str, item: str, prefix: str, kind: str | None) -> SelectedColumn:
-    """Return the column that an item of select= names, with the type that the user gave it, if
-    any.
+    """Return the column that an item of select= names, with the type `kind` that the user gave it,
+    if any. Raises ConfigurationError for another expression, and for the type of a value in a
+    column.
     """
     expression, alias = split_alias(item)
     column = plain_column(expression)
@@ -262,8 +263,8 @@ class Join(PassThroughSpec):
     def _join_columns(
         self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
     ) -> Columns:
-        """Return the columns of joined records; not all of them if the dataset's columns are
-        unknown and all are added.
+        """Return the columns of joined records, with the `mark` of `wait`, if any; not all of them
+        if the dataset's columns are unknown and all are added.
 
         Raises PlanningError for missing and duplicate columns, and for keys of different types.
         """
@@ -277,14 +278,14 @@ class Join(PassThroughSpec):
         if self.select is None and not entries.complete:
             return replace(stream, complete=False)
         node = LineageNode("dataset", name)
-        more = {}
+        added = {}
         for item in chosen:
             kind = entries.type_of(item.column)
             column = column_of(item.column, entries.known)
-            more[item.name] = ColumnFacts(kind, ((node, column),))
-        stream.check_added(operator, more, f"dataset {name}", name, dataset=name)
+            added[item.name] = ColumnFacts(kind, ((node, column),))
+        stream.check_added(operator, added, f"dataset {name}", name, dataset=name)
         check_equal_types(operator, self._compare(stream, entries), dataset=name)
-        joined = stream.add(more, typed=entries.types is not None)
+        joined = stream.add(added, typed=entries.types is not None)
         if self.wait is None or self.wait.mark is None:
             return joined
         mark = self.wait.mark
@@ -299,7 +300,8 @@ class Join(PassThroughSpec):
     def _match(
         self, operator: str, frame: Frame, batch: Batch[Frame], as_of: AsOf | None = None
     ) -> Frame:
-        """Return the records with their entries, and MATCHED.
+        """Return the records with their entries, the current ones or those `as_of` a time, and
+        MATCHED; in a join that waits, also with EARLY and the `mark`, if any.
 
         Raises PlanningError as planning does, now that the types of the version that the batch
         joins are known.
@@ -355,7 +357,8 @@ def compare_columns(on: Pairs, stream: Columns, others: Columns, side: str) -> l
 
 def _stored_columns(dataset: AdjunctDataset, records: Schema | None) -> Columns:
     """Return the columns of the entries of a dataset whose source `records` have this schema; None
-    for an unknown one, of which only declared columns are known.
+    for an unknown one, of which only declared columns are known. Raises PlanningError if the
+    dataset can't be made of such records.
     """
     if records is None:
         if dataset.columns.names is None:

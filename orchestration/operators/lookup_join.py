@@ -51,7 +51,8 @@ def declared_column_types(table: AnyTable) -> dict[str, str] | None:
 
 Problems: TypeAlias = Iterator[tuple[str, str]]
 """Pairs (what a table can't do, the next step), for errors. The first text follows the name of the
-table: " has no read function."
+table: " has no read function." Of several problems only the first is asked for
+(`raise_first_problem`): code after a `yield` relies on it that there was no problem.
 """
 
 
@@ -101,13 +102,13 @@ def check_lookup_key_types(operator: str, table: AnyTable, on: Pairs, arriving: 
             )
             step = _cast_advice(stream, "string")
             raise PlanningError(problem, step, column=stream, operator=operator)
-        stored = declared.get(entry, kind)
-        if not _is_alike(kind, stored):
+        declared_type = declared.get(entry, kind)
+        if not _is_alike(kind, declared_type):
             problem = (
                 f"{operator}: the stream's {stream!r} is {kind} and {entry!r} of table"
-                f" {table.name} is {stored}, so no record would be found."
+                f" {table.name} is {declared_type}, so no record would be found."
             )
-            step = _cast_advice(stream, to_spark_type(stored) or stored)
+            step = _cast_advice(stream, to_spark_type(declared_type) or declared_type)
             raise PlanningError(problem, step, column=stream, operator=operator)
 
 
@@ -168,7 +169,7 @@ def lookup_columns(
     columns = []
     for item in chosen:
         value = find_path(item.column, types)
-        if value is None:
+        if value is None:  # a whole column, or nothing that the table declares
             _require_part(operator, table, item, types)
             problems = _selection_problems(item, declared)
             raise_first_problem(operator, table, problems, column=item.column)
@@ -231,11 +232,11 @@ def _type_problems(item: SelectedColumn, value: Path) -> Problems:
         )
 
 
-def _missing_problems(column: str, there: dict[str, str]) -> Problems:
-    """Yield that a table, which has the columns `there`, lacks a column, if it does."""
-    if column not in there:
+def _missing_problems(column: str, columns: dict[str, str]) -> Problems:
+    """Yield that a table, which has these `columns`, lacks a column, if it does."""
+    if column not in columns:
         yield (
-            f" has no column {column!r}; it has {', '.join(there)}.",
+            f" has no column {column!r}; it has {', '.join(columns)}.",
             "Correct select=, or add the column to the table.",
         )
 

@@ -96,8 +96,8 @@ class AsOf:
     A record from before the history of its key has no entry ("null"), the key's first entry
     ("oldest"; of a bounded dataset, the one in the oldest version, if any), or fails the batch; a
     record without a time has no entry or fails the batch. With `versions` "known-then", the entry
-    is the one that the dataset served at that time, and before the history is what nobody knows any
-    more.
+    is the one that the dataset served at that time; a record is then from before the history if it
+    is not known any more what was served at its time.
     """
 
     column: str

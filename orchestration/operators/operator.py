@@ -153,8 +153,8 @@ class Spec(ABC):
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         """Return why it needs Spark, as a noun phrase ("a DataFrame function"); "" if it does not.
 
-        Then `compile` gets Arrow tables, too, and returns exactly the records that it returns of
-        DataFrames.
+        The `compile` of one that does not need Spark may also get Arrow tables, and returns exactly
+        the records that it returns of DataFrames.
         """
         return "" if self.works_without_spark else f"operator {self.kind}"
 
@@ -206,7 +206,7 @@ class Spec(ABC):
 
     @property
     def check_target(self) -> Callable[[], object] | None:
-        """The call that raises if what it sends records to takes none; None if that can't be asked.
+        """The call that raises if its target accepts no records now; None if that can't be asked.
 
         Remote tables are asked by their own functions.
         """
@@ -326,8 +326,8 @@ class Spec(ABC):
 
     @property
     def record_retention(self) -> timedelta:
-        """How long after its event time a record may be needed. The sum of both must be before
-        the year 10000.
+        """How long after its event time a record may be needed. The event time plus this must be
+        before the year 10000.
         """
         return timedelta(0)
 
@@ -438,7 +438,8 @@ class PassThroughSpec(Spec):
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
         is_added = arriving.complete and arriving.find(name) is None
-        if is_added or self.over_time is not None:
+        makes_results = self.over_time is not None  # of several records
+        if is_added or makes_results:
             return None
         return name
 
@@ -528,7 +529,7 @@ class Flow:
     partitioner: Partitioner
     lost_at: str = ""
 
-    def lose(self, operator: str) -> Flow:
+    def lose_partitioning(self, operator: str) -> Flow:
         """Return the flow with unknown partitioning, lost at this operator if it was known until
         then.
         """
@@ -545,7 +546,7 @@ class Flow:
         for column in self.partitioned_by:
             name = _rename_value(column, renamed, context.columns[0])
             if name is None:
-                return self.lose(context.operator)
+                return self.lose_partitioning(context.operator)
             names.append(name)
         return replace(self, partitioned_by=tuple(names))
 
@@ -561,7 +562,7 @@ class Flow:
             was_column = name in before.known
             is_column = name in after.known
             if may_be_path and was_column != is_column:
-                return self.lose(operator)
+                return self.lose_partitioning(operator)
         return self
 
 
@@ -594,8 +595,9 @@ def _rename_path(path: str, renamed: Callable[[str], str | None]) -> str | None:
 def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
     """Return the flow of the merged records of several inputs.
 
-    The result is partitioned like the inputs if all of them are partitioned by the same columns
-    with the same hash. An operator that relies on this requires equal partition counts of the
+    Records of several streams then form one, whose `stream` is the id of the merging operator. The
+    result is partitioned like the inputs if all of them are partitioned by the same columns with
+    the same hash. An operator that relies on this requires equal partition counts of the
     inputs. If the inputs differ, or once their counts are known to differ, the partitioning is
     unknown: lost where the first input lost it, else here. The merging operator must check that
     partitioning columns have equal types in all inputs.
@@ -780,7 +782,7 @@ def sum_along_paths(
     `delay_of` returns the delay that one operator adds. If there are several paths, the largest sum
     counts.
     """
-    leaving: dict[str, dict[str, timedelta]] = {}
+    leaving: dict[str, dict[str, timedelta]] = {}  # the sums after an operator, by its id
     sums = []
     for operator in operators:
         arriving: dict[str, timedelta] = {}

@@ -301,14 +301,14 @@ class Map(Spec):
         )
         result: dict[str, ColumnFacts] = {}
         sure_names: list[str] = []
-        computed: dict[str, Sources] = {}
+        computed: dict[str, Sources] = {}  # by name, for the expressions after it
         is_complete = True
         for expression, kind in checked:
             if expression.star:
-                kept = expression.expand_star(columns.known)
-                result |= {column: columns.known[column] for column in kept}
+                expanded = expression.expand_star(columns.known)
+                result |= {column: columns.known[column] for column in expanded}
                 if columns.complete:
-                    sure_names += kept
+                    sure_names += expanded
                 else:
                     is_complete = False
             elif expression.name is None:
@@ -325,9 +325,9 @@ class Map(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        return flow.rename(context, self._kept)
+        return flow.rename(context, self._new_name)
 
-    def _kept(self, column: str) -> str | None:
+    def _new_name(self, column: str) -> str | None:
         """Return the name that an input column has after the map, None if it is lost.
 
         "*" keeps a column unless another expression has its name. A plain name and "dest as faa"
@@ -355,15 +355,15 @@ class Map(Spec):
         for text in self.expressions:
             expression = parse_expression(text)
             if expression.star:
-                for kept in expression.expand_star(arriving.known):
-                    passed[kept] = (kept,)
+                for column in expression.expand_star(arriving.known):
+                    passed[column] = (column,)
             elif expression.name is not None:  # without an alias only Spark knows the name
                 passed[expression.name] = _passed_value(text)
         return _find_source(name, passed)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         (columns,) = arriving
-        computed = []
+        texts = []
         unnamed = []
         excepted: list[str] = []
         for text in self.expressions:
@@ -371,10 +371,10 @@ class Map(Spec):
             excepted += expression.excepted
             if expression.star:
                 continue
-            computed.append(text)
+            texts.append(text)
             if expression.name is None:
                 unnamed.append(text)
-        need = expressions_need(computed, columns)
+        need = expressions_need(texts, columns)
         if need:
             return need
         if unnamed:
@@ -417,8 +417,9 @@ def _find_source(name: str, passed: Mapping[str, tuple[str, ...]]) -> str | None
 def _derive_column(
     expression: Expression, kind: str | None, columns: Columns, computed: Mapping[str, Sources]
 ) -> ColumnFacts:
-    """Return the column of this type that an expression computes, with fields if it is a struct of
-    updates. `computed` has the sources of the columns that expressions before it compute.
+    """Return the column of this type (None: unknown) that an expression computes, with fields if it
+    is a struct of updates. `computed` has the sources of the columns that expressions before it
+    compute.
     """
     fields: Sequence[tuple[str, Expression]] = ()
     if expression.name in (UPDATE, DEFAULT):
@@ -452,7 +453,7 @@ class MapFunction(Spec):
         (flow,) = arriving
         if self.keeps_partitioning:
             return flow
-        return flow.lose(context.operator)
+        return flow.lose_partitioning(context.operator)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return "a DataFrame function"
@@ -492,12 +493,13 @@ def _check_columns_unchanged(
     `before` and `after`: later operators rely on them.
     """
     for name in (*before, *after):
-        what = f"changes the type of column {name!r} from {before.get(name)} to {after.get(name)}"
         if name not in before:
             what = f"adds the column {name!r}"
         elif name not in after:
             what = f"drops the column {name!r}"
-        elif before[name] == after[name]:
+        elif before[name] != after[name]:
+            what = f"changes the type of column {name!r} from {before[name]} to {after[name]}"
+        else:
             continue
         label = function_label(function)
         problem = f"{operator}: {label} {what}: a filter must not change columns."
@@ -590,7 +592,7 @@ class Merge(Spec):
         # Partitions by another hash were chosen by the client of another stream system; several
         # tasks may read one such partition.
         if flow.partitioner != SPARK:
-            return flow.lose(context.operator)
+            return flow.lose_partitioning(context.operator)
         return flow
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
@@ -610,12 +612,12 @@ class Merge(Spec):
         if more:
             differences.append(f"has {', '.join(map(repr, more))}")
         common = [f'"{name}"' for name in first.known if name in other.known]
-        kept = ", ".join(common) if common else '"…"'
+        selected = ", ".join(common) if common else '"…"'
         differs = f"{source} {' and '.join(differences)}, unlike {self.inputs[0]}"
         problem = f"{operator}: its inputs have different columns: {differs}."
         step = (
-            f"Give all of them the same: .select({kept}) of each, or .with_columns(…) for what is"
-            " missing."
+            f"Give all of them the same: .select({selected}) of each, or .with_columns(…) for what"
+            " is missing."
         )
         differing = [*missing, *more]
         raise PlanningError(problem, step, operator=operator, column=differing[0])
@@ -626,14 +628,14 @@ class Merge(Spec):
         """
         for name, column in first.known.items():
             kind = column.type
-            there = other.known[name].type
-            if kind is None or there is None:
+            other_kind = other.known[name].type
+            if kind is None or other_kind is None:
                 continue
-            if types_differ(kind, there):
+            if types_differ(kind, other_kind):
                 problem = (
-                    f"{operator}: its inputs have different types of {name!r}: {there} in {source},"
-                    f" {kind} in {self.inputs[0]}; equal values of different types hash to"
-                    " different partitions."
+                    f"{operator}: its inputs have different types of {name!r}: {other_kind} in"
+                    f" {source}, {kind} in {self.inputs[0]}; equal values of different types hash"
+                    " to different partitions."
                 )
                 step = f'Cast it in one of them: .with_columns({name}="cast({name} as {kind})").'
                 raise PlanningError(problem, step, operator=operator, column=name)
@@ -781,26 +783,27 @@ class WithColumns(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        return flow.rename(context, self._kept)
+        return flow.rename(context, self._new_name)
 
     def came_from(self, name: str, arriving: Columns) -> str | None:
-        passed: dict[str, tuple[str, ...]] = {kept: (kept,) for kept in arriving.known}
+        # By new column, the steps to the value that it passes on; () for a computed column.
+        passed: dict[str, tuple[str, ...]] = {known: (known,) for known in arriving.known}
         for column, text in self.columns:
             value = _passed_value(text)
-            replaced = [kept for kept in passed if kept.lower() == column.lower()]
+            replaced = [known for known in passed if known.lower() == column.lower()]
             for spelling in (column, *replaced):
                 passed[spelling] = value
         return _find_source(name, passed)
 
-    def _kept(self, column: str) -> str | None:
+    def _new_name(self, column: str) -> str | None:
         """Return the name that an input column has after this operator, None if its values are
         replaced.
         """
         for name, expression in self.columns:
             if name.lower() != column.lower():
                 continue
-            passed = plain_column(expression)
-            if passed is None or passed.lower() != column.lower():
+            source = plain_column(expression)
+            if source is None or source.lower() != column.lower():
                 return None
             return name
         return column

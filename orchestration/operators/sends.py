@@ -343,9 +343,9 @@ class SendToDataset(DatasetSend):
     table: str
 
     def target(self, app: DeclaredApplication) -> LineageNode:
-        return LineageNode("stream", self._fed(app))
+        return LineageNode("stream", self._feeding_stream(app))
 
-    def _fed(self, app: DeclaredApplication) -> str:
+    def _feeding_stream(self, app: DeclaredApplication) -> str:
         """Return the stream that feeds the dataset."""
         stream = app.dataset(self.table).stream
         assert stream is not None  # MessageStream.send_to rejects datasets without a stream
@@ -361,7 +361,7 @@ class SendToDataset(DatasetSend):
         return columns
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        facts = require_facts(context.catalog, self._fed(context.app), context.operator)
+        facts = require_facts(context.catalog, self._feeding_stream(context.app), context.operator)
         key = facts.key or context.app.dataset(self.table).key_sources
         stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
         return exchange_before_stream(context.operator, "dataset", stream, flow, partitions)
@@ -373,10 +373,10 @@ class SendToDataset(DatasetSend):
         deployment may have repartitioned the dataset.
         """
         (frame,) = frames
-        fed = self._fed(batch.planned.app)
-        _, name = split_stream_name(fed)
-        stream = batch.planned.system_of(fed).info(name)
-        batch.outputs.send(operator, frame, fed, key=stream.key, partitions=stream.partitions)
+        stream = self._feeding_stream(batch.planned.app)
+        _, name = split_stream_name(stream)
+        info = batch.planned.system_of(stream).info(name)
+        batch.outputs.send(operator, frame, stream, key=info.key, partitions=info.partitions)
         return frame
 
 
@@ -456,9 +456,10 @@ class Sink(Spec):
 
     def call(self, operator: str, app: DeclaredApplication) -> PlannedCall:
         is_recorded = self.returns is not None
-        again = ", and again if the batch is repeated"
         if is_recorded:
             again = "; not again once its results are recorded"
+        else:
+            again = ", and again if the batch is repeated"
         guarantee = f"at least once for each record of a batch{again}"
         return PlannedCall(operator, "sink", self.writes, guarantee, is_recorded)
 
@@ -477,9 +478,12 @@ class Sink(Spec):
         (flow,) = arriving
         if self.returns is None:
             return flow
-        kept = self.keeps_partitioning
         return flow_after_function(
-            context.operator, flow, self.function, self.returns, keeps_partitioning=kept
+            context.operator,
+            flow,
+            self.function,
+            self.returns,
+            keeps_partitioning=self.keeps_partitioning,
         )
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:

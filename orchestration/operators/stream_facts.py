@@ -210,8 +210,8 @@ class Columns:
                 problem = (
                     f"{operator}: {name!r} is a value within a column of {side}: expected a column."
                 )
-                made = flat_name(name)
-                step = f'Make it a column, .with_columns({made}="{name}"), and name {made!r}.'
+                column = flat_name(name)
+                step = f'Make it a column, .with_columns({column}="{name}"), and name {column!r}.'
                 raise PlanningError(problem, f"{step} {next_step}", operator=operator, column=name)
 
     def require_simple(self, operator: str, names: Iterable[str], use: str) -> None:
@@ -283,16 +283,16 @@ def identity_sources(node: LineageNode, columns: Iterable[str]) -> ColumnSources
     return {name: ((node, name),) for name in columns}
 
 
-def add_sources(made: ColumnSources, name: str, sources: Sources) -> None:
-    """Add `sources` to those of the column `name` in `made`, which is changed."""
-    made[name] = tuple(dict.fromkeys((*made.get(name, ()), *sources)))
+def add_sources(by_column: ColumnSources, name: str, sources: Sources) -> None:
+    """Add `sources` to those of the column `name` in `by_column`, which is changed."""
+    by_column[name] = tuple(dict.fromkeys((*by_column.get(name, ()), *sources)))
 
 
 def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:
     """Return the sources of a column that is made of these columns; () if one of them has unknown
     sources.
     """
-    merged: dict[tuple[LineageNode, str], None] = {}
+    merged: dict[tuple[LineageNode, str], None] = {}  # as a set that keeps the order
     for column in columns:
         if not column.sources:
             return ()
@@ -308,7 +308,7 @@ def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources
 
 
 def sources_from_expression(
-    read: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
+    parsed: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
 ) -> Sources:
     """Return the sources of a column with this parsed expression over `columns`; () if a column in
     it has unknown sources.
@@ -319,8 +319,8 @@ def sources_from_expression(
     known: ColumnSources = {}
     for name, sources in (*(aliases or {}).items(), *columns.items()):
         known[name.lower()] = sources
-    result: dict[tuple[LineageNode, str], None] = {}
-    for reference in read.columns:
+    result: dict[tuple[LineageNode, str], None] = {}  # as a set that keeps the order
+    for reference in parsed.columns:
         column = reference.name.lower()
         sources = _sources_of_reference(str(reference).lower(), column, known)
         if not sources and column not in NILADIC:  # functions without arguments, which have none
@@ -383,8 +383,8 @@ class Catalog(dict[str, StreamFacts]):
     `missing` has the reasons why other streams could not be read, by name. `size_of` returns the
     stored bytes of a stream, None if unknown; it is called only for errors. `new_streams` has, by
     stream system, the properties that a stream gets when it is created. `empty_folders` are the
-    places without files of datasets made of files, by url. `stored_notes` say why datasets can't be
-    advanced or served, as they are stored; only plans for users have them.
+    folders without files of datasets that are made of files, by url. `stored_notes` say why
+    datasets can't be advanced or served, as they are stored; only plans for users have them.
     """
 
     def __init__(
@@ -415,18 +415,19 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     streams = ", ".join(sorted(catalog)) or "none"
     reason = catalog.missing.get(stream, f"streams there: {streams}.")
     system, name = split_stream_name(stream)
-    step = "Correct the name, or create the stream first."
     if system == LAKE:
         step = (
             "Correct the name, run first what writes the stream, or create it and append to it:"
             f" LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…],"
             " partitions=…)."
         )
-    if system in (CHANGES, CHANGE_IMAGES):
+    elif system in (CHANGES, CHANGE_IMAGES):
         step = (
             f"Advance dataset {name!r} first, by an application that joins it: adjunct dataset"
             f" advance {name} MODULE:APP; or correct the name."
         )
+    else:
+        step = "Correct the name, or create the stream first."
     problem = f"{what} reads stream {stream!r}, which does not exist: {reason}"
     raise PlanningError(problem, step, stream=stream)
 

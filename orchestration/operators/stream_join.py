@@ -113,8 +113,8 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of the join: its name ("left", "right"), its key, the part of it that it is
-    partitioned by, and all that is stored of it: columns and values in columns.
+    """One side of the join: its name ("left", "right"), the columns of its key, those of them by
+    which it is partitioned, and the columns, or values in columns, that are stored of its records.
 
     If `outer`, rows without a match are emitted. A match may be up to `ahead` microseconds later
     than its row.
@@ -152,7 +152,7 @@ def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
         *[value.alias(side.prefixed(name)) for name, value in side.values(frame)],
         F.lit(side.name).alias(KIND),
         position_key(frame).alias(FIRST),
-        F.lit("apart").alias(SECOND),
+        F.lit("apart").alias(SECOND),  # it has no second row; "" is for those of `find_unmatched`
         F.unix_micros(EVENT_TIME).alias(TIME),
         F.col(BEHIND).alias(LIMIT),
     )
@@ -207,10 +207,10 @@ def find_unmatched(
         since = to_microseconds(watermarks.before) - of.ahead
         passed = passed & (of.column(AT) >= F.lit(since))
         near = near & (other.column(AT) >= since - other.ahead)
-    mine = _add_spans(rows[of.name].where(passed), of, bound)
-    theirs = _add_spans(rows[other.name].where(near), other, bound, both=True)
-    alone = _join_spans(mine, theirs, sides, bound, "left_anti")
-    return alone.withColumns(
+    passed_rows = _add_spans(rows[of.name].where(passed), of, bound)
+    near_rows = _add_spans(rows[other.name].where(near), other, bound, both=True)
+    unmatched = _join_spans(passed_rows, near_rows, sides, bound, "left_anti")
+    return unmatched.withColumns(
         {KIND: F.lit(of.name), FIRST: of.column(RECORD), SECOND: F.lit(""), TIME: of.column(AT)}
     )
 
@@ -224,8 +224,8 @@ def combine_results(
     """Return the union of all results, with the left columns and the columns `added` of the right
     side. `arriving` are the columns of both inputs.
 
-    Columns of a side without a row are null, except for the key. The left key columns have it from
-    either side. If the key is a value inside a left column, a result without a left row has a
+    Columns of a side without a row are null, except for the key. The left key columns have the key
+    of either side. If the key is a value inside a left column, a result without a left row has a
     struct there with only this value.
     """
     left, right = sides
@@ -250,9 +250,9 @@ def combine_results(
 
     def combine(part: DataFrame) -> DataFrame:
         """Return a part with the columns of the results."""
-        there = set(part.columns)
+        existing = set(part.columns)
         columns = list(map(F.col, (KIND, FIRST, SECOND, TIME)))
-        columns += [column.value(there).alias(name) for name, column in results.items()]
+        columns += [column.value(existing).alias(name) for name, column in results.items()]
         return part.select(*columns)
 
     return reduce(lambda one, other: one.unionByName(other), map(combine, parts))
@@ -262,20 +262,20 @@ def combine_results(
 class _ResultColumn:
     """A column of the results: its type, and the columns that it may be taken from, in this order.
 
-    Where none of these is there, its value is a struct of the columns `inside`, by their steps, if
-    all of these are there.
+    Where none of these exists, its value is a struct of the columns `inside`, by their steps, if
+    all of these exist.
     """
 
     type: str | None
     places: list[str]
     inside: dict[Steps, str] = field(default_factory=dict)
 
-    def value(self, there: Collection[str]) -> Column:
+    def value(self, existing: Collection[str]) -> Column:
         """Return the value in rows that have these columns; null if it is taken from none."""
         for place in self.places:
-            if place in there:
+            if place in existing:
                 return named_column(place)
-        if self.inside and set(self.inside.values()) <= set(there):
+        if self.inside and set(self.inside.values()) <= set(existing):
             return _struct_of(parse_type(str(self.type)), self.inside)
         return F.lit(None).cast(str(self.type))
 
@@ -286,7 +286,7 @@ def _struct_of(kind: Type, values: Mapping[Steps, str]) -> Column:
     """
     if () in values:
         return named_column(values[()])
-    within: dict[str, dict[Steps, str]] = {}
+    within: dict[str, dict[Steps, str]] = {}  # by member, the columns at the steps inside it
     for (step, *rest), column in values.items():
         within.setdefault(step, {})[tuple(rest)] = column
     assert isinstance(kind, Struct), "the planner checks the paths of keys"
@@ -317,11 +317,12 @@ def _add_spans(rows: DataFrame, side: Side, bound: Bound, *, both: bool = False)
     earliest possible match; the latest possible match is in that span or the next. So two rows that
     match have a common span if the rows of one side have both spans.
     """
-    time = side.column(AT)
-    next_span = -bound.width
     if side.name == "left":
-        time = time - bound.before
+        time = side.column(AT) - bound.before
         next_span = bound.width
+    else:
+        time = side.column(AT)
+        next_span = -bound.width
     spans = time - F.pmod(time, F.lit(bound.width))
     if both:
         spans = F.explode(F.array(spans, spans + next_span))
@@ -425,7 +426,7 @@ class StreamJoin(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         left, right = arriving
-        to_left = {theirs: ours for ours, theirs in self.on}
+        to_left = {right_name: left_name for left_name, right_name in self.on}
         renamed = tuple(to_left.get(name, name) for name in right.partitioned_by)
         return merge_flows(context, [left, replace(right, partitioned_by=renamed)])
 
@@ -443,8 +444,8 @@ class StreamJoin(Spec):
         left.require_simple(operator, left_keys, "in on=")
         right.require_simple(operator, right_keys, "in on=")
         chosen = self.selection(tuple(right.known))
-        taken = [item.column for item in chosen]
-        right.require(operator, taken, "Correct select=.", side=side)
+        chosen_columns = [item.column for item in chosen]
+        right.require(operator, chosen_columns, "Correct select=.", side=side)
         added = {}
         for item in chosen:
             added[item.name] = right.find(item.column) or ColumnFacts()
@@ -454,12 +455,12 @@ class StreamJoin(Spec):
         if left.types is not None:
             check_state_columns(operator, left.type_of, left.known, left_keys)
         if right.types is not None:
-            check_state_columns(operator, right.type_of, taken, right_keys)
+            check_state_columns(operator, right.type_of, chosen_columns, right_keys)
         compared = joins.compare_columns(self.on, left, right, side)
         check_equal_types(operator, compared)
         context.compared.extend(compared)
-        made = left.add(added, typed=right.types is not None)
-        return replace(made, complete=left.complete and is_complete)
+        joined = left.add(added, typed=right.types is not None)
+        return replace(joined, complete=left.complete and is_complete)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         """Store the records of both sides; return the results that are decided in this batch."""
@@ -588,10 +589,10 @@ class StreamJoin(Spec):
             F.col(EVENT_TIME).alias(AT),
             F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed + 1)).alias(EXPIRES),
         )
-        own = Schema.from_spark(frame.select(*columns).schema)
-        of_state = [Field(name, STATE_COLUMNS[name]) for name in (RECORD, AT, EXPIRES)]
+        of_records = Schema.from_spark(frame.select(*columns).schema)
+        added_fields = [Field(name, STATE_COLUMNS[name]) for name in (RECORD, AT, EXPIRES)]
         spec = StateSpec(
-            schema=Schema((*own.fields, *of_state)),
+            schema=Schema((*of_records.fields, *added_fields)),
             key=(*side.keys, RECORD),
             partition_by=side.partition_columns,
             partitions=batch.planned.partitions_at(operator),

@@ -49,10 +49,11 @@ def check_key_unchanged(
 
 def _names_value(expression: str, source: str) -> bool:
     """Whether an expression is only the column or path `source`."""
-    steps = plain_path(expression)
     column = plain_column(expression)
     if column is not None:
-        steps = (column,)
+        steps: tuple[str, ...] = (column,)
+    else:
+        steps = plain_path(expression)
     # Among the columns of the records, a source with dots may be a path or the name of a column.
     return _fold_case(steps) in (_fold_case((source,)), _fold_case(split_path(source)))
 

@@ -134,7 +134,7 @@ class TableSink:
 
     @property
     def default(self) -> dict[str, str | None]:
-        """{the table's column: type of what the default record has}."""
+        """{the table's column: type of what the default record has}; {} without one."""
         if self.send.contract is None:
             return {}
         if self.send.update is None:
@@ -161,7 +161,7 @@ class TableSink:
 
     def sent_type(self, name: str, expression: str, struct: str = UPDATE) -> str | None:
         """Return the type of what is sent to the column `name`: of this field of `struct`, or if
-        the records have none, of the expression.
+        the records have none, of the expression; None if it is unknown.
         """
         return self.fields_of(struct).get(name) or self.type_of(expression)
 
@@ -181,7 +181,7 @@ def find_sink_problems(sink: TableSink) -> Problems:
         return
     yield from function_problems(function, sink.send.args)
     can = getattr(function, "capabilities", None)
-    if can is None:
+    if can is None:  # a user's own function, which may do anything
         return
     name = type(function).__name__
     for condition in ("newest_by", "idempotent"):
@@ -209,8 +209,9 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             f" is sent updates, and {name} supports only whole records.",
             "Send whole records without a contract, or override update() in the function.",
         )
-    changes: AbstractSet[str] = {"set"}  # what update messages do
-    if sink.send.update is not None:
+    if sink.send.update is None:
+        changes: AbstractSet[str] = {"set"}  # what update messages do
+    else:
         changes = sink.send.update.kinds
     lacking = sorted(changes - can.changes)
     if can.changes and lacking:
@@ -251,9 +252,10 @@ def _inside_problems(sink: TableSink, function: str, can: Capabilities) -> Probl
                 f"Set all of column {path.root!r}, or choose a store that can: SQLite, PostgreSQL,"
                 " DynamoDB with columns=, or key-value rows.",
             )
-        overlapping = name_by_path.setdefault((path.root, *path.names), name)
         if path.root in changed:
             overlapping = path.root
+        else:
+            overlapping = name_by_path.setdefault((path.root, *path.names), name)
         if overlapping != name:
             yield (
                 f" is sent updates that change {overlapping!r} and {name!r}, which overlap.",
@@ -409,12 +411,12 @@ def _suggest_leaving_out(name: str, on: Sequence[tuple[str, str]]) -> str:
     """Return how to leave a column out of whole records. `on` says where the records have the
     table's key: a key inside that column gets a column of its own.
     """
-    kept = []
+    inner_keys = []
     for source, key in on:
         if split_path(source)[:1] == (name,):
-            kept.append(f'"{source} as {key}"')
-    expressions = ", ".join((f'"* except ({write_name(name)})"', *kept))
-    instead = ", in place of on=" if kept else ""
+            inner_keys.append(f'"{source} as {key}"')
+    expressions = ", ".join((f'"* except ({write_name(name)})"', *inner_keys))
+    instead = ", in place of on=" if inner_keys else ""
     return f"Or leave it out of the records: .map({expressions}){instead}."
 
 
@@ -460,11 +462,11 @@ def _type_problems(sink: TableSink, column: Column, kind: str | None, wanted: st
         return
     if kind is not None and not _fits(parse_column("sent", kind), column):
         sources = {key: source for source, key in sink.send.on}
-        texts = sources | dict(sink.send.expressions.set) | added
+        sent_by_column = sources | dict(sink.send.expressions.set) | added  # as the user wrote it
         yield (
             f" has the column {name!r} as {wanted}, and {kind} is sent"
             f"{_mismatch_within(kind, column)}.",
-            _suggest_cast(texts.get(name, name), kind, wanted),
+            _suggest_cast(sent_by_column.get(name, name), kind, wanted),
         )
 
 
@@ -549,23 +551,23 @@ def _fits(sent: Column, declared: Column) -> bool:
     In this order: columns or values of any type, columns of JSON, columns of nested types, lists,
     values of unknown type, and types of which one holds the other.
     """
-    ours = sent.kind
-    theirs = declared.kind
-    if theirs is Kind.OTHER or ours is Kind.JSON:
+    sent_kind = sent.kind
+    declared_kind = declared.kind
+    if declared_kind is Kind.OTHER or sent_kind is Kind.JSON:
         return True
-    if theirs is Kind.JSON:
+    if declared_kind is Kind.JSON:
         return _NEVER_IN_JSON.search(sent.type) is None
-    if theirs is Kind.NESTED:
+    if declared_kind is Kind.NESTED:
         if _is_partly_unknown(sent, declared):
             return True
         return not _mismatch_within(sent.type, declared)
     if sent.type.startswith("array<…"):  # an array whose element type is unknown
-        return theirs is Kind.LIST
+        return declared_kind is Kind.LIST
     if sent.element is not None and declared.element is not None:
         return _fits(sent.element, declared.element)
-    if ours is Kind.OTHER:
+    if sent_kind is Kind.OTHER:
         return _MAY_BE_ANY.match(sent.type) is not None
-    return ours is theirs or theirs in _WIDENS_TO.get(ours, ())
+    return sent_kind is declared_kind or declared_kind in _WIDENS_TO.get(sent_kind, ())
 
 
 # A type that is void, or has a part that is, or that the planner does not know.

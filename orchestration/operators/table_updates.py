@@ -174,21 +174,22 @@ def update_message(
              .send_to(aircraft, UpdateContract.UPDATE_WITH_DEFAULTS)
     """
     key_columns = (key,) if isinstance(key, str) else key
-    named = list(map(read_named_path, key_columns))
-    validate_column_names("update_message: key=", [path.name for path in named])
-    if not named:
+    key_paths = list(map(read_named_path, key_columns))
+    validate_column_names("update_message: key=", [path.name for path in key_paths])
+    if not key_paths:
         step = "Pass the table's key columns as key=."
         raise ConfigurationError("update_message() has no key.", step, argument="key")
     call = "update_message"
     pairs = parse_pairs(call, "update", update)
-    keys = {path.name: write_path(path.steps) for path in named}
+    keys = {path.name: write_path(path.steps) for path in key_paths}
     check_key_unchanged(call, "update", pairs, keys, key_argument="key")
-    first = None
+    default_pairs = None
     if default is not None:
-        first = parse_pairs(call, "default", default, empty=True)
-        check_key_unchanged(call, "default", first, keys, key_argument="key")
+        default_pairs = parse_pairs(call, "default", default, empty=True)
+        check_key_unchanged(call, "default", default_pairs, keys, key_argument="key")
     update_struct = f"{struct_expression(pairs)} as {UPDATE}"
-    return (*map(_select_expression, named), update_struct, *default_expression(first))
+    keys_selected = map(_select_expression, key_paths)
+    return (*keys_selected, update_struct, *default_expression(default_pairs))
 
 
 def _select_expression(path: NamedPath) -> str:
@@ -298,9 +299,9 @@ class SendToTable(PassThroughSpec):
     def written(self, arriving: Columns) -> Columns:
         written: ColumnSources = {}
         if self.send.update is not None:
-            for made in self.send.update.written:
-                sources = sources_from_sql(made.expression, arriving.sources)
-                add_sources(written, made.column, sources)
+            for value in self.send.update.written:
+                sources = sources_from_sql(value.expression, arriving.sources)
+                add_sources(written, value.column, sources)
         else:
             for name, column in self._records_written(arriving).items():
                 fields = column.fields or {name: column}
@@ -313,8 +314,11 @@ class SendToTable(PassThroughSpec):
         """Return the columns of whole records as they are written: the key's have the table's
         names.
         """
-        moved = dict(self.send.on)
-        written = {name: column for name, column in arriving.known.items() if name not in moved}
+        moved_to_key = dict(self.send.on)
+        written = {}
+        for name, column in arriving.known.items():
+            if name not in moved_to_key:
+                written[name] = column
         for source, name in self.send.on:
             written[name] = arriving.find(source) or ColumnFacts()
         return written
@@ -349,5 +353,5 @@ class SendToTable(PassThroughSpec):
             return frame
         check_key_free(operator, self.send, names)
         sources = self.send.key_sources(key)
-        kept = [quote_name(name) for name in names if name not in sources]
-        return records.select(frame, [*kept, *keys])
+        others = [quote_name(name) for name in names if name not in sources]
+        return records.select(frame, [*others, *keys])

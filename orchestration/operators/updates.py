@@ -205,7 +205,7 @@ class ChangedColumns(NamedTuple):
         the two set different columns, the newer record hides what only the older one sets.
         """
         if self.every or other.every:
-            return self.every != other.every
+            return self.every != other.every  # two sends of whole records set the same
         if not self.set or not other.set:
             return False
         return self.set != other.set

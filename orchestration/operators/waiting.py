@@ -29,13 +29,14 @@ class WaitsFor:
 def waits_by_input(operators: Iterable[Operator]) -> dict[str, tuple[WaitsFor, ...]]:
     """Return the datasets that the records of each input stream wait for; only inputs that wait."""
     waits: dict[str, tuple[WaitsFor, ...]] = {}
-    for operator, delays in sum_along_paths(operators, lambda spec: timedelta(0)):
+    # Of the sums, only the streams that they are for are used.
+    for operator, by_stream in sum_along_paths(operators, lambda spec: timedelta(0)):
         match = operator.spec.match
         if match is None or match.dataset is None or match.wait is None:
             continue
         over_time = match.as_of is not None
         waiting = WaitsFor(operator.id, match.dataset, match.wait, over_time)
-        for stream in delays:
+        for stream in by_stream:
             waits[stream] = (*waits.get(stream, ()), waiting)
     return waits
 
@@ -53,8 +54,9 @@ class HeldRecord:
     """The first record of a partition that waits: for which dataset, its event time, and since when
     it is in its stream. `known_until` is the dataset's watermark; None if it has none.
 
-    `newest` is the latest event time of the partition up to the offset `seen_to`, if records wait
-    by event time and all these times are believed. `stream` is the identity of the stream.
+    `newest` is the latest event time of the partition up to the offset `seen_to`; None if no record
+    waits by event time, or if one of these times is not believed (`Wait`). `stream` is the identity
+    of the stream.
     """
 
     ssp: SystemStreamPartition
@@ -69,8 +71,9 @@ class HeldRecord:
 
     def describe(self) -> str:
         """Return the record in a sentence without a period."""
-        known = "is not known to be complete up to any time"
-        if self.known_until is not None:
+        if self.known_until is None:
+            known = "is not known to be complete up to any time"
+        else:
             known = f"is complete up to {self.known_until:%Y-%m-%d %H:%M:%S}"
         return (
             f"{self.ssp} waits at offset {self.offset} ({self.time:%Y-%m-%d %H:%M:%S}, since"

@@ -87,7 +87,9 @@ class _Repartitioning:
     inserted: dict[tuple[str, int], InsertedExchange] = field(default_factory=dict)
 
     def repartition(self, operator: Operator, arriving: Arriving) -> Arriving:
-        """Insert the exchanges before an operator, and return the flows that then arrive."""
+        """Insert the exchanges before an operator, and return the flows that then arrive; note
+        which streams have equal counts then.
+        """
         needs = self.needs.get(operator.id, {})
         target = self._choose_count(needs, arriving)
         moved = list(arriving)
@@ -107,7 +109,9 @@ class _Repartitioning:
         return tuple(moved)
 
     def _choose_count(self, needs: Mapping[int, Requirement], arriving: Arriving) -> int | None:
-        """Return the required count, else the one that most well-partitioned inputs have."""
+        """Return the required count, else the one that most well-partitioned inputs have; None if
+        their counts are open.
+        """
         matching = []
         for number, needed in needs.items():
             if needed.partitions is not None:
@@ -163,7 +167,7 @@ def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> di
         required = needs.get(operator.id, {})
         is_joined = not joined.isdisjoint(operator.inputs)
         if not is_joined:
-            votes.update(_iterate_met(required, flows.arriving[operator.id]))
+            votes.update(_iter_well_partitioned(required, flows.arriving[operator.id]))
         if is_joined or _joins_partitioned(required):
             joined.add(operator.id)
     preferred: dict[str, int] = {}
@@ -178,7 +182,7 @@ def _joins_partitioned(required: Mapping[int, Requirement]) -> bool:
     return any(needed.partitions is not None and not needed.feeds for needed in required.values())
 
 
-def _iterate_met(
+def _iter_well_partitioned(
     required: Mapping[int, Requirement], arriving: Arriving
 ) -> Iterator[tuple[str, int]]:
     """Yield the streams whose partitioning meets a requirement, with the count that it requires."""
@@ -210,26 +214,29 @@ def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
     Where sends to a dataset differ, its first join has the conflict for all joins with it.
     """
     uses = _collect_dataset_uses(draft)
+    # By the first join that needs equal counts: the operators where they differ, and how many joins
+    # need them.
     at: dict[str, list[str]] = defaultdict(list)
-    joins: dict[str, int] = {}
+    join_counts: dict[str, int] = {}
     for operator in draft.counts.conflicts:
         affected = uses.joins_behind(operator)
         first = affected[0]
         at[first].append(operator)
-        joins[first] = max(joins.get(first, 1), len(affected))
+        join_counts[first] = max(join_counts.get(first, 1), len(affected))
     place = {node: number for number, node in enumerate(draft.streams)}
-    by_datasets: dict[tuple[str, ...], tuple[str, ...]] = {}
+    # Joins of the same datasets involve the same streams.
+    nodes_by_datasets: dict[tuple[str, ...], tuple[str, ...]] = {}
     conflicts = []
     for join in draft.groups:
         if join not in at:
             continue
         datasets = tuple(member for member in draft.groups[join] if member in uses.users)
-        nodes = by_datasets.get(datasets)
+        nodes = nodes_by_datasets.get(datasets)
         if not datasets or nodes is None:
             involved = _find_involved(draft, [join, *at[join]], uses, datasets)
             nodes = tuple(sorted(involved, key=lambda node: place[node]))
-            by_datasets[datasets] = nodes  # joins of the same datasets involve the same streams
-        conflicts.append(Conflict(join, tuple(at[join]), nodes, joins[join]))
+            nodes_by_datasets[datasets] = nodes
+        conflicts.append(Conflict(join, tuple(at[join]), nodes, join_counts[join]))
     return tuple(conflicts)
 
 
@@ -313,8 +320,8 @@ def _find_involved(
         inference = draft.counts.inferred.get(node)
         if inference is not None:
             waiting.append(inference.source)
-    merging = draft.groups.keys()
-    return reached - merging
+    # Of the nodes that were reached, only the operators that merge streams have groups.
+    return reached - draft.groups.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,8 +461,8 @@ class FixFinder:
         changed += [item.node for item in fix.moved]
         counts = self._declared | dict.fromkeys(changed, fix.partitions)
         # The default is for streams that are in no group, or in one without a known count.
-        left = set(assign_counts(counts, groups, default=1).conflicts)
-        return fix.at not in left and left <= set(draft.counts.conflicts)
+        conflicts_left = set(assign_counts(counts, groups, default=1).conflicts)
+        return fix.at not in conflicts_left and conflicts_left <= set(draft.counts.conflicts)
 
     def _build(self, at: str, target: int, *, at_sources: bool) -> Fix:
         """Return the changes that make all counts at an operator the target.
@@ -466,7 +473,7 @@ class FixFinder:
         moved: list[InsertedExchange] = []
         datasets: dict[str, None] = {}
         given: dict[str, None] = {}
-        places = {at: None}
+        seen = {at}
         waiting = [at]
         while waiting:
             for arriving in self._equal_inputs(waiting.pop(0)):
@@ -474,18 +481,18 @@ class FixFinder:
                 if rewritten is not None:
                     datasets[rewritten] = None
                 stream = arriving.flow.stream
-                source = self._draft.counts.inferred.get(stream)
+                inference = self._draft.counts.inferred.get(stream)
                 if arriving.is_mispartitioned:
                     moved.append(self._move(arriving, target))
                 elif self._draft.counts.partitions[stream] == target:
                     continue
                 elif stream in self._given:
                     given[stream] = None
-                elif source is None or not at_sources:
+                elif inference is None or not at_sources:
                     moved.append(self._move(arriving, target))
-                elif source.join not in places:
-                    places[source.join] = None
-                    waiting.append(source.join)
+                elif inference.join not in seen:
+                    seen.add(inference.join)
+                    waiting.append(inference.join)
         size = self._add_sizes(moved, datasets)
         return Fix(at, target, tuple(moved), tuple(datasets), tuple(given), size)
 
@@ -568,28 +575,32 @@ def check_co_partitioning(draft: Draft) -> None:
     """
     app = draft.app
     differing = find_conflicts(draft)
-    elsewhere = _find_mispartitioned(draft)
-    if not differing and not elsewhere:
+    mispartitioned = _find_mispartitioned(draft)
+    if not differing and not mispartitioned:
         return
     problems = []
     for conflict in differing[:_MAX_LISTED]:
         problems.append(_Problem(conflict.join, _describe_conflict(conflict, draft)))
-    for each in elsewhere[:_MAX_LISTED]:
+    for each in mispartitioned[:_MAX_LISTED]:
         problems.append(_Problem(each.operator, each.problem))
-    left = [conflict.join for conflict in differing[_MAX_LISTED:]]
-    left += [each.operator for each in elsewhere[_MAX_LISTED:]]
+    unlisted = [conflict.join for conflict in differing[_MAX_LISTED:]]
+    unlisted += [each.operator for each in mispartitioned[_MAX_LISTED:]]
     operator = problems[0].operator
-    problem = problems[0].text
-    line = format_place(app.operator(operator).declared_at)
     if len(problems) > 1:
-        problem = _list_problems(app, problems, left)
+        problem = _list_problems(app, problems, unlisted)
         line = None  # the text has one for each problem
-    step = _describe_steps(draft, differing, elsewhere)
+    else:
+        problem = problems[0].text
+        line = format_place(app.operator(operator).declared_at)
+    step = _describe_steps(draft, differing, mispartitioned)
     about: dict[str, Any] = {"application": app.name, "operator": operator, "declared_at": line}
     if differing:
-        every = tuple((conflict.join, _list_counts(conflict, draft)) for conflict in differing)
-        _, counts = every[0]
-        raise PartitionCountMismatchError(problem, step, **about, counts=counts, conflicts=every)
+        # Each join with the counts of its streams, by name.
+        conflicts = tuple((conflict.join, _list_counts(conflict, draft)) for conflict in differing)
+        _, counts = conflicts[0]
+        raise PartitionCountMismatchError(
+            problem, step, **about, counts=counts, conflicts=conflicts
+        )
     for needed in draft.needs[operator].values():
         if needed.dataset is not None:
             about.setdefault("dataset", needed.dataset)
@@ -604,23 +615,23 @@ class _Problem:
     text: str
 
 
-def _list_problems(app: Application, problems: Sequence[_Problem], left: Sequence[str]) -> str:
-    """Return a text with a line for each problem; `left` are the operators of problems that are
+def _list_problems(app: Application, problems: Sequence[_Problem], unlisted: Sequence[str]) -> str:
+    """Return a text with a line for each problem; `unlisted` are the operators of problems that are
     not listed.
     """
-    joins = len({*left, *(problem.operator for problem in problems)})
+    joins = len({*unlisted, *(problem.operator for problem in problems)})
     counted = f"{joins:,} joins" if joins > 1 else "1 join"
     lines = [f"{counted} can't be proven:"]
     for problem in problems:
         place = format_place(app.operator(problem.operator).declared_at) or app.name
         lines.append(f"{place}: {problem.text}")
-    if left:
-        lines.append(f"and {len(left):,} more: {abbreviate(left)}.")
+    if unlisted:
+        lines.append(f"and {len(unlisted):,} more: {abbreviate(unlisted)}.")
     return "\n- ".join(lines)
 
 
 def _describe_steps(
-    draft: Draft, differing: Sequence[Conflict], elsewhere: Sequence[_Mispartitioned]
+    draft: Draft, differing: Sequence[Conflict], mispartitioned: Sequence[_Mispartitioned]
 ) -> str:
     """Return the next step of the error: the fixes of all conflicts, and of other inputs."""
     finder = FixFinder(draft)
@@ -637,7 +648,7 @@ def _describe_steps(
     in_conflict: set[str] = set()
     for conflict in differing:
         in_conflict.update(conflict.at)
-    for each in elsewhere[:_MAX_LISTED]:
+    for each in mispartitioned[:_MAX_LISTED]:
         if each.operator not in in_conflict:
             steps.append(each.step)
     if not draft.app.strict:
@@ -739,8 +750,9 @@ def _explain_mispartitioned(
     operator = arriving.operator
     flow = arriving.flow
     label = _stream_label(flow.stream, draft.streams)
-    problem = f"input {arriving.number + 1} ({label}) is not partitioned as the operator needs"
-    if needed.dataset is not None:
+    if needed.dataset is None:
+        problem = f"input {arriving.number + 1} ({label}) is not partitioned as the operator needs"
+    else:
         stream = f"stream {label}" if flow.stream in draft.streams else label
         problem = (
             f"{stream} is not partitioned like dataset {needed.dataset}, which is partitioned by"
@@ -789,9 +801,9 @@ def _suggest_partition_by(app: Application, operator: str, needed: Requirement, 
         return ""
     if not app.operator(operator).spec.takes_partition_by:
         return ""
-    given = f'"{by[0]}"' if len(by) == 1 else str(list(by)).replace("'", '"')
+    argument = f'"{by[0]}"' if len(by) == 1 else str(list(by)).replace("'", '"')
     return (
-        f" Or give {operator} partition_by={given}, which is how its records are partitioned"
+        f" Or give {operator} partition_by={argument}, which is how its records are partitioned"
         " already."
     )
 

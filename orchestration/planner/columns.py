@@ -125,8 +125,9 @@ def explain_former_column(
     of this name before; else the error itself.
     """
     for owner, became in _iter_former(error.column or "", catalog, datasets):
-        step = "Leave it out."
-        if became != "dropped":
+        if became == "dropped":
+            step = "Leave it out."
+        else:
             step = f"Write {became.removeprefix('renamed to ')}."
         explained = error.reworded(
             f"{error.problem} In {owner}, {error.column} was {became}.", f"{step} {error.next_step}"
@@ -225,19 +226,23 @@ def trace_flows(
     earlier: Flows | None = None,
 ) -> Flows:
     """Return the flows of all operators; `columns` are those after each, and `counts` the
-    partition counts of streams, once decided.
+    partition counts of streams, None before they are decided.
 
     `repartition` returns the flows that arrive at an operator after the exchanges that it inserts.
     `earlier` flows of the same application and counts are reused for an operator whose arriving
-    flows are the same.
+    flows are the same. Raises PlanningError for a SQL window whose records do not arrive in one
+    partition, and for flows that an operator can't take.
     """
     flows = Flows({}, {})
 
     def trace(operator: Operator) -> None:
+        """Add the flows of an operator; those before it are known."""
         arriving = tuple(flows.after[source] for source in operator.inputs)
         moved = arriving if repartition is None else repartition(operator, arriving)
         flows.arriving[operator.id] = moved
-        has_exchange = moved != arriving  # then the flow of a side output needs `arriving`, too
+        # With an exchange, the flow after a side output also depends on `arriving`, which `earlier`
+        # does not have.
+        has_exchange = moved != arriving
         if earlier is not None and not has_exchange and moved == earlier.arriving[operator.id]:
             flows.after[operator.id] = earlier.after[operator.id]
             return
@@ -286,25 +291,26 @@ def _check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
 
 def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) -> PlanningError:
     """Return the error for a SQL window whose records do not arrive in one partition."""
-    taken = "all records"
+    needed = "all records"
     if window.partition_by:
-        taken = f"the records of one ({window.partition_by})"
+        needed = f"the records of one ({window.partition_by})"
     if flow.partitioned_by:
         found = f"are partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
     elif flow.lost_at:
         found = f"have no known partitioning after {flow.lost_at}"
     else:
         found = "are partitioned by no key"
-    step = (
-        "Partition the window by columns, over (partition by a, b), and write .partition_by(…) with"
-        " these before it."
-    )
     if window.columns:
         quoted = ", ".join(f'"{name}"' for name in window.columns)
         step = f"Write .partition_by({quoted}) before it."
+    else:
+        step = (
+            "Partition the window by columns, over (partition by a, b), and write .partition_by(…)"
+            " with these before it."
+        )
     problem = (
-        f"{operator}: {text!r} needs {taken} in one partition, but they {found}: Spark would add an"
-        " exchange that is not in the plan."
+        f"{operator}: {text!r} needs {needed} in one partition, but they {found}: Spark would add"
+        " an exchange that is not in the plan."
     )
     return PlanningError(problem, step, operator=operator)
 
@@ -423,15 +429,15 @@ def check_fed_datasets(
 
     `stored` are the stream's columns now, and `changed` its columns after the send. A dataset
     accepts wider types, and renames and removals that it declares, except for its key, its order
-    and what its extractor reads. If records that it does not accept were committed, it could never
-    advance again.
+    and what its extractor reads. If records that it does not accept were committed, the dataset
+    could never advance again.
     """
     for dataset in app.datasets:
         if dataset.stream != stream:
             continue
         try:
             entries = derive_stored_schema(dataset, stored)
-        except AdjunctError:  # check_datasets reports it
+        except AdjunctError:  # it can't be built now either, which check_datasets reports
             continue
         try:
             after = derive_stored_schema(dataset, changed.schema)
@@ -463,15 +469,17 @@ class DerivedColumns:
 
 
 def derive_columns(app: Application, catalog: Catalog) -> DerivedColumns:
-    """Return the columns after each operator.
+    """Return the columns after each operator, and notes on them.
 
     Raises PlanningError for a missing stream, for columns that are missing, duplicate or of types
-    that certainly do not fit, and for outputs whose columns their streams can't accept.
+    that certainly do not fit, and for outputs whose columns their streams can't accept; in a strict
+    application also for types that are needed and not known yet.
     """
     after: dict[str, Columns] = {}
     notes: list[str] = []
 
     def derive(operator: Operator) -> None:
+        """Add the columns after an operator, and the notes on them; those before it are known."""
         arriving = arriving_columns(operator, after)
         context = PlanContext(operator.id, app, catalog, columns=arriving)
         for text in operator.spec.sql:
@@ -503,7 +511,8 @@ def _check_written(
     The types that an existing stream stores are added to the context. For a new stream that will
     have types, the check is whether it can be created. Other targets are checked elsewhere.
     """
-    facts = context.catalog.get(target)  # None for other assets, whose names have no dot
+    # None for a new stream, and for an asset that is no stream, whose name has no dot.
+    facts = context.catalog.get(target)
     if facts is not None:
         context.declared.extend(_compare_stored_types(facts, written))
         if written is not None:
@@ -646,7 +655,8 @@ def _check_existing_stream(
     `types`.
 
     Returns notes on what the next run changes in the stream, and on declared changes of columns
-    that the stream never had.
+    that the stream never had. Types are not checked if the stream's columns are unknown, or if it
+    keeps none (`evolves`).
     """
     changes = declared_changes(app, facts.name)
     if changes and not facts.evolves and facts.name in app.outputs:
@@ -694,16 +704,17 @@ def _declare_sent(
     """Return the sent columns; those of unknown type, or with nulls only, have the stored type of
     their name, also of a column that is renamed to it, else string.
     """
-    before = _types_of(stored)
+    stored_types = _types_of(stored)
     for old in changes.renamed:
-        if old in before:
-            before[changes.follow(old, before)] = before[old]
-    known = {}
+        if old in stored_types:
+            stored_types[changes.follow(old, stored_types)] = stored_types[old]
+    declared = {}
     for name, kind in types.items():
-        known[name] = str(kind)
-        if kind in (None, "void"):  # a column of nulls, which fits every column
-            known[name] = before.get(name) or "string"
-    return Schema.of(known)
+        if kind in (None, "void"):  # void: a column of nulls, which fits every column
+            declared[name] = stored_types.get(name) or "string"
+        else:
+            declared[name] = str(kind)
+    return Schema.of(declared)
 
 
 @contextmanager

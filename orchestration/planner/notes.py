@@ -59,8 +59,9 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
         if match is None or match.dataset is None or match.as_of is None:
             continue
         by = match.as_of
-        known = "what it served then, as long as commits are kept"
-        if not by.known_then:
+        if by.known_then:
+            known = "what it served then, as long as commits are kept"
+        else:
             known = _describe_history(app.dataset(match.dataset))
         joins.append(
             JoinByTime(
@@ -96,11 +97,12 @@ def plan_waits(app: Application) -> tuple[PlannedWait, ...]:
         declared = app.inputs[stream].event_time
         assert declared is not None, "records without event times can't wait"
         for waiting in of_input:
-            known_by = "its current version"
             if app.dataset(waiting.dataset).follows_changes:
                 known_by = "its changes"
             elif waiting.over_time:
                 known_by = "its newest version"
+            else:
+                known_by = "its current version"
             waits.append(
                 PlannedWait(
                     waiting.join,
@@ -127,6 +129,7 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
     A join sees in the same batch what is sent to a local table before the join, and in the next
     batch everything else. `last_send` is the last send of the former, None without one.
     """
+    # By dataset, the last send to it: of all operators, and of those before the join.
     last_of_all = {operator.spec.feeds: operator.id for operator in app.operators}
     last_so_far: dict[str | None, str] = {}
     joins = []
@@ -136,11 +139,13 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
             last_send = None
             if app.dataset(match.dataset).is_local:
                 last_send = last_so_far.get(match.dataset)
-            sees: Literal["this batch", "next batch", "both"] = "both"
+            sees: Literal["this batch", "next batch", "both"]
             if last_send is None:
                 sees = "next batch"
             elif last_send == last_of_all[match.dataset]:
                 sees = "this batch"
+            else:
+                sees = "both"
             joins.append(FedJoin(operator.id, match.dataset, sees, last_send))
         last_so_far[operator.spec.feeds] = operator.id
     return tuple(joins)
@@ -150,17 +155,17 @@ def check_expectations(app: Application) -> None:
     """Raise PlanningError for an expectation that no batch would check, because its records reach
     no output, and for one whose diverted records would be lost.
     """
-    written = find_written(app.operators)
-    sends_failed: set[str] = set()  # whose failed records reach an output
-    for operator in written:
+    reaching_outputs = find_written(app.operators)
+    sends_failed: set[str] = set()  # expectations whose failed records reach an output
+    for operator in reaching_outputs:
         if operator.spec.reads_diverted:
             sends_failed.update(operator.inputs)
     for operator in app.operators:
         expected = operator.spec.expectation
         if expected is None:
             continue
-        is_lost = operator not in written
-        if written and is_lost:  # that nothing at all is written is a note only
+        is_lost = operator not in reaching_outputs
+        if reaching_outputs and is_lost:  # that nothing at all is written is a note only
             problem = f"{operator.id} is never checked: its records reach no output."
             step = "Continue with the stream that expect() returns, and send it somewhere."
             raise PlanningError(problem, step, operator=operator.id)
@@ -179,7 +184,7 @@ def plan_state(app: Application) -> tuple[PlannedState, ...]:
     """Return the local tables that the application writes, each with its sends and the effect of
     a replay on it.
     """
-    sends: dict[str, list[str]] = {}
+    sends: dict[str, list[str]] = {}  # the operators, by local table
     again = trace_records_read_again(app)
     for operator in app.operators:
         feeds = operator.spec.feeds
@@ -322,7 +327,8 @@ def check_replaced_rows(app: Application) -> None:
     """Raise PlanningError for records without positions in one input stream that are sent to an
     output table in which results replace earlier ones.
     """
-    made_of: dict[str, set[str]] = {}  # streams, and operators that give records new positions
+    # By operator, the input streams and the operators that gave the records their positions.
+    made_of: dict[str, set[str]] = {}
     for operator in app.operators:
         spec = operator.spec
         parts = set()
@@ -360,7 +366,7 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     unnamed: Counter[str] = Counter()
-    taken: dict[tuple[str, str], str] = {}
+    senders: dict[tuple[str, str], str] = {}  # by table of a store and name
     for operator in app.operators:
         send = operator.spec.send
         if send is None:
@@ -382,7 +388,7 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
                     operator=operator.id,
                 )
         names[operator.id] = name
-        other = taken.setdefault((store, name), operator.id)
+        other = senders.setdefault((store, name), operator.id)
         if other != operator.id:
             problem = (
                 f"{operator.id}: table {send.table} would keep its marks under {name!r}, as those"
@@ -408,7 +414,7 @@ def note_marks(app: Application) -> list[str]:
     """Return a warning for each idempotent table with several sends without `marks_as`: their marks
     are stored under numbers, which change if a send is added or removed.
     """
-    sends: dict[str, list[Operator]] = {}
+    sends: dict[str, list[Operator]] = {}  # by table of a store
     for operator in app.operators:
         send = operator.spec.send
         if send is not None and send.marks_as is None and app.tables[send.table].idempotent:
@@ -445,10 +451,10 @@ def note_storage(app: Application) -> list[str]:
 class _Origin:
     """Where the records that leave an operator come from, and what is left of their order there.
 
-    They are from the input `streams`. One input has `partitions` partitions by the columns `keyed`;
-    `partitions` is 0 for several inputs. `flow` is the partitioning as if no exchange had moved the
-    records. `why` is the reason if they have no order by columns, and `lost_at` the operator that
-    drops or changes the columns `keyed`.
+    They are from the input `streams`. If that is one, it has `partitions` partitions by the columns
+    `keyed`; `partitions` is 0 for several inputs. `flow` is the partitioning as if no exchange had
+    moved the records. `why` is the reason if they have no order by columns, and `lost_at` the
+    operator that drops or changes the columns `keyed`.
 
     `positions` is the stream that their positions are in, or the operator that gave them others.
     `renumbered` is the operator that writes an output stream whose positions have replaced those of
@@ -502,22 +508,24 @@ def plan_tables(
     Raises PlanningError for a table that can't mark records: their offsets are not numbers, or a
     replay can't be recognised. For a strict application, it is also raised for an order per source
     partition only, and for a table that keeps the newest record and loses columns of late ones.
+    `name_writers` raises for names of marks.
     """
-    read: dict[str, _Origin] = {}
+    origins: dict[str, _Origin] = {}
     tables = []
     sent = _find_send_conflicts(app, columns)
     writers = name_writers(app, writer)
     again = trace_records_read_again(app)
     for operator in app.operators:
-        read[operator.id] = _trace_origin(operator, app, catalog, columns, read)
+        origins[operator.id] = _trace_origin(operator, app, catalog, columns, origins)
         send = operator.spec.send
         if send is None:
             continue
         (source,) = operator.inputs
         table = app.tables[send.table]
-        planned = _plan_table(operator, table, read[source], sent[operator.id], again[source])
+        before = origins[source]
+        planned = _plan_table(operator, table, before, sent[operator.id], again[source])
         if has_marks(table):
-            _check_marks(operator, table, read[source], catalog)
+            _check_marks(operator, table, before, catalog)
             planned = replace(planned, marks=writers[operator.id])
         if app.strict and planned.harm:
             problem = (
@@ -558,6 +566,7 @@ def _find_send_conflicts(
     """Return, by operator id, which columns each send to a remote table changes, and which sends
     conflict with it.
     """
+    # By table of a store, and operator that sends to it.
     to_tables: dict[str, dict[str, ChangedColumns]] = {}
     for operator in app.operators:
         if operator.spec.send is not None:
@@ -579,13 +588,13 @@ def _compare_sends(operator: str, sends: Mapping[str, ChangedColumns]) -> _SendC
     same = []
     hidden = []
     mixed = changed.adds
-    for other, theirs in sends.items():
+    for other, changed_by_other in sends.items():
         if other == operator:
             continue
-        if changed.depends_on_order_with(theirs):
+        if changed.depends_on_order_with(changed_by_other):
             same.append(other)
-            mixed = mixed or theirs.adds
-        if changed.hides(theirs):
+            mixed = mixed or changed_by_other.adds
+        if changed.hides(changed_by_other):
             hidden.append(other)
     return _SendConflicts(changed, same_columns=same, other_columns=hidden, mixed=mixed)
 
@@ -595,19 +604,19 @@ def _trace_origin(
     app: Application,
     catalog: Catalog,
     columns: Mapping[str, Columns],
-    read: Mapping[str, _Origin],
+    origins: Mapping[str, _Origin],
 ) -> _Origin:
-    """Return where the records that leave an operator come from; `read` has the origins of
+    """Return where the records that leave an operator come from; `origins` has the same of the
     operators before it.
 
-    In this order: an input, results with an order of their own, several inputs, the beginning of a
-    stream, the final results of a window, and any other operator.
+    The cases come in this order: an input, results with an order of their own, several inputs, the
+    beginning of a stream, the final results of a window, and any other operator.
     """
     spec = operator.spec
     context = PlanContext(operator.id, app, catalog, columns=arriving_columns(operator, columns))
     if spec.reads is not None:
         return _begin_origin(spec.reads, spec.flow(context, []), catalog)
-    before = [read[source] for source in operator.inputs]
+    before = [origins[source] for source in operator.inputs]
     flows = [origin.flow for origin in before]
     flow = derive_flow(context, spec, flows, columns[operator.id])
     ordered_by = spec.ordered_by(context.columns)
@@ -617,12 +626,12 @@ def _trace_origin(
         return _merge_origins(operator, flow, before)
     (origin,) = before
     if spec.role is not None:
-        # The order stays that of the input: new partitions mix records of several old ones.
+        # Also in new partitions, which mix them, records have only the order of their old ones.
         return _enter_stream(operator, origin)
     if spec.keeps_only_final and origin.made_by:
         maker = app.operator(origin.made_by)
-        results = maker.spec.ordered_by(arriving_columns(maker, columns))
-        if results is not None and origin.keyed == tuple(results):
+        ordered_by = maker.spec.ordered_by(arriving_columns(maker, columns))
+        if ordered_by is not None and origin.keyed == tuple(ordered_by):
             return _keep_final(origin)
     return _pass_on(operator, flow, origin)
 
@@ -688,8 +697,8 @@ def _merge_origins(operator: Operator, flow: Flow, before: Sequence[_Origin]) ->
             has_order = False
     if has_order:
         # Branches of one stream: their records are put back into its order.
-        is_moved = not flow.partitioned_by and first.partitions != 1
-        return replace(first, flow=flow, lost_at=operator.id if is_moved else "")
+        loses_key = not flow.partitioned_by and first.partitions != 1
+        return replace(first, flow=flow, lost_at=operator.id if loses_key else "")
     why = f"the records come from several streams or branches, which {operator.id} merges"
     return _Origin(flow, _all_streams(before), why=why, renumbered=renumbered)
 
@@ -730,23 +739,23 @@ def _plan_table(
     operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts, again: ReadAgain
 ) -> PlannedTable:
     """Return a send to a remote table with the order of its records, and the effect of a replay."""
-    kept = _decide_order(operator, table, before, sent)
+    guaranteed = _decide_order(operator, table, before, sent)
     left_out = ""
     if again.held_by:
         left_out = f"unchanged: {again.describe_holding()}"
     if again.streams:
-        replay = _describe_replay(kept.order, table, sent.changed.adds)
+        replay = _describe_replay(guaranteed.order, table, sent.changed.adds)
     else:
         replay = left_out
     return PlannedTable(
         operator.id,
         table.name,
-        order=kept.order,
-        why=kept.why,
+        order=guaranteed.order,
+        why=guaranteed.why,
         replay=replay,
         streams=tuple(sorted(before.streams)),
-        harm=kept.harm,
-        mends=kept.mends,
+        harm=guaranteed.harm,
+        mends=guaranteed.mends,
         again=tuple(sorted(again.streams)),
         left_out=left_out,
     )

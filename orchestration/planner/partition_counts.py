@@ -81,7 +81,9 @@ class EqualCounts:
         return count
 
     def describe_difference(self, node: str, target: int | None) -> str:
-        """Return how many partitions a stream has, in words; "" if that is the target, or open."""
+        """Return how many partitions a stream has, in words; "" if that is the target, or if one of
+        both is open.
+        """
         other = sorted(self._counts(node) - {target})
         if target is None or not other:
             return ""
@@ -367,7 +369,7 @@ def _infer_counts(
     from.
     """
     inferred: dict[str, Inference] = {}
-    containing: dict[str, list[str]] = defaultdict(list)
+    containing: dict[str, list[str]] = defaultdict(list)  # by member, the groups that have it
     for join, members in groups.items():
         for member in members:
             containing[member].append(join)
@@ -498,14 +500,16 @@ def build_planned_streams(draft: Draft, default_from: str) -> dict[str, PlannedS
 
 
 def _plan_dataset(catalog: Catalog, dataset: AdjunctDataset) -> PlannedStream:
-    """Return the side input that a dataset is."""
+    """Return the side input that a dataset is. Raises PlanningError if its stream is missing."""
     if dataset.stream is not None:
         require_facts(catalog, dataset.stream, f"dataset {dataset.name!r}")
-    name = str(dataset.input)
-    role: Role = "side-input"
+    role: Role
     if dataset.is_local:
         name = dataset.name
         role = "local-table"
+    else:
+        name = str(dataset.input)
+        role = "side-input"
     return PlannedStream(
         name,
         role,
@@ -541,7 +545,8 @@ def _plan_stream(draft: Draft, operator: Operator) -> PlannedStream:
     origin = spec.declared_count(context).declared_in
     name = spec.reads or spec.writes or f"{draft.app.name}-{operator.id}"
     if spec.role == "broadcast-input" and spec.reads:
-        # Not those of the flow, which is what the tasks read: each all partitions.
+        # These are the partitions of the stream itself. The flow has one partition for each task,
+        # which reads all of the stream.
         facts = require_facts(draft.catalog, spec.reads, operator.id)
         return PlannedStream(
             name,
@@ -576,13 +581,12 @@ def _resolve_count_source(
     """
     if stream.count_from:
         return stream
-    reason = default_from
     inference = counts.inferred.get(node)
-    if inference is not None:
-        at = inference.source
-        while at not in streams:  # the count of merged streams comes from one of them
-            at = counts.inferred[at].source
-        source = streams[at]
-        named = f"dataset {source.dataset}" if source.dataset else source.name
-        reason = f"inferred from {named} in {inference.join}"
-    return replace(stream, count_from=reason)
+    if inference is None:
+        return replace(stream, count_from=default_from)
+    at = inference.source
+    while at not in streams:  # the count of merged streams comes from one of them
+        at = counts.inferred[at].source
+    source = streams[at]
+    named = f"dataset {source.dataset}" if source.dataset else source.name
+    return replace(stream, count_from=f"inferred from {named} in {inference.join}")

@@ -60,6 +60,7 @@ class ExecutionPlan(PlannedApplication):
         is built from the same stream.
         """
         streams = sorted(self.streams, key=lambda stream: stream.dataset is not None)
+        # Reversed: of several streams with one name, the dictionary has the last one.
         return self._find("stream", name, {stream.name: stream for stream in reversed(streams)})
 
     def operator(self, operator_id: str) -> PlannedOperator:

@@ -69,9 +69,10 @@ class PlannedTable:
     `order` is the guaranteed order of the records of a key: "newest" (the store keeps the newest),
     "per key" (the stream's), "any" (order does not matter), or "per source partition" only. `why`
     explains it, `harm` says what may go wrong, and `mends` how to fix that. `replay` describes the
-    effect of reading `streams` again. Only those in `again` reach it then; `left_out` says why
-    records of the others don't. A table with marks stores the position of the last record that it
-    applied from each source partition; `marks` is the name of this send there, else None.
+    effect of reading `streams` again. Only records of those in `again` reach the table then;
+    `left_out` says why records of the others don't. A table with marks stores the position of the
+    last record that it applied from each source partition; `marks` is the name of this send there,
+    else None.
     """
 
     operator: str
@@ -158,9 +159,10 @@ class RestatedInput:
     """How the records of a `stream` are found whose results a restatement corrects: `keys` are the
     columns, or paths of values, with the dataset's key, in its order.
 
-    `time` is that of the time by which entries are joined; None for a join of current entries, and
-    for a time that the records of the stream do not have: then the age counts alone. `indexed` says
-    that the stream is declared to have an index by the key.
+    `time` is the column, or path, with the time by which entries are joined; None for a join of
+    current entries, and for a time that the records of the stream do not have: then records are
+    found by their age alone. `indexed` says that the stream is declared to have an index by the
+    key.
     """
 
     stream: str
@@ -255,7 +257,7 @@ class PlannedEngine:
     """Who computes the batches: the engine that the application chose, "auto" or "spark".
 
     With "auto", `needs_spark` says why no batch is computed without Spark; it is empty if small
-    batches are. `advances` says that of each dataset that is made from a source.
+    batches are. `advances` says for each dataset that is made from a source why it needs Spark.
     """
 
     choice: str = "spark"

@@ -178,7 +178,11 @@ def compare_output_tables(app: Application, plan: ExecutionPlan) -> ExecutionPla
 
 @_in_words_of_source
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
-    """Return the facts of the application's streams as they are now."""
+    """Return the facts of the application's streams as they are now, why others are missing, and
+    which folders of datasets' files are empty.
+
+    Raises ConfigurationError if `systems` lacks the system of a stream.
+    """
 
     def read_facts(name: str) -> StreamFacts | str:
         """Return the facts of a stream, or the reason why it is missing."""
@@ -213,6 +217,7 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
         )
 
     def size_of(stream: str) -> int | None:
+        """Return the stored bytes of a stream; None if its system can't say."""
         system, name = split_stream_name(stream)
         return systems[system].stored_bytes(name)
 
@@ -223,11 +228,11 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
     names = sorted(_read_streams(app))
     facts = {}
     missing = {}
-    for name, fact in zip(names, map_in_threads(read_facts, names), strict=True):
-        if isinstance(fact, str):
-            missing[name] = fact
+    for name, facts_or_reason in zip(names, map_in_threads(read_facts, names), strict=True):
+        if isinstance(facts_or_reason, str):
+            missing[name] = facts_or_reason
         else:
-            facts[name] = fact
+            facts[name] = facts_or_reason
     folders = find_empty_folders(app)
     return Catalog(
         facts, missing=missing, size_of=size_of, new_streams=new_streams, empty_folders=folders
@@ -342,9 +347,9 @@ def _draft_plan(
     _check_declarations(app, catalog)
     groups = partition_counts.find_join_groups(app, needs, flows)
     default = partition_counts.default_count(app, catalog)
-    open_counts = partition_counts.declared_counts(app, catalog)
-    open_counts |= {item.node: item.partitions for item in inserted.values()}
-    counts = partition_counts.assign_counts(open_counts, groups, default.count)
+    declared = partition_counts.declared_counts(app, catalog)
+    declared |= {item.node: item.partitions for item in inserted.values()}
+    counts = partition_counts.assign_counts(declared, groups, default.count)
     counts = partition_counts.add_broadcast_counts(app, counts)
     counts = partition_counts.add_merged_counts(app, flows, counts)
     draft = partition_counts.Draft(
@@ -475,15 +480,15 @@ def _plan_fed_datasets(draft: partition_counts.Draft) -> tuple[FedDataset, ...]:
     declaration.
     """
     # {dataset: {operator that sends to it: label of the stream that is sent}}
-    streams: dict[str | None, dict[str, str]] = defaultdict(dict)
+    sends: dict[str | None, dict[str, str]] = defaultdict(dict)
     for operator, requirements in draft.needs.items():
         for number, needed in requirements.items():
             if needed.feeds:
                 flow = draft.flows.arriving[operator][number]
-                streams[needed.dataset][operator] = _stream_label(flow.stream, draft.streams)
+                sends[needed.dataset][operator] = _stream_label(flow.stream, draft.streams)
     fed = []
     for dataset in draft.app.datasets:
-        sent = streams[dataset.name]
+        sent = sends[dataset.name]
         if sent:
             names = tuple(dict.fromkeys(sent.values()))
             fed.append(FedDataset(dataset.name, names, tuple(sent), dataset.partitions or 0))
@@ -650,7 +655,9 @@ def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str
 
 
 def _list_table_spark_needs(dataset: UnboundedDataset, facts: StreamFacts | None) -> Iterator[str]:
-    """Yield what needs Spark to advance a table that follows changes."""
+    """Yield what needs Spark to advance a table that follows changes. `facts` are those of their
+    stream, None if it does not exist.
+    """
     following = dataset.following
     if facts is not None and facts.schema is not None:
         yield from list_format_spark_needs(dataset, facts.schema)
@@ -702,8 +709,8 @@ def note_stored_datasets(app: Application, systems: Mapping[str, StreamSystem]) 
 def _note_stored(
     lake: Lake, dataset: AdjunctDataset, systems: Mapping[str, StreamSystem]
 ) -> str | None:
-    """Return a note if the next advance of a dataset fails, or if a run has to wait for its first
-    version; else None.
+    """Return a note if the next advance of a dataset fails, or if it has no version, and its stream
+    in the lake no marker that would end one; else None.
     """
     try:
         manifest = StoredVersions(lake, dataset).manifest()

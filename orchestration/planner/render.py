@@ -350,6 +350,7 @@ def render_mermaid(plan: PlannedApplication) -> str:
 
 def _draw_nodes(plan: PlannedApplication) -> dict[str, _Node]:
     """Return the operators, and what they read, join and write, by the keys of their nodes."""
+    # By operator, the `special` of `_choose_colour`.
     special = {call.operator: "write" for call in plan.calls if call.kind == "sink"}
     for exchange in plan.exchanges:
         if exchange.reason in ("partition_by", "broadcast"):
@@ -371,8 +372,8 @@ def _draw_nodes(plan: PlannedApplication) -> dict[str, _Node]:
 def _choose_colour(item: PlannedOperator, special: str | None) -> str:
     """Return the name of an operator's colour in `_COLOURS`.
 
-    `special` is "write" if it sends to a table, else "exchange" if its records are exchanged, else
-    None.
+    `special` is "write" if it calls a user's function as a sink, "exchange" if it repartitions or
+    broadcasts its records, else None.
     """
     if item.reads is not None:
         return "input"
@@ -421,7 +422,7 @@ def _draw_outside(name: str, known: Mapping[str, _Node]) -> _Node:
 
 def _draw_links(plan: PlannedApplication) -> list[_Link]:
     """Return the links between operators, and from and to what they read, join and write."""
-    arriving: dict[tuple[str, int], Exchange] = {}
+    arriving: dict[tuple[str, int], Exchange] = {}  # by operator and number of its input
     written: dict[str, Exchange] = {}
     for exchange in plan.exchanges:
         if exchange.reason in _TARGET_REASONS:
@@ -575,13 +576,13 @@ def _list_restated(plan: PlannedApplication) -> list[str]:
     """Return lines about the joins whose results follow later changes of their datasets."""
     lines = []
     for restated in plan.late_data.restatements:
-        for one in restated.inputs:
-            how = "an index of" if one.indexed else "reading"
-            found = f"by {how} {', '.join(one.keys)}"
-            if one.time is not None:
-                found += f", within the changed times of {one.time}"
+        for each in restated.inputs:
+            how = "an index of" if each.indexed else "reading"
+            found = f"by {how} {', '.join(each.keys)}"
+            if each.time is not None:
+                found += f", within the changed times of {each.time}"
             lines.append(
-                f"  {restated.join}: {restated.records} in {one.stream}, found {found}, when"
+                f"  {restated.join}: {restated.records} in {each.stream}, found {found}, when"
                 f" {restated.dataset} changes"
             )
         lines += [f"    it {cost}" for cost in restated.costs]

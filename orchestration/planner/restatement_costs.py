@@ -51,21 +51,21 @@ def _describe_inputs(
     lake = systems.get(LAKE)
     now = lake.lake.now() if isinstance(lake, LakeStreams) else datetime.now(UTC)
     since = int(subtract_span(now, match.restate.age).timestamp() * 1000)
-    for one in restated.inputs:
-        system = systems[split_stream_name(one.stream)[0]]
+    for restated_input in restated.inputs:
+        system = systems[split_stream_name(restated_input.stream)[0]]
         try:
-            searched = _describe_searched(system, one, since)
+            searched = _describe_searched(system, restated_input, since)
         except AdjunctError:
             continue
         most = f"{match.restate.most_keys:,} keys, and {match.restate.most_records:,} records"
         yield f"{searched}; at most {most} of them are read again"
 
 
-def _describe_searched(system: StreamSystem, one: RestatedInput, since: int) -> str:
+def _describe_searched(system: StreamSystem, restated_input: RestatedInput, since: int) -> str:
     """Return which records of an input are searched, and how. `since` is the time in milliseconds
     from which records are searched.
     """
-    stream = split_stream_name(one.stream)[1]
+    stream = split_stream_name(restated_input.stream)[1]
     ssps = system.partitions(stream)
     upcoming = system.upcoming(ssps)
     oldest = system.oldest(ssps)
@@ -82,7 +82,7 @@ def _describe_searched(system: StreamSystem, one: RestatedInput, since: int) -> 
     stored = ""
     if size is not None:
         stored = f" in {size.files:,} files of {format_bytes(size.bytes)}"
-    how = f"reads {', '.join(one.keys)} of each"
-    if one.indexed:
+    how = f"reads {', '.join(restated_input.keys)} of each"
+    if restated_input.indexed:
         how = "looks them up in an index, or without one yet " + how
-    return f"searches {records:,} records of {one.stream}{stored}: {how}"
+    return f"searches {records:,} records of {restated_input.stream}{stored}: {how}"

@@ -115,12 +115,12 @@ class _Graph:
         """
         match = join.spec.match
         assert match is not None
-        on = dict(match.on)
+        key_columns = tuple(dict(match.on))  # as they arrive at the join
         found: dict[str, RestatedInput] = {}
         for path in self._paths_above(join):
             source = path[0]
             stream = str(source.spec.reads)
-            keys = tuple(self._trace_key(join, name, path) for name in on)
+            keys = tuple(self._trace_key(join, name, path) for name in key_columns)
             self._check_input(join, source, keys)
             time = None
             if match.as_of is not None:
@@ -210,8 +210,8 @@ class _Graph:
     def list_operators(self, join: Operator) -> list[str]:
         """Return the operators that compute the results of read records again, in order.
 
-        Whatever else sends results of the same records to the same streams is among them: in each
-        stream, a higher epoch replaces all results of a record.
+        Among them are the operators that send other results of the same records to the same
+        streams: in each stream, a higher epoch replaces all results of a record.
         """
         below = self.list_below(join.id)
         streams = {self._written_stream(operator) for operator in below} - {None}

@@ -174,7 +174,7 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
     operator = call.operator
     name = call.name
     returns = call.returns
-    function = call.shipped.here()
+    function = call.shipped.unpickle()
     partition = 0
     attempt = 0
     task = TaskContext.get()

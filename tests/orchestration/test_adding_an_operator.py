@@ -112,7 +112,7 @@ class Union(Spec):
         )
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return arriving[0].lose(context.operator)
+        return arriving[0].lose_partitioning(context.operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         return reduce(lambda left, right: left.unionByName(right), frames)

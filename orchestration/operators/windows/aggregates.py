@@ -142,15 +142,16 @@ class ExactSum:
         It has `scale` + 1 digits after the point, cut off and not rounded.
         """
         parts = self._wide_parts()
-        more = scale - self.scale + 1
+        more_digits = scale - self.scale + 1
         number = f"cast({number} as decimal(19,0))"
         # Long division: of `high`, then of its remainder with `low`, then of further digits.
         first = f"{parts.high} div {number}"
         rest = f"(({parts.high} % {number}) * {_power(_LOW)} + {parts.low})"
         middle = f"cast(({rest} - {rest} % {number}) / {number} as {WIDEST})"
-        last = f"((({rest} % {number}) * {_power(more)}) div {number})"
-        digits = f"lpad({middle}, {_LOW}, '0'), lpad({last}, {more}, '0'), 'E-{self.scale + more}'"
-        return self._unless_null(f"concat({parts.sign}, {first}, {digits})")
+        last = f"((({rest} % {number}) * {_power(more_digits)}) div {number})"
+        digits = f"lpad({middle}, {_LOW}, '0'), lpad({last}, {more_digits}, '0')"
+        exponent = f"'E-{self.scale + more_digits}'"
+        return self._unless_null(f"concat({parts.sign}, {first}, {digits}, {exponent})")
 
     @property
     def _low(self) -> str:

@@ -77,8 +77,9 @@ class Windows:
     """A `Window` operator's windows of a kind by the columns `by`; `types` are those of the
     records' columns.
 
-    `paths` are those of the columns that have values in other columns: they are called by the path,
-    and here have the name that the value gets in results and for users' functions.
+    Where `by` and `aggregates` name a value inside a column by its path, the records have it in a
+    column called by that path. `paths` has, by path, the name that the value gets in results and
+    for users' functions.
     """
 
     kind: Kind
@@ -104,14 +105,18 @@ class Windows:
         aggregates.
         """
         values = [count_partial(RECORDS, None)]
-        for name, made in self.aggregates:
-            values += made.partials(name, self.type_of(made))
+        for name, aggregate in self.aggregates:
+            values += aggregate.partials(name, self.type_of(aggregate))
         return tuple(values)
 
     @property
     def functions(self) -> tuple[tuple[str, Aggregate], ...]:
         """The users' functions among the aggregates."""
-        return tuple((name, made) for name, made in self.aggregates if isinstance(made, Aggregate))
+        functions = []
+        for name, aggregate in self.aggregates:
+            if isinstance(aggregate, Aggregate):
+                functions.append((name, aggregate))
+        return tuple(functions)
 
     @property
     def schema(self) -> Schema:
@@ -127,19 +132,19 @@ class Windows:
         spent in units of 1E-2".
         """
         units = ""
-        for name, made in self.aggregates:
-            unit = made.unit(self.type_of(made))
+        for name, aggregate in self.aggregates:
+            unit = aggregate.unit(self.type_of(aggregate))
             if unit:
                 units += f"; {name} {unit}"
         return units
 
-    def type_of(self, made: Aggregation) -> str:
+    def type_of(self, aggregate: Aggregation) -> str:
         """Return the type of the (first) column that an aggregate is computed from; "" if it
         names no column.
         """
-        if not made.columns:
+        if not aggregate.columns:
             return ""
-        first, *_ = made.columns
+        first, *_ = aggregate.columns
         return self.types[first]
 
 
@@ -250,8 +255,9 @@ their first and last window, and of one of them."""
 def classify_window_records(
     frame: DataFrame, windows: Windows, before: datetime | None
 ) -> DataFrame:
-    """Return the records with TIME, EXCLUSION and PARTLY_LATE; `before` is the watermark at the
-    start of the batch.
+    """Return the records with TIME (null if it could not be stored), EXCLUSION and PARTLY_LATE, and
+    with the hidden columns by which windows are assigned. `before` is the watermark at the start of
+    the batch.
 
     Whether a record is late depends only on the earlier records of its own partition, and so not on
     how batches are cut. The exception is a partition that was idle: the watermark, which did not
@@ -261,6 +267,7 @@ def classify_window_records(
     # A later time could not be stored: its window must end and expire before the year 10000.
     latest = MAX_MICROS - to_micros(max_duration_after(windows.kind)) - lateness
     time = F.unix_micros(EVENT_TIME)
+    # `greatest` ignores nulls.
     limit = F.greatest(F.unix_micros(BEHIND), F.lit(epoch_micros(before)).cast("bigint"))
     frame = frame.withColumns({TIME: F.when(time <= latest, time), _LIMIT: limit})
     partly: Column = F.lit(False)
@@ -273,8 +280,8 @@ def classify_window_records(
         late = window_end(F.col(_LAST), windows.kind) + lateness <= F.col(_LIMIT)
         partly = ~late & (window_end(F.col(_FIRST), windows.kind) + lateness <= F.col(_LIMIT))
     exclusion = exclusion_column(frame, windows.by, F.col(TIME).isNull(), late)
-    counts = exclusion.isNull()
-    is_partly_late = counts & F.coalesce(partly, F.lit(False))
+    is_counted = exclusion.isNull()
+    is_partly_late = is_counted & F.coalesce(partly, F.lit(False))
     return frame.withColumns({EXCLUSION: exclusion, PARTLY_LATE: is_partly_late})
 
 
@@ -432,9 +439,9 @@ def merge_sessions(rows: DataFrame, windows: Windows, watermarks: Watermarks) ->
     )
     more = (*times, touched, F.collect_list(stored).alias(_ITEMS))
     sessions = aggregate_rows(numbered, (*windows.by, _NUMBER), windows, order, *more, partial=True)
-    others = F.filter(_ITEMS, lambda item: item[START] != F.col(_FIRST_OF_SESSION))
+    absorbed = F.filter(_ITEMS, lambda item: item[START] != F.col(_FIRST_OF_SESSION))
     merged = (
-        sessions.withColumn(ABSORBED, others)
+        sessions.withColumn(ABSORBED, absorbed)
         .drop(_ITEMS, _NUMBER)
         .withColumnRenamed(_FIRST_OF_SESSION, START)
     )
@@ -502,14 +509,14 @@ def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> Da
     """Return those records that are in the sessions `rows`, with BEGIN, EXPIRES, TOUCHED and
     CLOSING of the session.
     """
-    taken = (EXPIRES, TOUCHED, CLOSING)
-    sessions = rows.select(*windows.keys, START, END, *map(named_column, taken)).alias("session")
+    added = (EXPIRES, TOUCHED, CLOSING)
+    sessions = rows.select(*windows.keys, START, END, *map(named_column, added)).alias("session")
     time = column_of("record", AT)
     begin = column_of("session", START)
     within = (time >= begin) & (time < column_of("session", END))
     names = stored_record_schema(windows).names
     own = [column_of("record", name) for name in names if name != EXPIRES]
-    of_session = [column_of("session", name) for name in taken]
+    of_session = [column_of("session", name) for name in added]
     condition = within & equal_columns("record", "session", windows.by)
     joined = records.alias("record").join(sessions.hint("merge"), condition)
     return joined.select(*own, begin.alias(BEGIN), *of_session)
@@ -535,7 +542,8 @@ class WindowFunctionCall:
     and their values.
 
     `key` names the key columns, `given` the columns that functions get, `schema` the columns of the
-    result; `paths` are those of the windows.
+    result; `paths` are those of the windows. Raises an error for a value of the records that Python
+    can't represent, before it calls a function.
     """
 
     operator: str
@@ -555,31 +563,35 @@ class WindowFunctionCall:
             place = f"a record for {first.describe()}"
             hidden = bool(self.sensitive)
             raise found.error(self.operator, place, hidden=hidden, operator=self.operator)
-        arrays = [self._value(name, made, given) for name, made in self.aggregates]
+        arrays = [self._value(name, aggregate, given) for name, aggregate in self.aggregates]
         return pa.table([*key.columns, *arrays], names=self.schema.names)
 
-    def _select(self, made: Aggregate, records: pa.Table) -> pa.Table:
+    def _select(self, aggregate: Aggregate, records: pa.Table) -> pa.Table:
         """Return what a function gets of the records: the columns `of`, or all but those for
         paths.
         """
-        names = made.columns or [name for name in self.given if name not in self.paths]
-        taken = records.select(list(names))
-        return taken.rename_columns([self.paths.get(name, name) for name in names])
+        names = aggregate.columns or [name for name in self.given if name not in self.paths]
+        selected = records.select(list(names))
+        return selected.rename_columns([self.paths.get(name, name) for name in names])
 
-    def _value(self, name: str, made: Aggregate, records: pa.Table) -> pa.Array:
-        """Return what the function of the result column `name` returns for a window's records."""
-        called = made.describe()
+    def _value(self, name: str, aggregate: Aggregate, records: pa.Table) -> pa.Array:
+        """Return what the function of the result column `name` returns for a window's records.
+
+        Raises SchemaMismatchError for a value of another type than declared, and the error for a
+        function that fails.
+        """
+        called = aggregate.describe()
         try:
-            value = made.compute(self._select(made, records))
+            value = aggregate.compute(self._select(aggregate, records))
         except Exception as error:  # noqa: BLE001 - it is a user's function
             failed = function_failed_error(
-                self.operator, called, made.function, error, sensitive=self.sensitive
+                self.operator, called, aggregate.function, error, sensitive=self.sensitive
             )
             raise failed from (None if self.sensitive else error)
         try:
             if isinstance(value, pa.Scalar):
                 value = value.as_py()
-            return to_typed_array([value], made.returns)
+            return to_typed_array([value], aggregate.returns)
         except (OverflowError, ValueError) as error:
             misfit = "does not fit into" if isinstance(value, int | float) else "is no"
             reason = ""
@@ -588,7 +600,7 @@ class WindowFunctionCall:
                 reason = f": {first_line}"
             problem = (
                 f"{self.operator}: {called} returned {type(value).__name__} for {name!r}, which"
-                f" {misfit} {made.returns}{reason}."
+                f" {misfit} {aggregate.returns}{reason}."
             )
             step = "Return one value of that type, or None; or correct returns=."
             failure = SchemaMismatchError(problem, step, column=name, operator=self.operator)
@@ -614,6 +626,6 @@ def call_window_functions(
     shipped = pickle_function(operator, first.function, call)
 
     def task(records: pa.Table) -> pa.Table:
-        return next(encode_task_errors(map(shipped.here(), [records])))
+        return next(encode_task_errors(map(shipped.unpickle(), [records])))
 
     return apply_in_arrow(records, key, task, cast("StructType", StructType.fromDDL(schema.ddl())))

@@ -81,9 +81,10 @@ class Tumbling:
         follows_clock = self.size is None
         has_zone = self.zone is not None
         if follows_clock != has_zone:
-            reason = "it names no zone"
             if has_zone:
                 reason = "a size does not follow the clock of a zone"
+            else:
+                reason = "it names no zone"
             (length,) = given
             problem = (
                 f"Tumbling has {length}={getattr(self, length)!r} and zone={self.zone!r}: {reason}."
@@ -210,7 +211,11 @@ def max_duration_after(kind: Kind) -> timedelta:
 
 
 def window_start(time: Column, kind: Tumbling) -> Column:
-    """Return the start of the window that a time is in, both in microseconds since 1970."""
+    """Return the start of the window that a time is in, both in microseconds since 1970.
+
+    For windows of a zone, it raises for times of which Java and Python may have different rules,
+    which the first call for a zone finds out by a Spark job (`differing_spans`).
+    """
     clock = kind.clock
     if clock is None:
         assert kind.size is not None

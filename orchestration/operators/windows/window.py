@@ -113,13 +113,14 @@ def make_results(
     """
     values = [F.col(START), F.col(END)]
     computed = {}
-    for name, made in windows.aggregates:
-        kind = windows.type_of(made)
-        exact = made.exact(name, kind)
-        value = F.expr(made.result(name, kind))
-        if exact is not None:
+    for name, aggregate in windows.aggregates:
+        kind = windows.type_of(aggregate)
+        exact = aggregate.exact(name, kind)
+        if exact is None:
+            value = F.expr(aggregate.result(name, kind))
+        else:
             computed[exact_column(name)] = F.expr(exact)
-            value = _check_range(name, made, windows, operator, sensitive)
+            value = _check_range(name, aggregate, windows, operator, sensitive)
         values.append(value.alias(name))
     if computed:  # each analysed once, as columns
         rows = rows.withColumns(computed)
@@ -129,18 +130,18 @@ def make_results(
 
 
 def _check_range(
-    name: str, made: Aggregation, windows: Windows, operator: str, sensitive: Collection[str]
+    name: str, aggregate: Aggregation, windows: Windows, operator: str, sensitive: Collection[str]
 ) -> Column:
     """Return the value of an aggregate, which fails the batch if the window closes and its exact
     value does not fit the type.
     """
-    kind = windows.type_of(made)
-    returns = str(made.result_type(kind))
-    value = F.expr(made.result(name, kind))
+    kind = windows.type_of(aggregate)
+    returns = str(aggregate.result_type(kind))
+    value = F.expr(aggregate.result(name, kind))
     exact = named_column(exact_column(name))
-    source, *_ = made.columns
+    source, *_ = aggregate.columns
     total = _shown(windows, source, exact, sensitive)
-    words: list[object] = [f"{operator}: {made.describe()} as {name} is ", total]
+    words: list[object] = [f"{operator}: {aggregate.describe()} as {name} is ", total]
     words += [f", which is no {returns}: in the window from ", F.col(START).cast("string")]
     words += [" to ", F.col(END).cast("string"), " UTC of "]
     separator = ""
@@ -148,27 +149,29 @@ def _check_range(
         words += [f"{separator}{key} = ", _shown(windows, key, named_column(key), sensitive)]
         separator = ", "
     problem = F.concat(*map(F.lit, words), F.lit("."))
-    step = _suggest_wider_type(made, kind)
+    step = _suggest_wider_type(aggregate, kind)
     failure = raise_error_column(OperatorFailedError, problem, step, operator=operator)
     too_large = F.col(CLOSING) & value.isNull() & exact.isNotNull()
     return F.when(too_large, failure.cast(returns)).otherwise(value)
 
 
 def _shown(windows: Windows, source: str, value: Column, sensitive: Collection[str]) -> Column:
-    """Return a value of the column `source`, or in it, as an error shows it."""
+    """Return a value of the column `source`, or in it, as an error shows it: masked if the column
+    is sensitive, else cut off.
+    """
     if find_taken((column_of(source, windows.own),), sensitive):
         return F.lit(MASKED)
     return F.substring(value.cast("string"), 1, MAX_VALUE_CHARS)
 
 
-def _suggest_wider_type(made: Aggregation, kind: str) -> str:
+def _suggest_wider_type(aggregate: Aggregation, kind: str) -> str:
     """Return the next step for a sum or mean of a column of the type `kind` that its type can't
     hold: a wider type, or another application.
 
     With a wider type, the next run continues the stored sum only if that type's sums are stored in
     the same way.
     """
-    column, *_ = made.columns
+    column, *_ = aggregate.columns
     flat = flat_name(column)
     stored = ExactSum("", kind)
     if stored.wider is not None:
@@ -213,10 +216,10 @@ def _add_retractions(
     key = windows.keys
     if not isinstance(windows.kind, Session):
         return rows.select(*key, *values, F.lit(False).alias(TOMBSTONE))
-    made = rows.select(*key, *values, ABSORBED)
-    fields = made.schema.fields[len(key) : -1]
+    selected = rows.select(*key, *values, ABSORBED)
+    fields = selected.schema.fields[len(key) : -1]
     own = [named_column(field.name) for field in fields]
-    here = F.struct(*own, F.lit(False).alias(TOMBSTONE))
+    own_row = F.struct(*own, F.lit(False).alias(TOMBSTONE))
 
     def tombstone(absorbed: Column) -> Column:
         """Return the tombstone of an absorbed session."""
@@ -230,7 +233,7 @@ def _add_retractions(
         return F.struct(*parts, F.lit(True).alias(TOMBSTONE))
 
     tombstones = F.transform(ABSORBED, tombstone)
-    return made.select(*key, F.inline(F.concat(F.array(here), tombstones)))
+    return selected.select(*key, F.inline(F.concat(F.array(own_row), tombstones)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +319,7 @@ class Window(PassThroughSpec):
     @property
     def _has_functions(self) -> bool:
         """Whether users' functions are among the aggregates."""
-        return any(isinstance(made, Aggregate) for _, made in self.aggregates)
+        return any(isinstance(aggregate, Aggregate) for _, aggregate in self.aggregates)
 
     def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         return (Requirement(None, None, self.partition_by),)
@@ -334,8 +337,10 @@ class Window(PassThroughSpec):
             result_columns.append((name, ColumnFacts("timestamp")))
         for name, aggregate in self.aggregates:
             columns.require(operator, aggregate.columns, f"Correct the aggregate {name!r}.")
-            taken = [value_name(column, columns.known) for column in aggregate.columns]
-            check_new_names(operator, taken, f"Rename one before, or leave it out of {name!r}.")
+            argument_names = [value_name(column, columns.known) for column in aggregate.columns]
+            check_new_names(
+                operator, argument_names, f"Rename one before, or leave it out of {name!r}."
+            )
             result_columns.append((name, _derive_result(aggregate, columns)))
         if self.emits_updates:
             result_columns.append((FINAL, ColumnFacts("boolean")))
@@ -358,21 +363,24 @@ class Window(PassThroughSpec):
         partials = [RECORDS]
         aggregated: list[str] = []
         stored: Iterable[str] = ()  # the columns of records that are stored for functions
-        for name, made in self.aggregates:
-            aggregated += made.columns
+        for name, aggregate in self.aggregates:
+            aggregated += aggregate.columns
             for kind in ("", WIDEST):  # together they have the names of the partials of all types
-                partials += [partial.name for partial in made.partials(name, kind)]
-            if isinstance(made, Aggregate) and not made.of:
+                partials += [partial.name for partial in aggregate.partials(name, kind)]
+            if isinstance(aggregate, Aggregate) and not aggregate.of:
                 stored = columns.known
         check_state_names(operator, self.by, partials)
         check_state_names(operator, aggregated)
         check_state_columns(operator, columns.type_of, stored, self.by)
-        for name, made in self.aggregates:
-            for column in made.columns:
-                _check_aggregated(operator, name, made, column, columns.type_of(column))
+        for name, aggregate in self.aggregates:
+            for column in aggregate.columns:
+                _check_aggregated(operator, name, aggregate, column, columns.type_of(column))
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
-        """Store what the batch changes in windows; return the results that it has to emit."""
+        """Store what the batch changes in windows; return the results that it has to emit.
+
+        Raises an error if stored windows are of other rules of their zone than the present ones.
+        """
         (frame,) = frames
         self.check_columns(operator, [batch.records.columns(frame)], batch.planned.app)
         sensitive = batch.planned.sensitive(operator, frame.columns)
@@ -388,7 +396,7 @@ class Window(PassThroughSpec):
             paths=paths,
         )
         partitions = batch.planned.partitions_at(operator)
-        counted = self._count(operator, frame, windows, batch)
+        counted = self._select_counting(operator, frame, windows, batch)
         key = (*self.by, START)
         spec = StateSpec(
             schema=windows.schema,
@@ -408,7 +416,8 @@ class Window(PassThroughSpec):
         if windows.functions:
             rows = self._call_functions(operator, rows, counted, windows, batch)
         results = make_results(rows, windows, self.results, operator, sensitive)
-        # The event time of a window's result is the last microsecond of the window.
+        # The event time of a window's result is the last microsecond of the window; a tombstone has
+        # no END.
         last = F.timestamp_micros(F.unix_micros(F.coalesce(END, START)) - 1)
         records = make_records(
             results,
@@ -460,11 +469,11 @@ class Window(PassThroughSpec):
             return rows  # the rows are partitioned so already, though Spark does not know it
         return self._repartition(rows, partitions)
 
-    def _count(
+    def _select_counting(
         self, operator: str, frame: DataFrame, windows: Windows, batch: SparkBatch
     ) -> DataFrame:
-        """Return the records that count, with POSITION; pass the LEFT_OUT ones on if an operator
-        reads late records.
+        """Return the records that count, with RECORD; report how many are left out, and why, and
+        pass the LEFT_OUT ones on if an operator reads late records.
         """
         conditions = {"records": F.lit(True), "partly_late": F.col(PARTLY_LATE)}
         conditions |= exclusion_conditions()
@@ -516,10 +525,10 @@ class Window(PassThroughSpec):
         else:
             emitted = rows
         if is_session:
-            every = self._repartition(merge_records(state.frame(), new, windows), partitions)
-            assigned = _keep_single_partition(assign_sessions(every, rows, windows), partitions)
-            grown = assigned.filter(TOUCHED).filter(f"not {CLOSING}")
-            state.write(grown.select(*map(named_column, schema.names)), partitioned=True)
+            records = self._repartition(merge_records(state.frame(), new, windows), partitions)
+            assigned = _keep_single_partition(assign_sessions(records, rows, windows), partitions)
+            still_open = assigned.filter(TOUCHED).filter(f"not {CLOSING}")
+            state.write(still_open.select(*map(named_column, schema.names)), partitioned=True)
             if only_closing:
                 assigned = assigned.filter(CLOSING)
         else:
@@ -542,18 +551,18 @@ def _derive_result(aggregate: Aggregation, columns: Columns) -> ColumnFacts:
 
 
 def _check_aggregated(
-    operator: str, name: str, made: Aggregation, column: str, kind: str | None
+    operator: str, name: str, aggregate: Aggregation, column: str, kind: str | None
 ) -> None:
     """Raise PlanningError if the aggregate `name` can't be made of a column of this type. An
     unknown type, None, passes.
     """
     if kind is None:
         return
-    is_accepted = made.accepts(kind)
+    is_accepted = aggregate.accepts(kind)
     if is_accepted and is_storable(kind):
         return
     wanted = "string" if is_accepted else "double"
-    problem = f"{operator}: {name!r} is {made.describe()}, and column {column!r} is {kind}."
+    problem = f"{operator}: {name!r} is {aggregate.describe()}, and column {column!r} is {kind}."
     cast = f'{flat_name(column)}="cast({column} as {wanted})"'
     if is_nested(kind):
         step = (
@@ -601,8 +610,8 @@ def build_window(
         expected = 'at least one value, such as {"views": Count()}'
         raise argument_error(found, expected, argument="aggregates")
     validate_column_names(f"{what}: aggregates=", list(aggregates))
-    for made in aggregates.values():
-        validate_column_names(f"{what}: {made.describe()}", made.columns)
+    for aggregate in aggregates.values():
+        validate_column_names(f"{what}: {aggregate.describe()}", aggregate.columns)
     return Window(
         name=name,
         windows=kind,

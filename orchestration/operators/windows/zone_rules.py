@@ -104,6 +104,7 @@ def clock_changes(zone: str) -> tuple[ClockChange, ...]:
         if after != before:
             low = time
             high = time + step
+            # Halve the step until it is known in which second the offset changes.
             while high - low > timedelta(seconds=1):
                 middle = low + (high - low) // 2
                 if offset(middle) == before:
@@ -192,20 +193,20 @@ def _check_near_spans(
     for first, last in spans:
         if last < now - reach or first > now + reach:
             continue
-        theirs = java()
-        ours = python_database(zone)
+        java_rules = java()
+        python_rules = python_database(zone)
         at = _EPOCH + timedelta(microseconds=first + _DAY)
         problem = (
             f"Java and Python have different rules for the zone {zone!r}, as on {at:%Y-%m-%d}:"
-            f" those of Java are {theirs}, those of Python {ours}. Windows would not start when the"
-            " zone's clocks say."
+            f" those of Java are {java_rules}, those of Python {python_rules}. Windows would not"
+            " start when the zone's clocks say."
         )
         raise ZoneRulesError(
             problem,
-            _next_step(theirs, ours),
+            _next_step(java_rules, python_rules),
             zone=zone,
-            java_rules=theirs.version or None,
-            python_rules=ours.version or None,
+            java_rules=java_rules.version or None,
+            python_rules=python_rules.version or None,
             at=at.isoformat(),
         )
 
@@ -257,13 +258,15 @@ def _find_differences(zone: str, java: _JavaOffsets) -> tuple[tuple[int, int], .
     a day after its last one.
     """
     changes = clock_changes(zone)
+    # By Python's rules: the offset before the first change, and after each.
     offsets = np.array([_first_offset(zone), *(change.after for change in changes)])
     times = np.array([change.moment for change in changes], "int64")
-    ours = offsets[np.searchsorted(times, java.moments, side="right")]
-    wrong = np.unique(java.moments[java.offsets != ours])
+    python_offsets = offsets[np.searchsorted(times, java.moments, side="right")]
+    wrong = np.unique(java.moments[java.offsets != python_offsets])
     if not len(wrong):
         return ()
-    ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)  # the last moments of spans but the last
+    # The places in `wrong` where a span ends, without the last one.
+    ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)
     firsts = wrong[[0, *(ends + 1)]]
     lasts = wrong[[*ends, -1]]
     spans = []
@@ -290,7 +293,10 @@ def _moments_around_changes(zone: str) -> list[int]:
 
 
 def _offsets_by_spark(session: SparkSession, zone: str) -> _JavaOffsets:
-    """Return the offsets by the rules of Spark's executors, for every day and around changes."""
+    """Return the offsets by the rules of Spark's executors, for every day and around changes.
+
+    Raises ConfigurationError for a zone that Java does not know.
+    """
     from pyspark.errors import PySparkException
 
     first = to_microseconds(_FIRST)
@@ -322,6 +328,7 @@ def _offsets_by_jvm(time: Any, zone: str) -> _JavaOffsets:
     reach = SPAN // _MICROSECOND
     rules = time.ZoneId.of(zone).getRules()
     begin = time.Instant.ofEpochSecond((now - reach) // _SECOND)
+    # The times of changes by Java's rules; the offsets before the first one and after each.
     times: list[int] = []
     offsets = [rules.getOffset(begin).getTotalSeconds()]
     change = rules.nextTransition(begin)
