@@ -50,14 +50,18 @@ class SentRows:
         return OutputColumns(schema, self.output.hidden, self.output.changes)
 
     def replaces(self) -> tuple[ReplacedRange, ...]:
-        """Return the ranges of records that the batch reads again: their epoch is not 0."""
-        found = []
-        if self.sources is not None:
-            for span in self.sources.ranges:
-                if span.epoch:
-                    place = (span.source, span.start, span.end)
-                    found.append(ReplacedRange(self.sources.reader, *place))
-        return tuple(found)
+        """Return the ranges of records whose rows the batch replaces: none if it reads all of its
+        records for the first time, so that their epoch is 0.
+
+        If it reads some again, these are all of its ranges: those that it reads for the first time
+        have no rows yet, and delta-rs refuses rows of other ranges in a commit that replaces some.
+        """
+        if self.sources is None or not any(span.epoch for span in self.sources.ranges):
+            return ()
+        reader = self.sources.reader
+        return tuple(
+            ReplacedRange(reader, span.source, span.start, span.end) for span in self.sources.ranges
+        )
 
     def shape(self, records: pa.Table) -> pa.Table:
         """Return the rows made of `records`, which have all hidden columns; rows keep only the

@@ -557,6 +557,22 @@ def test_results_of_a_replay_replace_those_of_before_beside_rows_of_others(
     assert 61 not in target.ids()
 
 
+@pytest.mark.parametrize("again", [["lake.orders.0"], ["lake.orders.0", "lake.orders.1"]])
+def test_a_batch_of_new_records_and_of_some_that_are_read_again_replaces_these(
+    again: list[str], world: StepWorld, target: Target
+) -> None:
+    app = declare(target, on_replay="replace")
+    send(world, *range(30))
+    world.run(app)
+    for partition in again:
+        Startpoints(app, lake=world.lake).request(
+            partition, StartpointOldest(), by="test", reason="test"
+        )
+    send(world, *range(30, 60))
+    world.run(app)
+    assert target.ids() == expected(*range(60))
+
+
 def test_rows_without_source_positions_are_never_left_beside_a_replay_that_replaces(
     world: StepWorld, target: Target
 ) -> None:
