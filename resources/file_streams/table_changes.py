@@ -170,7 +170,8 @@ class TableChangesFeed:
         newest = history.states[-1:]
         is_rolled_back = not later and newest and newest[0].id != state.id
         if is_rolled_back:
-            later = newest
+            # The changes are those of the rollback, which is newer than what it takes back.
+            later = (replace(newest[0], at=history.current_since or newest[0].at),)
         before = state
         for after in later[:_MOST_COMMITS]:
             if not after.same_rows:

@@ -35,6 +35,7 @@ from dagster_adjunct.resources.table_snapshots.table import (
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import FileScanTask, Table
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
 _REPLACE = "replace"
@@ -125,7 +126,8 @@ class IcebergSnapshots:
             complete_since = chain[0].number
             while complete_since - 1 in numbers:
                 complete_since -= 1
-        return TableHistory(str(table.metadata.table_uuid), tuple(chain), complete_since)
+        identity = str(table.metadata.table_uuid)
+        return TableHistory(identity, tuple(chain), complete_since, _current_since(table.metadata))
 
     def tags(self, pattern: str) -> TaggedStates:
         """Return the snapshots of the tags whose names match a pattern such as "release-*"."""
@@ -335,6 +337,14 @@ def file_properties(location: str) -> dict[str, str]:
     }
     options = delta_options(location)
     return {names[name]: value for name, value in options.items() if name in names}
+
+
+def _current_since(metadata: TableMetadata) -> datetime | None:
+    """Return since when the current snapshot is the table's; None if its log does not say."""
+    for entry in reversed(metadata.snapshot_log):
+        if entry.snapshot_id == metadata.current_snapshot_id:
+            return datetime.fromtimestamp(entry.timestamp_ms / 1000, UTC)
+    return None
 
 
 def _state(snapshot: Snapshot) -> TableState:

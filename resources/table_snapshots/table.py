@@ -35,12 +35,15 @@ class TableState:
 class TableHistory:
     """The states of a table that can still be read, the oldest first, and its identity.
 
-    From the number `complete_since` on, no state is missing.
+    From the number `complete_since` on, no state is missing. The newest state is the table's since
+    `current_since`: after a rollback, that is later than when it was committed. None if it is not
+    known, or there is no state.
     """
 
     identity: str
     states: tuple[TableState, ...]
     complete_since: int
+    current_since: datetime | None = None
 
     def after(self, state_id: str, number: int) -> tuple[TableState, ...]:
         """Return the states after this one, which may have expired."""

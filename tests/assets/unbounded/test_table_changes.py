@@ -68,14 +68,19 @@ def lake(tmp_path: Path) -> Lake:
     return open_lake(tmp_path / "lake")
 
 
-def follow(table: Any, **more: Any) -> AdjunctDataset:
+def follow(table: Any, history: Any = None, **more: Any) -> AdjunctDataset:
     streams._declared.clear()
     if isinstance(table, Delta):
         stream = delta_changes("products", table.url, schema=COLUMNS, key="sku", **more)
     else:
         stream = iceberg_changes("products", PRODUCTS, schema=COLUMNS, key="sku", **more)
     return unbounded_dataset(
-        "products", input=stream, key="sku", partitions=2, changes=OperationColumn()
+        "products",
+        input=stream,
+        key="sku",
+        partitions=2,
+        changes=OperationColumn(),
+        history=history,
     )
 
 
@@ -214,12 +219,13 @@ def lose_files(table: Any) -> None:
         table.vacuum()
 
 
+@pytest.mark.parametrize("history", [None, "all"])
 @pytest.mark.parametrize("table", ["iceberg"], indirect=True)
-def test_a_table_that_is_rolled_back_is_followed_back(table: Any, lake: Lake) -> None:
-    spec = follow(table)
+def test_a_table_that_is_rolled_back_is_followed_back(history: Any, table: Any, lake: Lake) -> None:
+    spec = follow(table, history=history)
     first = table.write({"a": (1, "x"), "b": (2, "x")})
     advance(lake, spec)
-    table.write({"c": (3, "x")})
+    table.write({"a": (9, "x"), "c": (3, "x")})
     advance(lake, spec)
     table.table.manage_snapshots().rollback_to_snapshot(int(first)).commit()
     table.rows = table.history[first]
