@@ -254,11 +254,13 @@ def find_replaced_results(
     if unknown and without_position == "refuse":
         problem = (
             f'stream {stream!r}: epochs="latest" needs the source position of every record, and'
-            f" {unknown} records have none: they were not sent by an application."
+            f" {unknown} records have none: no application sent them, or one made them of several"
+            " inputs (merge)."
         )
         step = (
-            'Treat them as latest (without_position="keep"), or read from the first record that an'
-            " application sent."
+            'Read them all as latest (without_position="keep"), those that a replay has sent again'
+            " too; or read from the first record with a position, of a stream to which each"
+            " application sends what it makes of one input."
         )
         raise ConfigurationError(problem, step, stream=f"lake.{stream}")
     return [
