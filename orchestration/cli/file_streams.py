@@ -158,16 +158,11 @@ def _describe_admission(
     before: FileLogState | None, after: FileLogState, waiting: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return what was admitted between two states of a stream."""
-    known = {} if before is None else before.set_aside
-    set_aside = {}
-    for rule, count in after.set_aside.items():
-        if count > known.get(rule, 0):
-            set_aside[rule] = count - known.get(rule, 0)
     return {
         "files": overview.count_files(after) - overview.count_files(before),
         "records": after.next - (0 if before is None else before.next),
         "next": str(after.next),
-        "set_aside": set_aside,
+        "set_aside": after.set_aside_since(before),
         "waiting": dict(waiting),
     }
 

@@ -163,6 +163,18 @@ class FileLogState(StoredDocument):
     set_aside: dict[str, Count] = Field(default_factory=dict)
     replaced: tuple[ReplacedPage, ...] = ()
 
+    def set_aside_since(self, before: FileLogState | None) -> dict[str, int]:
+        """Return how many files were set aside since an earlier state, None before the first one,
+        by the rule that did it.
+        """
+        earlier = {} if before is None else before.set_aside
+        fresh = {}
+        for rule, count in self.set_aside.items():
+            more = count - earlier.get(rule, 0)
+            if more > 0:
+                fresh[rule] = more
+        return fresh
+
     @classmethod
     def empty(cls, declaration: StreamDeclaration) -> FileLogState:
         """Return the state of a stream of which nothing was admitted."""

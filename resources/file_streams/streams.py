@@ -6,6 +6,7 @@ first, and admits them. Everything else is answered from the log.
 
 from __future__ import annotations
 
+import logging
 import shlex
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _declared: dict[str, dict[str, FileStreamDeclaration]] = {}  # by system and stream
+_logger = logging.getLogger(__name__)
 _THREADS = 16
 _LOOK_SECONDS = 20.0
 
@@ -123,17 +125,21 @@ class _Known:
 
 
 class _Admission(NamedTuple):
-    """What was admitted up to now, and whether the source has more files to admit."""
+    """What was admitted before this admission, and up to now, and whether the source has more files
+    to admit.
+    """
 
+    before: FileLogState | None
     state: FileLogState
     has_more: bool
 
 
 class _PlannedAdmission(NamedTuple):
-    """The state to commit, and what a look has found; or the error of a first look, to raise once
-    the declaration is stored.
+    """The state before, the state to commit, and what a look has found; or the error of a first
+    look, to raise once the declaration is stored.
     """
 
+    before: FileLogState | None
     state: FileLogState
     found: Found | errors.PermanentError
 
@@ -270,12 +276,18 @@ class FileStreams(NumberedOffsets):
 
     def _look(self, stream: str) -> FileLogState:
         """Admit the files that have arrived, for about `_LOOK_SECONDS` (a sensor has a minute);
-        return what was admitted until now. The next look admits the rest.
+        return what was admitted until now. The next look admits the rest. Logs how many files were
+        set aside: the reports of runs do not say it.
         """
         deadline = time.monotonic() + _LOOK_SECONDS
         admission = self._admit_once(stream)
+        before = admission.before
         while admission.has_more and time.monotonic() <= deadline:
             admission = self._admit_once(stream)
+        name = f"{self.name}.{stream}"
+        for rule, count in admission.state.set_aside_since(before).items():
+            step = f"adjunct stream files {name} --problems"
+            _logger.warning("%s: %s file(s) set aside (%s): %s", name, count, rule, step)
         return admission.state
 
     def _admit_once(self, stream: str, all_files: bool = False) -> _Admission:
@@ -308,7 +320,7 @@ class FileStreams(NumberedOffsets):
         state = log.parse(commit)
         assert state is not None
         self._waiting[stream] = _without_admitted(found.waiting, _Known(log, state))
-        return _Admission(state, found.more)
+        return _Admission(planned.before, state, found.more)
 
     def _plan_admission(
         self, stream: str, before: FileLogState | None, all_files: bool
@@ -337,7 +349,7 @@ class FileStreams(NumberedOffsets):
         looked = state.looked or isinstance(found, Found)
         if (after.declared, after.looked) != (declared, looked):
             after = after.model_copy(update={"declared": declared, "looked": looked})
-        return _PlannedAdmission(after, found)
+        return _PlannedAdmission(before, after, found)
 
     def waiting(self, stream: str) -> dict[str, str]:
         """Return why files that exist are not admitted yet, by path. Admits nothing.

@@ -173,6 +173,20 @@ def test_damaged_files_are_errors_or_set_aside_until_they_are_delivered_again(
     assert look(system) == [1, 2]
 
 
+def test_a_run_that_looks_says_once_what_was_set_aside(
+    landing: LocalLanding, lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    system = clicks(landing, lake, rules=FileRules(damaged="set-aside"))
+    landing.put("a", lines(1))
+    landing.put("b", b"{")
+    system.snapshot("clicks")
+    assert "files.clicks: 1 file(s) set aside (damaged)" in caplog.text
+    caplog.clear()
+    landing.put("c", lines(2))
+    system.snapshot("clicks")
+    assert caplog.text == ""
+
+
 def test_damaged_and_empty_files_are_set_aside_as_declared(
     landing: LocalLanding, lake: Lake
 ) -> None:
