@@ -201,8 +201,8 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> _PositionedRows:
     lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
     if not order or not set(order) <= set(schema.names):
         return _PositionedRows(rows.withColumn(POSITION, lowest), None)
-    read = list_read_paths(schema, source.schema)
-    rows = add_read_paths(rows, read)
+    paths = list_read_paths(schema, source.schema)
+    rows = add_read_paths(rows, paths)
     rows = rows.withColumns(  # what changes have, for the functions that order them
         {
             PROBLEM: F.lit(None).cast("string"),
@@ -218,7 +218,7 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> _PositionedRows:
             raise unorderable_error(source.spec, *seen.lacking)
         samples = seen.values
     ordered = add_order(source.spec, rows, schema, samples)
-    ordered = ordered.drop(TIMESTAMP, OFFSET, PARTITION, *read)
+    ordered = ordered.drop(TIMESTAMP, OFFSET, PARTITION, *paths)
     position = F.coalesce(F.col(ORDER), lowest)  # a row that can't be ordered is the oldest
     positioned = ordered.withColumn(POSITION, position).drop(ORDER, PROBLEM)
     return _PositionedRows(positioned, samples)
@@ -417,12 +417,13 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
     building = tuple[Generation, ...]()
     samples = None
     names = rebuilt_names(snapshot.spec, before.version, source.schema)
-    start: Offsets = source.system.oldest(source.ssps)
+    oldest = source.system.oldest(source.ssps)
+    start: Offsets
     if not bootstraps:
         known = {}
         if snapshot.manifest is not None:
             known = offsets_by_partition(snapshot.manifest.offsets)
-        start = source.start_offsets(known, start, snapshot.ends)
+        start = source.start_offsets(known, oldest, snapshot.ends)
         used_numbers = 1  # the empty one that is served
     elif snapshot.spec.following.initial is not None:
         with advance.stages("load"):
@@ -439,6 +440,8 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
             counters={"loaded": loaded.generation.rows},
             findings=loaded.findings,
         )
+    else:
+        start = oldest
     bootstrap = Bootstrap(
         state="done",
         start=offsets_to_json(start),

@@ -439,7 +439,7 @@ def _write_changes(
         counters["quarantined"] = sent.letters
     if count_late is not None:
         counters["late"] = count_late()
-    elif plan.replaced_from is not None and not set_aside:
+    elif plan.replaced_from is not None and not set_aside:  # else they are among the dead letters
         counters["late"] = writer.late
     return _WrittenChanges(
         advance, generation, counters, samples, timed.read_times(), checked.read_findings()
@@ -561,7 +561,8 @@ def apply_changes(advance: Advance) -> AppliedChanges:
 
 
 def _continue_bootstrap(advance: Advance) -> AppliedChanges:
-    """Apply the changes up to the bootstrap's target.
+    """Apply the changes up to the bootstrap's target. The action is "waiting" if only changes of
+    unfinished transactions are left before it.
 
     The next advance applies what came after it began, so that readers need not wait.
     """
@@ -600,7 +601,8 @@ def apply_ranges(
     reached: bool = False,
     rewinding: ActiveRewind | None = None,
 ) -> _AppliedRanges:
-    """Read the changes in these ranges and commit them.
+    """Read the changes in these ranges and commit them; ranges without records only move the
+    offsets.
 
     `reached` says that with them a bootstrap has reached its target; `rewinding` is the rewind that
     applies them again.
@@ -734,8 +736,9 @@ def _manifest_with_changes(
         read = list_partitions_read(source.system, chunk.ranges)
         now = advance.context.now()
         times = after_changes(watermark, manifest, written.times.newest, read, now)
-        late = written.times.late
-        if chunk.rewinding is not None:  # they are counted already
+        if chunk.rewinding is None:
+            late = written.times.late
+        else:  # counted when the changes came first
             late = ()
         passed = after_late(passed_marks(advance.spec, manifest), late)
         after = after.after(watermark=WatermarkState(times=times, passed=passed))

@@ -242,13 +242,13 @@ def describe_changed_partitions(source: OpenedChanges, offsets: Offsets) -> str:
     """Return which partitions of the stream were added or removed since the table read these
     offsets, "" for none.
     """
-    known = set(source.ssps)
+    present = set(source.ssps)
     read = set(offsets)
     changes = []
-    if known - read:
-        changes.append(f"{', '.join(map(str, sorted(known - read)))} added")
-    if read - known:
-        changes.append(f"{', '.join(map(str, sorted(read - known)))} removed")
+    if present - read:
+        changes.append(f"{', '.join(map(str, sorted(present - read)))} added")
+    if read - present:
+        changes.append(f"{', '.join(map(str, sorted(read - present)))} removed")
     return "; ".join(changes)
 
 
@@ -373,16 +373,17 @@ def plan_recovery(
     manifest = snapshot.manifest
     source = snapshot.source
     spec = snapshot.spec
-    evolves = False
     if rebuild is None:
         evolves = must_evolve(spec, manifest, source)
         decision = decide_recovery(snapshot)
     else:
         # A rebuild bootstraps whatever there is: a table with other columns or order, one that is
         # declared bootstrap=False, or none.
-        store = "invalid"
+        evolves = False
         if manifest is None:  # raises if it is unknown whether there is a table
             store = decide_recovery(snapshot).store
+        else:
+            store = "invalid"
         decision = Decision(
             action="bootstrap", store=store, reason=f"rebuild: {rebuild}", at=snapshot.at
         )
@@ -508,10 +509,10 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
         action = "serve-stale"
     elif spec.bootstrap:
         action = "bootstrap"
+    elif state.store == "none":
+        action = "create"
     else:
         action = "recreate"
-        if state.store == "none":
-            action = "create"
     return Decision(action=action, store=state.store, reason=reason, at=snapshot.at)
 
 

@@ -55,7 +55,7 @@ class StoredRows:
         generations: Sequence[Generation] | None = None,
     ) -> Iterator[FoundRows]:
         """Yield for each file, newest generation first, the rows that it has of the `asked` keys,
-        which are given by their indices in `keys`. Indices in the results are such, too.
+        which are given by their indices in `keys`, as those that are found.
 
         Rows have the columns of `schema`, position and tombstone. With `positions`, a key may be
         yielded from several generations. Without, it is yielded only from the newest that has it,
@@ -82,16 +82,16 @@ class StoredRows:
         """Return which of the keys a file has, and their rows; see `iterate`."""
         file = _open_file(stored)
         position = arrow_type(dict(self.layout.hidden)[POSITION])
-        whole = pa.schema([(POSITION, position), (TOMBSTONE, pa.bool_()), *schema])
+        row_schema = pa.schema([(POSITION, position), (TOMBSTONE, pa.bool_()), *schema])
         constants: dict[str, Any] = {}  # columns that need not be read
         if not positions:
             constants[POSITION] = 0
         if not stored.file.stats.get("tombstones"):
             constants[TOMBSTONE] = False
-        wanted = [name for name in whole.names if name not in constants]
+        wanted = [name for name in row_schema.names if name not in constants]
         layout = self._layout_with([*keys.column_names, *wanted])
         numbers = [np.zeros(0, int)]
-        tables = [whole.empty_table()]
+        tables = [row_schema.empty_table()]
         for group in range(file.num_row_groups):
             candidates = self._keys_in_range(file.metadata, group, keys)
             if not len(candidates):
@@ -105,13 +105,13 @@ class StoredRows:
             numbers.append(candidates[matches.keys])
             values = conform_to_layout(read.take(matches.rows), layout)
             columns = []
-            for field in whole:
+            for field in row_schema:
                 if field.name in constants:
                     constant = pa.scalar(constants[field.name], field.type)
                     columns.append(pa.repeat(constant, len(matches.rows)))
                 else:
                     columns.append(values.column(field.name))
-            tables.append(pa.table(columns, schema=whole))
+            tables.append(pa.table(columns, schema=row_schema))
         return FoundRows(np.concatenate(numbers), pa.concat_tables(tables))
 
     def _layout_with(self, names: Sequence[str]) -> BucketLayout:
