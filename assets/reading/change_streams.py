@@ -156,12 +156,12 @@ class ChangeStreams(NumberedOffsets):
         history = self._history(stream)
         form = self._record_form(history)
         repartitioned = None
-        was = history.manifest.repartitioned
-        if was is not None:
-            offset = commit_offset(was.commit)
+        before = history.manifest.repartitioned
+        if before is not None:
+            offset = commit_offset(before.commit)
             repartitioned = Repartitioning(
-                identity_of(was.partitions),
-                ended=(offset,) * was.partitions,
+                identity_of(before.partitions),
+                ended=(offset,) * before.partitions,
                 continued_at=(offset,) * form.partitions,
             )
         return StreamInfo(

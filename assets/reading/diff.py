@@ -28,7 +28,7 @@ from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.schemas.version_columns import NamedPart, list_parts
 from dagster_adjunct.resources.user_code import MASKED
 
-_ANCHORS = 32
+_ANCHOR_STEP = 32
 
 
 class TableComparison(NamedTuple):
@@ -109,7 +109,7 @@ def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     row_in_old = np.full(len(new), -1, np.int64)
     if not len(old) or not len(new):
         return row_in_old
-    anchors = np.arange(0, len(old), _ANCHORS)
+    anchors = np.arange(0, len(old), _ANCHOR_STEP)
     hits = pc.index_in(new, value_set=old.take(anchors))
     matched = np.nonzero(hits.is_valid().to_numpy())[0]
     if matched.size:

@@ -135,7 +135,8 @@ class Tie:
         else:
             row = f"the change at offset {offset}"
         return (
-            f"{row} of partition {self.with_row[PARTITION]} has the same key ({format_key(self.change, rule)}) and the same"
+            f"{row} of partition {self.with_row[PARTITION]} has the same key"
+            f" ({format_key(self.change, rule)}) and the same"
             f" {describe_order_value(self.change, rule)}, but other values, so that nothing says"
             " which one is newer"
         )
