@@ -218,8 +218,8 @@ class PointInTime:
             self._require_no_early(times.filter(found.is_early))
         entry_rows = self._without_old(found.rows, times, timed.begins)
         for column in self.chosen:
-            taken = timed.entries.select([column.steps[0]]).take(entry_rows)
-            records = records.append_column(column.name, read_path(taken, column.steps))
+            entries = timed.entries.select([column.steps[0]]).take(entry_rows)
+            records = records.append_column(column.name, read_path(entries, column.steps))
         return records
 
     def _without_old(

@@ -40,7 +40,7 @@ from dagster_adjunct.assets.reading.superseded import (
     Mask,
     StoredRows,
     can_have_mask,
-    kept_rows,
+    mark_entries,
     read_mask,
     read_stored_rows,
 )
@@ -882,9 +882,9 @@ def entries_among(view: VersionReader, stored: StoredRows) -> pa.Table:
     sealed = view.sealed
     rows = stored.rows
     if rows.num_rows and sealed.positioned:
-        is_kept = kept_rows(stored, sealed.key, by_time=sealed.history is not None)
-        if not is_kept.all():
-            rows = rows.filter(pa.array(is_kept))
+        is_entry = mark_entries(stored, sealed.key, by_time=sealed.history is not None)
+        if not is_entry.all():
+            rows = rows.filter(pa.array(is_entry))
     return rows.select(sealed.columns.names)
 
 

@@ -604,16 +604,20 @@ class OpenedStream:
         if beyond is None and not self.info.was_recreated(before):
             return None
         about: dict[str, Any] = {"dataset": name, "stream": stream}
-        next_step = (
-            f"The stream was deleted and recreated, so what it holds was not read before. {ways_on}"
-        )
-        if self.info.was_repartitioned(before):
-            rewritten = f"that was rewritten into {self.info.partitions} partition(s)"
-            problem = f"dataset {name!r} had not read all of {stream} when {rewritten}."
+        was_repartitioned = self.info.was_repartitioned(before)
+        if was_repartitioned:
             next_step = (
                 "Its new offsets can't be compared with the old ones. What is served stays."
                 f" {ways_on}"
             )
+        else:
+            next_step = (
+                "The stream was deleted and recreated, so what it holds was not read before."
+                f" {ways_on}"
+            )
+        if was_repartitioned:
+            rewritten = f"that was rewritten into {self.info.partitions} partition(s)"
+            problem = f"dataset {name!r} had not read all of {stream} when {rewritten}."
         elif beyond is None:
             problem = f"dataset {name!r} was read from another stream under the name {stream}."
         else:
@@ -851,14 +855,13 @@ def check_changes_ordered(
         return
     if has_one_partition_per_key(spec, key, partitions, partitioner):
         return
-    keyed = "not keyed"
-    if key:
-        keyed = f"keyed by ({', '.join(key)})"
-    next_step = f"Key the stream by columns of ({', '.join(spec.key_sources)}), give it"
+    keyed = f"keyed by ({', '.join(key)})" if key else "not keyed"
     if spec.key_columns != spec.key_sources:
         next_step = "Key the stream and the dataset by a column with that value, give the stream"
     elif partitioner == "unknown" and key and set(key) <= set(spec.key_sources):
         next_step = "Give the stream"  # its key is right
+    else:
+        next_step = f"Key the stream by columns of ({', '.join(spec.key_sources)}), give it"
     raise errors.DatasetError(
         f"dataset {spec.name!r}: changes of one key could arrive in different partitions, in no"
         f" defined order. Its key is ({', '.join(spec.key_sources)}), but its input {spec.input} is"

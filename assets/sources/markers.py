@@ -70,13 +70,13 @@ class CompleteVersion:
         ranges: dict[str, tuple[str, str]] = {}
         markers: dict[str, MarkerFacts] = {}
         times: set[datetime] = set()
-        for cut in self.segments:
-            marker = cut.marker
-            ssp = str(cut.ssp)
-            ranges[ssp] = (str(cut.start), str(cut.end))
+        for segment in self.segments:
+            marker = segment.marker
+            ssp = str(segment.ssp)
+            ranges[ssp] = (str(segment.start), str(segment.end))
             markers[ssp] = MarkerFacts(
-                offset=cut.end,
-                rows=records[cut.ssp] if marker.rows is None else marker.rows,
+                offset=segment.end,
+                rows=records[segment.ssp] if marker.rows is None else marker.rows,
                 checksum=marker.checksum,
                 valid_from=marker.valid_from,
             )
@@ -537,15 +537,15 @@ def resume_after_truncation(
     re-deliveries, as usual. Raises MarkerConflictError if the orders of partitions contradict each
     other.
     """
-    cut = find_truncated_partitions(offsets, oldest)
-    if not cut:
+    truncated = find_truncated_partitions(offsets, oldest)
+    if not truncated:
         return Resumption(dict(offsets), ())
     remaining: list[_RemainingMarkers] = []
     for ssp, offset in sorted(offsets.items()):
         start = max(offset, oldest[ssp])
         markers_left = _markers_from(markers, ssp, start)
         upcoming = _first_unsettled(markers_left, settled)
-        remaining.append(_RemainingMarkers(ssp, start, ssp in cut, markers_left, upcoming))
+        remaining.append(_RemainingMarkers(ssp, start, ssp in truncated, markers_left, upcoming))
     spans = declared_partition_counts(markers)
     common = _find_common_versions(remaining, spans)
     if not common:

@@ -54,8 +54,8 @@ class StoredRows:
         positions: bool,
         generations: Sequence[Generation] | None = None,
     ) -> Iterator[FoundRows]:
-        """Yield for each file, newest generation first, the rows that it has of the `asked` keys,
-        which are given by their indices in `keys`, as those that are found.
+        """Yield for each file, newest generation first, the rows that it has of the `asked` keys.
+        These, and the keys that are found, are given by their indices in `keys`.
 
         Rows have the columns of `schema`, position and tombstone. With `positions`, a key may be
         yielded from several generations. Without, it is yielded only from the newest that has it,

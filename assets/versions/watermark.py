@@ -48,9 +48,11 @@ def known_until(
     is ahead of what is served.
     """
     if isinstance(dataset, BoundedDataset) and isinstance(manifest, BoundedManifest):
-        read = {manifest.served_id}
+        read: set[str | None]
         if over_time:
             read = {*manifest.versions_over_time}
+        else:
+            read = {manifest.served_id}
         return _versions_known_until(dataset.valid_for, manifest, read)
     if isinstance(dataset, UnboundedDataset) and isinstance(manifest, UnboundedManifest):
         return _changes_known_until(dataset.following.watermark, manifest)
