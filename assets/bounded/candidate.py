@@ -543,7 +543,7 @@ def _find_finished_build(
     """
     log = member.log
     for attempt_id in leases.list_attempts(log.lake, log.name):
-        attempt = Attempt(f"{log.prefix}/data/{known}")
+        attempt = Attempt(f"{log.prefix}/data/{attempt_id}")
         body = leases.read_finished_build(log.lake, log.name, attempt_id) or {}
         if attempt.folder in member.manifest.doomed or body.get("fingerprint") != fingerprint:
             continue

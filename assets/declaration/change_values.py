@@ -470,10 +470,10 @@ def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa
     if pattern is None:
         return pa.chunked_array([pa.nulls(len(values), pa.string())])
     groups = range(re.compile(pattern).groups)
-    named = pattern  # Arrow extracts groups by name
+    named_pattern = pattern  # Arrow extracts groups by name
     for group in groups:
-        named = named.replace("([0-9", f"(?P<g{group}>[0-9", 1)
-    found = pc.extract_regex(values, named)
+        named_pattern = named_pattern.replace("([0-9", f"(?P<g{group}>[0-9", 1)
+    found = pc.extract_regex(values, named_pattern)
     parts = []
     for group in groups:
         digits = pc.utf8_lower(pc.struct_field(found, f"g{group}"))

@@ -102,9 +102,7 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
         try:
             parsed = fastavro.parse_schema(json.loads(text))
         except (*invalid, LookupError, TypeError, ValueError) as error:
-            name = "avro_schema"
-            if which is not None:
-                name = f"avro_schema {which}"
+            name = "avro_schema" if which is None else f"avro_schema {which}"
             raise ConfigurationError(
                 f"{what}: {name} is not an Avro schema: {type(error).__name__}: {error}.",
                 "Copy it from the schema registry or the .avsc file.",

@@ -373,15 +373,15 @@ class PythonExtractor:
         """
         load_function(self, what)  # fail here instead of in every task
         declared = Schema.from_ddl(self.columns, what)
-        marks = metadata_columns(records.columns)
+        metadata = metadata_columns(records.columns)
         columns = [(field.name, field.type) for field in declared.fields]
-        columns += [(name, type_from_spark(records.schema[name].dataType)) for name in marks]
+        columns += [(name, type_from_spark(records.schema[name].dataType)) for name in metadata]
         names = records.columns
         extract = partial(
             _extract, extractor=self, names=names, schema=declared, what=what, deleting=tuple(key)
         )
         entries = convert_in_tasks(records, extract, columns)
-        return entries.select(*map(quote_name, schema.names), *marks)
+        return entries.select(*map(quote_name, schema.names), *metadata)
 
     def apply_arrow(
         self, records: pa.Table, schema: Schema, what: str, deleting: Sequence[Sequence[str]] = ()
@@ -399,8 +399,10 @@ class PythonExtractor:
         entries = pa.Table.from_batches(
             list(_extract(iter(batches), self, names, declared, what, deleting))
         )
-        marks = metadata_columns(names)
-        return entries.rename_columns([*declared.names, *marks]).select([*schema.names, *marks])
+        metadata = metadata_columns(names)
+        return entries.rename_columns([*declared.names, *metadata]).select(
+            [*schema.names, *metadata]
+        )
 
     def describe(self) -> str:
         return f"{self.factory} ({self.columns})"
@@ -470,9 +472,10 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
     except AdjunctError:
         raise
     except Exception as error:  # the user's code
-        failed = "failed"
         if isinstance(error, ImportError | AttributeError | SyntaxError):
             failed = "can't be imported"
+        else:
+            failed = "failed"
         raise ConfigurationError(
             f"{what}: the extractor's factory {extractor.factory} {failed} ({type(error).__name__}:"
             f" {error}).",

@@ -219,8 +219,10 @@ class QuerySnapshot:
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         position = resolve_position(spec, what, _given_position(spec, what, self.position), ssps)
-        query: str | Callable[[], object] = str(self.sql)
-        if self.query is not None:
+        query: str | Callable[[], object]
+        if self.query is None:
+            query = str(self.sql)
+        else:
             query = partial(
                 call_user_function, spec, what, "query function", partial(self.query, spark)
             )
