@@ -88,9 +88,7 @@ class RebucketReport:
 
     def summary(self) -> str:
         """Return the report in one line."""
-        verb = "rewritten"
-        if self.dry_run:
-            verb = "would be rewritten"
+        verb = "would be rewritten" if self.dry_run else "rewritten"
         if self.follows_changes:
             what = "the served table"
         else:
@@ -105,9 +103,7 @@ class RebucketReport:
         """Return the report as JSON-able values."""
         facts = asdict(self)
         del facts["follows_changes"]
-        kind: DatasetKind = "bounded"
-        if self.follows_changes:
-            kind = "unbounded"
+        kind: DatasetKind = "unbounded" if self.follows_changes else "bounded"
         return {**facts, "kind": kind}
 
 
@@ -399,9 +395,10 @@ def _declare_partitions(
     last_change = ServedHistory.read(log.lake, log.name).last_change()
     # A running advance or build with the old partitions fails to commit, because the next number
     # has changed.
-    counter = "next_number"
     if isinstance(manifest, UnboundedManifest):
         counter = "next_generation"
+    else:
+        counter = "next_number"
     return manifest.after(
         declaration=manifest.declaration.model_copy(update={"partitions": partitions}),
         change=Change(action=REPARTITION_ACTION, version=version, reason=reason),

@@ -156,9 +156,7 @@ def register_in_iceberg(
             "Rename it.",
             argument="properties",
         )
-    may_replace: MayReplace = "older"
-    if replace_newer:
-        may_replace = "anything"
+    may_replace: MayReplace = "anything" if replace_newer else "older"
     return _register_view(view, catalog, identifier, may_replace, dict(properties or {}))
 
 
@@ -452,9 +450,7 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
     owner = table.properties.get(DATASET)
     has_data = owner is not None or table.current_snapshot() is not None
     if owner != view.dataset and has_data:
-        held = "data of its own"
-        if owner:
-            held = f"dataset {owner!r}"
+        held = f"dataset {owner!r}" if owner else "data of its own"
         raise errors.DatasetError(
             f"the Iceberg table {identifier!r} holds {held}, which registering"
             f" {_describe_owner(view)} would replace.",
@@ -738,9 +734,7 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
 
 def _describe_view(view: Held) -> str:
     """Return the dataset or stream, and which version or commit of it, for an error."""
-    kind = ", version"
-    if isinstance(view, StreamView):
-        kind = " at commit"
+    kind = " at commit" if isinstance(view, StreamView) else ", version"
     return f"{_describe_owner(view)}{kind} {view.version}"
 
 

@@ -199,11 +199,12 @@ def _map_fields(
     for field in fields:
         before = mapped.get(field.field_id)
         member = None if mine is None else mine.member(field.name)
-        stored = field.name
         if member is not None:
             stored = names.of(parent, field.name)
         elif before is not None:
             stored = before.names[0]
+        else:
+            stored = field.name
         inner_type = None if member is None else member.type
         inner = _map_type(
             field.field_type,
