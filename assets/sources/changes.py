@@ -678,15 +678,18 @@ def _add_order_in_arrow(
         rejected = pc.indices_nonzero(part.is_null())
         texts = value.take(rejected).cast("string").to_pylist()
         for row, text in zip(rejected.to_pylist(), texts, strict=True):
-            if text is None:
-                reason = null_order_reason(name, snapshot=bool(is_snapshot[row].as_py()))
-            else:
-                quoted = change_values.quote_value(text)
-                reason = quoted + change_values.incomparable_reason(name, sample)
+            reason = _unordered_reason(name, text, sample, snapshot=bool(is_snapshot[row].as_py()))
             reasons.setdefault(row, reason)  # the first one counts
     position = pc.binary_join_element_wise(*parts, "") if are_texts else parts[0]
     rows = _set_column(rows, ORDER, position)
     return add_problems(rows, list(map(reasons.get, range(rows.num_rows))))
+
+
+def _unordered_reason(name: str, text: str | None, sample: str | None, *, snapshot: bool) -> str:
+    """Return why a change can't be ordered by this value of the column."""
+    if text is None:
+        return null_order_reason(name, snapshot=snapshot)
+    return change_values.quote_value(text) + change_values.incomparable_reason(name, sample)
 
 
 def _add_group_order_in_arrow(rows: pa.Table, order: Order) -> pa.Table:

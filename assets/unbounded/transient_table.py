@@ -197,13 +197,6 @@ class TransientTable:
             records = 0
             if fresh:
                 records = source.count(fresh)
-        action: Action
-        if before is None:
-            action = "bootstrapped"
-        elif fresh:
-            action = "applied"
-        else:
-            action = "up-to-date"
         ends = {**starts, **_end_offsets(fresh)}
         if before is not None and not records:  # only markers, which take offsets
             view = replace(before, ranges=_move_ends(before.ranges, ends))
@@ -221,7 +214,7 @@ class TransientTable:
         return AdvanceReport(
             dataset=self.spec.name,
             kind=self.spec.kind,
-            action=action,
+            action=_action_on(before, fresh),
             version=view.version,
             rows=view.rows,
             counters={"read": records},
@@ -497,6 +490,15 @@ class TransientTable:
         if spec.following.order is not None:
             return newest
         return newest.where(f"NOT {TOMBSTONE}")
+
+
+def _action_on(before: TransientVersion | None, fresh: Ranges) -> Action:
+    """Return what an advance from the previous version over these ranges does."""
+    if before is None:
+        return "bootstrapped"
+    if fresh:
+        return "applied"
+    return "up-to-date"
 
 
 def _move_ends(ranges: Ranges, ends: Offsets) -> Ranges:
