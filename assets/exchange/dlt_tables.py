@@ -41,7 +41,7 @@ _TYPES = {
     "time": "string",
     "wei": "decimal(38,0)",
 }
-_DECIMAL = (38, 9)
+_DECIMAL = (38, 9)  # the most digits, and those after the point of a type without a precision
 
 
 @dataclass(frozen=True, slots=True)

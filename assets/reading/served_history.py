@@ -199,11 +199,12 @@ class ServedHistory:
         """
         if number in self._read:
             return self._read[number]
-        log = self.log.log
-        number_in_log = number
         if self.shared is not None and number > self.joined:
             log = self.shared
             number_in_log = number - self.joined
+        else:
+            log = self.log.log
+            number_in_log = number
         prefix = f"{log.prefix}/manifests/{number_in_log:012d}-"
         keys = [item.key for item in log.store.list(prefix)]
         is_last_own = self.shared is not None and number == self.joined

@@ -574,8 +574,10 @@ class StoredVersions(VersionOperations):
 
         assert isinstance(self.spec, BoundedDataset)
         source = open_source(systems, self.spec, self._lake)
-        known: DatasetManifest = source.first_manifest()
-        if manifest is not None:
+        known: DatasetManifest
+        if manifest is None:
+            known = source.first_manifest()
+        else:
             known = source.follow_repartition(manifest) or manifest
         offered = source.next(as_bounded(known))
         if isinstance(offered, Awaiting):

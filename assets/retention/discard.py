@@ -88,8 +88,9 @@ def delete_dataset_objects(
     """
     check_deletable(dataset, seen)
     log = DatasetLog(lake, dataset).log
-    last = seen
-    if not commit_log.is_deletion_commit(seen):
+    if commit_log.is_deletion_commit(seen):
+        last = seen
+    else:
         key = f"{log.prefix}/deleting-{uuid.uuid4().hex}.json"
         lake.store.put_if_absent(
             key, json.dumps(list_deletable_objects(lake, dataset, seen)).encode()

@@ -702,9 +702,10 @@ class FileVersions(VersionSource):
         `identity` is narrower, exactly these files as listed: only their build is reused.
         """
         self._given.add(name)
-        promise = Promise()
         if folder.marker.size:
             promise = parse_promise(self._tree.read(folder.marker))
+        else:
+            promise = Promise()  # an empty completion object promises nothing
         facts = MarkerFacts(
             offset=0, rows=promise.rows, contents=_contents_digest(self._tree, folder)
         )

@@ -253,7 +253,7 @@ class TableStateVersions(VersionSource):
         notes += self.describe_outside(outside)
         waiting.sort(key=lambda name: (tags[name].number, natural_sort_key(name)))
         newest = self._newest_delivered(manifest)
-        # The number of the snapshot before which tags are late.
+        # The number of the snapshot before which tags are late; none is before the first delivery.
         late_before = -1
         if newest is not None:
             late_before = newest.markers[_STATE].offset

@@ -302,10 +302,11 @@ def _plan_write(advance: Advance, *, again: bool) -> _WritePlan:
     # A table that is being built has dropped no tombstones yet.
     if not advance.running and (spec.over_time or not again):
         late_from = _find_latest_gap(advance)
-    order_by: tuple[str, ...] = (POSITION, OFFSET, PARTITION)
-    are_positions_offsets = following.order_by is None and not again  # a rewind raises positions
-    if are_positions_offsets:
+    order_by: tuple[str, ...]
+    if following.order_by is None and not again:  # positions are offsets; a rewind raises them
         order_by = (POSITION,)
+    else:
+        order_by = (POSITION, OFFSET, PARTITION)
     return _WritePlan(options, order_by, late_from, replaced_from)
 
 

@@ -391,12 +391,13 @@ def _revoke(
     drafts: dict[str, BoundedManifest] = {}
     unpins = False
     for name, manifest in manifests.items():
-        draft = manifest
-        version = None
         if name in revoked:
             version = revoked[name].id
             draft = with_ref(manifest, revoked[name])
             unpins |= manifest.pin is not None and manifest.pin.version == version
+        else:
+            version = None
+            draft = manifest
         drafts[name] = _with_free_names(draft, version, freed, at)
     after: dict[str, BoundedManifest] = {}
     for name, head in resolve_heads(drafts, dataset).items():
