@@ -407,7 +407,7 @@ class DebeziumUnwrapped(_RecordIsRow):
                 value = F.to_json(value)
             is_unknown = is_unavailable(placeholder, value, field.type)
             unknown.append(F.when(is_unknown, field.name))
-            found = {
+            found = {  # by kind of problem, which records have it
                 "value": is_unknown,
                 "insert": is_unknown & inserted,
                 "part": ~is_unknown & contains_unavailable(placeholder, value),

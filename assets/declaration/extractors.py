@@ -535,10 +535,10 @@ class _FunctionCalls:
         metadata = records.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
         wheres = [*map(self._describe_place, metadata)]
         data = [name for name in records.column_names if not name.startswith("__")]
-        found = first_unreadable(records, data)
-        if found is not None:
-            where = _describe_record(metadata[found.row])
-            raise found.error(self.what, where, hidden=self._is_hidden(found.column))
+        unreadable = first_unreadable(records, data)
+        if unreadable is not None:
+            where = _describe_record(metadata[unreadable.row])
+            raise unreadable.error(self.what, where, hidden=self._is_hidden(unreadable.column))
         entries: list[dict[str, Any]] = []
         origins: list[int] = []  # the row of each entry's record
         tombstones: list[bool] = []
@@ -558,12 +558,12 @@ class _FunctionCalls:
             origins += [row] * len(extracted)
         index = records.column_names.index(TOMBSTONE)
         marked = records.set_column(index, TOMBSTONE, pa.array(tombstones, pa.bool_()))
-        rest = marked.select(metadata_columns(records.column_names))
+        metadata_rows = marked.select(metadata_columns(records.column_names))
         columns = []
         places = [wheres[row] for row in origins]
         for field in self.schema.fields:
             columns.append(self._column([entry[field.name] for entry in entries], field, places))
-        for column in rest.take(pa.array(origins, pa.int64())).columns:
+        for column in metadata_rows.take(pa.array(origins, pa.int64())).columns:
             columns.append(column.combine_chunks())
         return columns
 

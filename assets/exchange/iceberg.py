@@ -582,14 +582,14 @@ def _commit(
                 update.union_by_name(files.schema)
             # The files belong to the lake: engines that expire snapshots or drop the table must not
             # delete them.
-            wanted = {DATASET: view.dataset}
+            new_properties = {DATASET: view.dataset}
             if GARBAGE not in table.properties:
-                wanted[GARBAGE] = "false"
+                new_properties[GARBAGE] = "false"
             # The files have no field ids, so readers find columns by this mapping.
-            wanted[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(
+            new_properties[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(
                 files, transaction.table_metadata, before
             )
-            transaction.set_properties(wanted)
+            transaction.set_properties(new_properties)
             # One snapshot: deleting and then adding would leave a snapshot without rows in between.
             snapshot = SnapshotOfFiles(transaction, table.io, summary)
             arriving = _data_files(files, snapshot.missing_paths(files.paths), table, transaction)
@@ -624,8 +624,8 @@ def _data_files(
     view = files.view
     listed = dict(zip(files.paths, files.files, strict=True))
     try:
-        known = _with_hidden(files.hidden, transaction.table_metadata)
-        data_files = list(parquet_files_to_data_files(table.io, known, iter(paths)))
+        with_hidden = _with_hidden(files.hidden, transaction.table_metadata)
+        data_files = list(parquet_files_to_data_files(table.io, with_hidden, iter(paths)))
     except (OSError, ValueError) as error:
         if isinstance(view, VersionReader) and isinstance(error, ValueError):
             _check_stored_types(view, [listed[path].stored for path in paths])

@@ -172,17 +172,17 @@ def erase_keys(
     """
     log = DatasetLog(lake, dataset)
     manifest = log.require().manifest
-    wanted = _validate_request(manifest, keys, reason, by)
+    key_set = _validate_request(manifest, keys, reason, by)
     work: GenerationErasure | VersionErasure
     if isinstance(manifest, UnboundedManifest):
-        work = GenerationErasure(log, wanted, by)
+        work = GenerationErasure(log, key_set, by)
     else:
-        work = VersionErasure(log, wanted, by)
+        work = VersionErasure(log, key_set, by)
     manifest = work.commit(reason)
     deletion = delete_doomed(log, manifest, roots, read_lake_clock(lake, dataset), by=by)
     superseded = key_search.delete_superseded_documents(log)
-    past = key_search.redact_past_manifests(log, wanted)
-    proof = key_search.search_keys(log, wanted)
+    past = key_search.redact_past_manifests(log, key_set)
+    proof = key_search.search_keys(log, key_set)
     pending = []
     for held in (*deletion.spared, *work.builds):
         if _has_found_keys(held, proof):
@@ -193,7 +193,7 @@ def erase_keys(
         elsewhere.append(f"older object versions in {lake.url}, if the bucket keeps them")
     return ErasureReport(
         dataset=dataset,
-        keys=len(wanted),
+        keys=len(key_set),
         reason=reason,
         by=by,
         rewritten=work.rewritten(manifest),

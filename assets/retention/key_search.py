@@ -82,11 +82,11 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     if action == _DISCARD_ACTION:
         return redacted
     if action == ERASE_ACTION:
-        wanted = keys.with_text()
+        keys_in_reason = keys.with_text()
     else:
-        wanted = keys
+        keys_in_reason = keys
     for name in redacted.keys() & _REASONS:
-        if isinstance(redacted[name], str) and wanted.is_named_in(redacted[name]):
+        if isinstance(redacted[name], str) and keys_in_reason.is_named_in(redacted[name]):
             redacted[name] = CLEARED
     return redacted
 

@@ -148,22 +148,24 @@ def load_snapshot(
             renew_attempt(context.lake, spec.name, attempt.id, context.by),
         ):
             positioned = _with_positions(source, rows)
-            stored = positioned.rows.withColumn(TOMBSTONE, F.lit(False))
+            rows_to_store = positioned.rows.withColumn(TOMBSTONE, F.lit(False))
             if source.stores_partitions:  # a change of any partition is newer than the snapshot
-                stored = stored.withColumn(PARTITION, F.lit(None).cast("int"))
+                rows_to_store = rows_to_store.withColumn(PARTITION, F.lit(None).cast("int"))
             if source.merges_columns:  # each row was written whole
-                stored = stored.withColumn(SET_AT, F.lit(None).cast("string"))
+                rows_to_store = rows_to_store.withColumn(SET_AT, F.lit(None).cast("string"))
             layout = commit.table_layout(source, names)
             rules = list_row_rules(spec, source.schema)
-            checked = check_snapshot_rows(stored, spec, rules)
-            stored = checked.rows
+            checked = check_snapshot_rows(rows_to_store, spec, rules)
+            rows_to_store = checked.rows
             if spec.over_time:
-                stored = stored.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
+                rows_to_store = rows_to_store.withColumn(
+                    VALID_FROM, _snapshot_valid_from(source, start, spark)
+                )
             generation, counters = write_generation(
                 context.lake.store,
                 attempt.generation(number),
                 layout,
-                stored,
+                rows_to_store,
                 SPARK,
                 WriteOptions(
                     f"dataset {spec.name!r}, bulk snapshot",

@@ -622,13 +622,13 @@ def apply_ranges(
         advance.manifest.first_ordered,
     )
     # Changes are completed from rows of the served version, so it is leased.
-    read = None
+    version_read = None
     if advance.spec.following.reads_rows and not advance.running:
-        read = advance.manifest.version
+        version_read = advance.manifest.version
     try:
         with (
             record_build(context.lake, name, attempt.id, context.by),
-            lease_served(context.lake, name, read, holder=f"advance by {context.by}"),
+            lease_served(context.lake, name, version_read, holder=f"advance by {context.by}"),
         ):
             with advance.stages("build"):
                 if records:
@@ -734,9 +734,9 @@ def _manifest_with_changes(
         after = after.after(confirmed_at=advance.snapshot.at)
     watermark = advance.spec.following.watermark
     if watermark is not None:
-        read = list_partitions_read(source.system, chunk.ranges)
+        partitions = list_partitions_read(source.system, chunk.ranges)
         now = advance.context.now()
-        times = after_changes(watermark, manifest, written.times.newest, read, now)
+        times = after_changes(watermark, manifest, written.times.newest, partitions, now)
         if chunk.rewinding is None:
             late = written.times.late
         else:  # counted when the changes came first

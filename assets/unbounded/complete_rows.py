@@ -311,15 +311,15 @@ class BucketCompletion:
         numbers = groups.keys[groups.deciding]
         values = rule.ranged_values(lowest_of_key)
         generations = []
-        read: list[BucketFile] = []
+        files_read: list[BucketFile] = []
         for generation in self._declared.generations:
             files = rule.files_within(generation, self._bucket, values.min())
             if files:
                 generations.append(replace(generation, files=files))
-                read += files
+                files_read += files
         if not generations:
             return {}
-        highest = max(map(rule.highest_of, read))
+        highest = max(map(rule.highest_of, files_read))
         asked = np.unique(numbers[values <= highest])
         columns = [(field.name, arrow_type(field.type)) for field in self._layout.schema.fields]
         schema = pa.schema([*columns, (PARTITION, pa.int32())])

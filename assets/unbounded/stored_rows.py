@@ -88,8 +88,8 @@ class StoredRows:
             constants[POSITION] = 0
         if not stored.file.stats.get("tombstones"):
             constants[TOMBSTONE] = False
-        wanted = [name for name in row_schema.names if name not in constants]
-        layout = self._layout_with([*keys.column_names, *wanted])
+        names_read = [name for name in row_schema.names if name not in constants]
+        layout = self._layout_with([*keys.column_names, *names_read])
         numbers = [np.zeros(0, int)]
         tables = [row_schema.empty_table()]
         for group in range(file.num_row_groups):
@@ -97,13 +97,13 @@ class StoredRows:
             if not len(candidates):
                 continue
             stored_names = list(layout.stored.columns)
-            read = file.read_row_group(group, columns=stored_names, use_threads=False)
-            key = read.select(self.layout.stored_names(keys.column_names))
+            group_rows = file.read_row_group(group, columns=stored_names, use_threads=False)
+            key = group_rows.select(self.layout.stored_names(keys.column_names))
             matches = _match_keys(key.columns, keys.take(candidates))
             if not len(matches.rows):
                 continue
             numbers.append(candidates[matches.keys])
-            values = conform_to_layout(read.take(matches.rows), layout)
+            values = conform_to_layout(group_rows.take(matches.rows), layout)
             columns = []
             for field in row_schema:
                 if field.name in constants:
