@@ -295,16 +295,16 @@ def find_path_problem(order: Order, path: str) -> PathProblem | None:
     index = order.index(path)
     outer = _WITHIN.get(path)
     if outer is not None and outer not in order[:index]:
-        wanted = (*order[:index], *_with_outer_paths(outer), path)
+        completed = (*order[:index], *_with_outer_paths(outer), path)
         return PathProblem(
             f"{path!r} only orders changes with the same {outer!r}",
-            f"Write {order_as_code(wanted)}.",
+            f"Write {order_as_code(completed)}.",
         )
     if path == "source.file" and "source.pos" not in order[index:]:
-        wanted = (*order[: index + 1], "source.pos", *order[index + 1 :])
+        completed = (*order[: index + 1], "source.pos", *order[index + 1 :])
         return PathProblem(
             "changes of one 'source.file' are ordered by 'source.pos'",
-            f"Write {order_as_code(wanted)}.",
+            f"Write {order_as_code(completed)}.",
         )
     if path.removeprefix("source.") in _UNORDERED:
         known = "; ".join(f"{name}: {order_as_code(by)}" for name, by in ORDERS.items())

@@ -257,7 +257,7 @@ def _name_columns(
 
     Raises ConfigurationError for a column that has the name of a part of the key.
     """
-    known: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()  # the columns of a stream are known once it is opened
     if not isinstance(source, str):
         known = source.schema.names
     keys = tuple(read_named_path(text, known) for text in to_name_tuple(key))
@@ -898,28 +898,28 @@ def select_stored_columns(dataset: AdjunctDataset, entries: Schema, what: str) -
     Raises SchemaMismatchError for a missing column, a path that leads to no simple value, and a
     path whose name a column has already.
     """
-    made = {}
+    path_fields = {}
     for column in dataset.columns.paths:
-        made[column.name] = _field_of_path(column, entries, what)
+        path_fields[column.name] = _field_of_path(column, entries, what)
     if dataset.columns.names is not None:
         fields = []
         for name in dataset.columns.names:
-            if name in made:
-                fields.append(made[name])
+            if name in path_fields:
+                fields.append(path_fields[name])
             else:
                 fields.append(entries.field(name, what))
         return Schema(tuple(fields))
-    taken = {name.lower(): name for name in entries.names}
+    by_lower_name = {name.lower(): name for name in entries.names}
     for column in dataset.columns.paths:
-        if column.name.lower() in taken:
+        if column.name.lower() in by_lower_name:
             raise SchemaMismatchError(
                 f"{what}: {write_path(column.steps)!r} is stored as {column.name!r}, and there is"
-                f" a column {taken[column.name.lower()]!r} already.",
+                f" a column {by_lower_name[column.name.lower()]!r} already.",
                 f"{_other_name_step(column)} Or leave that column out with columns=.",
                 column=column.name,
                 dataset=dataset.name,
             )
-    return Schema((*made.values(), *entries.fields))
+    return Schema((*path_fields.values(), *entries.fields))
 
 
 def _field_of_path(column: NamedPath, entries: Schema, what: str) -> Field:

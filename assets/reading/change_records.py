@@ -198,13 +198,13 @@ def record_columns(columns: Schema, key: Sequence[str], *, images: bool) -> Sche
     """
     if not images:
         return columns
-    taken = sorted({*key} & {*_IMAGE_COLUMNS})
-    if taken:
+    shared = sorted({*key} & {*_IMAGE_COLUMNS})
+    if shared:
         raise errors.SchemaMismatchError(
             f"changes with the entries before and after have the columns"
-            f" {', '.join(_IMAGE_COLUMNS)} next to the key, and the key has {taken[0]!r} itself.",
+            f" {', '.join(_IMAGE_COLUMNS)} next to the key, and the key has {shared[0]!r} itself.",
             "Read the changes without them: leave images out. Or rename the column of the dataset.",
-            column=taken[0],
+            column=shared[0],
         )
     entry = str(schema_struct(columns))
     is_sensitive = bool(columns.sensitive)

@@ -223,8 +223,8 @@ def _validate_request(
     ConfigurationError for no keys, no reason, or a reason that contains a key.
     """
     what = f"dataset {manifest.name!r}"
-    wanted = KeySet.of(what, _key_fields(manifest), keys)
-    if not len(wanted):
+    key_set = KeySet.of(what, _key_fields(manifest), keys)
+    if not len(key_set):
         raise errors.ConfigurationError(
             f"{what}: argument 'keys' is empty.",
             "Give one or more keys.",
@@ -232,14 +232,14 @@ def _validate_request(
             dataset=manifest.name,
         )
     require_audit_fields("erase keys of", manifest.name, reason, by, dataset=manifest.name)
-    if wanted.with_text().is_named_in(reason):
+    if key_set.with_text().is_named_in(reason):
         raise errors.ConfigurationError(
             f"{what}: the reason of the erasure contains a key to erase, and would store it.",
             "Give the number or date of the request instead.",
             argument="reason",
             dataset=manifest.name,
         )
-    return wanted
+    return key_set
 
 
 def _key_fields(manifest: DatasetManifest) -> tuple[Field, ...]:

@@ -451,9 +451,10 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
     if spec.extractor is not None:
         extractor = mask_columns(spec.extractor, spec.masked)
         assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
-        own = [name for name in records.column_names if not name.startswith("__")]
-        given = Schema.from_arrow(records.select(own).schema)
-        records = extractor.apply_arrow(records, extracted_columns(spec, schema, given), what)
+        data = [name for name in records.column_names if not name.startswith("__")]
+        record_schema = Schema.from_arrow(records.select(data).schema)
+        extracted = extracted_columns(spec, schema, record_schema)
+        records = extractor.apply_arrow(records, extracted, what)
     if not _keeps_key(spec):
         deleted = records.filter(records.column(TOMBSTONE))
         if deleted.num_rows:
@@ -558,8 +559,8 @@ class OpenedStream:
         if may_shuffle:
             return False
         for name, source in zip(spec.partition_by, info.key, strict=True):
-            given = require_value(source, self.records.types, describe_input(spec))
-            if given.type != self.schema.field(name).type:
+            record_field = require_value(source, self.records.types, describe_input(spec))
+            if record_field.type != self.schema.field(name).type:
                 return False
         return extractor.keeps(columns)
 

@@ -279,9 +279,9 @@ class BucketCompletion:
             partner = None
             if newest is not None and rule.ties(newest, changes[0]):
                 partner = newest
-            found = resolve_group(map(NumberedChange, numbers.tolist(), changes), partner, rule)
-            self._report_ties(found, rule)
-            tied += [tie.row for tie in found]
+            ties = resolve_group(map(NumberedChange, numbers.tolist(), changes), partner, rule)
+            self._report_ties(ties, rule)
+            tied += [tie.row for tie in ties]
         if not tied:
             return given
         stays = np.ones(rows.num_rows, bool)
@@ -397,11 +397,11 @@ class BucketCompletion:
                 is_known = ~lacks_whole_row(found.rows.column(SET_AT))
             else:
                 is_known = np.ones(len(found.keys), bool)
-            known = found.keys[is_known]
+            known_keys = found.keys[is_known]
             position = found.rows.column(POSITION).to_numpy()[is_known]
-            is_higher = ~is_stored[known] | (position > highest[known])
-            highest[known[is_higher]] = position[is_higher]
-            is_stored[known] = True
+            is_higher = ~is_stored[known_keys] | (position > highest[known_keys])
+            highest[known_keys[is_higher]] = position[is_higher]
+            is_stored[known_keys] = True
         return _HighestStored(highest, is_stored)
 
     def _complete_in_order(

@@ -320,8 +320,8 @@ def _observe_rules(
     for number, flag in enumerate(_flags(rules)):
         metrics.append(F.count_if(F.col(flag)).alias(f"failed{number}"))
         for part in range(SAMPLE_SIZE):
-            one = F.min(F.when(F.col(flag) & (group == part), described))
-            metrics.append(one.alias(f"sample{number}_{part}"))
+            sample = F.min(F.when(F.col(flag) & (group == part), described))
+            metrics.append(sample.alias(f"sample{number}_{part}"))
 
     def read_findings() -> Findings:
         return _findings_from_metrics(observed.get, spec, rules, len(place))

@@ -61,16 +61,16 @@ class StoredRows:
         yielded from several generations. Without, it is yielded only from the newest that has it,
         and the position is not read: it is 0. `generations` are those to read, by default all.
         """
-        read = self.generations if generations is None else generations
-        for generation in reversed(read):
+        generations_read = self.generations if generations is None else generations
+        for generation in reversed(generations_read):
             for file in generation.files:
                 if file.bucket != self.bucket or not len(asked):
                     continue
                 assert self.store is not None, "there are generations in a store only"
                 what = f"dataset {self.dataset!r}"
                 opened = StoredFile(self.store, what, generation, file)
-                wanted = keys.take(asked)
-                find = partial(self._find_in_file, opened, wanted, schema, positions=positions)
+                asked_keys = keys.take(asked)
+                find = partial(self._find_in_file, opened, asked_keys, schema, positions=positions)
                 found = opened.reading(find)
                 yield FoundRows(asked[found.keys], found.rows)
                 if not positions:

@@ -251,17 +251,19 @@ def resolve_group(
     by_partition: dict[int, list[NumberedChange]] = {}
     for each in changes:
         by_partition.setdefault(each.change[PARTITION], []).append(each)
-    first = min(by_partition) if stored is None else stored[PARTITION]
-    if first in by_partition:
-        base = by_partition[first][-1].change
+    base_partition = min(by_partition) if stored is None else stored[PARTITION]
+    if base_partition in by_partition:
+        base = by_partition[base_partition][-1].change
     else:
         base = stored
     assert base is not None, "either a change or the stored row is of this partition"
     ties = []
-    for partition, found in sorted(by_partition.items()):
-        if partition == first or _same_content(found[-1].change, base, rule.schema.names):
+    for partition, partition_changes in sorted(by_partition.items()):
+        if partition == base_partition or _same_content(
+            partition_changes[-1].change, base, rule.schema.names
+        ):
             continue
-        ties += [Tie(each.number, each.change, base) for each in found]
+        ties += [Tie(each.number, each.change, base) for each in partition_changes]
     return ties
 
 

@@ -443,10 +443,10 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
     # A SELECT may not return the key columns, or those of both sides of a join: then the sample is
     # of its own rows.
     key = [name for name in candidate.view.sealed.key if broken.columns.count(name) == 1]
-    wanted = [*map(quote_name, key)] or ["*"]
+    selected = [*map(quote_name, key)] or ["*"]
     sample = []
     listed = []
-    for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect():
+    for row in broken.select(*selected).limit(SAMPLE_SIZE).collect():
         values = [*map(to_json_value, row)]
         sample.append(values)
         if len(values) == 1:
