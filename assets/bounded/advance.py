@@ -90,7 +90,7 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
     """
     complete: dict[str, Delivery] = {}
     waiting: dict[str, Awaiting] = {}
-    by_version: dict[str, dict[str, Delivery]] = {}
+    by_version: dict[str, dict[str, Delivery]] = {}  # then by member
     for member in group.members:
         answer = member.source.next(member.manifest)
         if isinstance(answer, Delivery):

@@ -174,11 +174,11 @@ class Projection:
         they are.
         """
         copied = {name.lower() for name in key if self.keeps([name])}
-        found: dict[str, str] = {}
+        by_lower_name: dict[str, str] = {}
         for column in parse_expression(text).columns:
             if column.name.lower() not in copied:
-                found.setdefault(column.name.lower(), column.name)
-        return tuple(found.values())
+                by_lower_name.setdefault(column.name.lower(), column.name)
+        return tuple(by_lower_name.values())
 
     def problem_with_missing_columns(self, key: Sequence[str], *, in_any_order: bool) -> str:
         """Return why it can't be applied to records that lack columns; "" if it can. It can't if

@@ -206,8 +206,8 @@ def _register(
         _check_takes_deletes(view, table, identifier)
     holder = f"{_describe_holder(identifier)} ({table.metadata.table_uuid})"
     _retain(view, lake, holder)
-    new = not _is_current(view, paths, table)
-    if new:
+    is_new = not _is_current(view, paths, table)
+    if is_new:
         deletes: list[PositionDeletes] = []
         if isinstance(view, VersionReader) and must_be_masked(view):
             folder = hold_folder(lake, view.dataset, view.version, holder=holder)
@@ -222,7 +222,9 @@ def _register(
         holder,
         lambda: {view.version, *_registered_versions(catalog.load_table(identifier))},
     )
-    return IcebergSnapshot(identifier, snapshot.snapshot_id, view.dataset, view.version, paths, new)
+    return IcebergSnapshot(
+        identifier, snapshot.snapshot_id, view.dataset, view.version, paths, is_new
+    )
 
 
 def _check_not_superseded(

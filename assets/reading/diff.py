@@ -494,20 +494,20 @@ def _diff_bucket(
     key = new.sealed.key
     before = _cast(read_entries(old, bucket, threads=threads), types)
     after = _cast(read_entries(new, bucket, threads=threads), types)
-    found = compare_tables(before, after, key, [name for name in types if name not in key])
-    if found is None:
+    compared = compare_tables(before, after, key, [name for name in types if name not in key])
+    if compared is None:
         raise repeated_key_error(old, new)
     samples = _SampledRows(
-        added=smallest_rows(after, found.added, key, sample),
-        removed=smallest_rows(before, found.removed, key, sample),
-        changed_before=smallest_rows(before, found.changed_before, key, sample),
-        changed_after=smallest_rows(after, found.changed_after, key, sample),
+        added=smallest_rows(after, compared.added, key, sample),
+        removed=smallest_rows(before, compared.removed, key, sample),
+        changed_before=smallest_rows(before, compared.changed_before, key, sample),
+        changed_after=smallest_rows(after, compared.changed_after, key, sample),
     )
     return _BucketDiff(
-        added=len(found.added),
-        removed=len(found.removed),
-        changed=len(found.changed_after),
-        unchanged=found.unchanged,
+        added=len(compared.added),
+        removed=len(compared.removed),
+        changed=len(compared.changed_after),
+        unchanged=compared.unchanged,
         samples=samples,
     )
 

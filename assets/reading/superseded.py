@@ -362,7 +362,7 @@ def make_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> Mask:
     by_bucket: dict[int, list[StoredFile]] = {}
     for stored in list_stored_files(store, dataset, sealed):
         by_bucket.setdefault(stored.file.bucket, []).append(stored)
-    bits: dict[tuple[int, int], bytes] = {}
+    bits: dict[tuple[int, int], bytes] = {}  # by generation and bucket
     for bucket, files in sorted(by_bucket.items()):
         keys = pa.concat_tables([_keys_of(stored, sealed) for stored in files])
         is_entry = mark_entries(StoredRows(keys, _list_generations(files)), sealed.key)

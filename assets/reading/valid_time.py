@@ -196,10 +196,10 @@ def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion
             dataset=dataset,
             version=old.id,
         )
-    old_types = old.columns.select(old.key).types
-    newest_types = newest.columns.select(newest.key).types
-    old_key = (old.key, old.partition_by, old_types)
-    if old_key != (newest.key, newest.partition_by, newest_types):
+    old_key_types = old.columns.select(old.key).types
+    newest_key_types = newest.columns.select(newest.key).types
+    old_key = (old.key, old.partition_by, old_key_types)
+    if old_key != (newest.key, newest.partition_by, newest_key_types):
         raise DatasetError(
             f"{what}they have different keys.",
             "Discard the older versions (adjunct dataset expire), or declare the dataset under a"
@@ -207,11 +207,12 @@ def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion
             dataset=dataset,
             version=old.id,
         )
-    now = newest.columns.types
+    newest_types = newest.columns.types
     for field in old.columns.fields:
-        if field.name in now and not is_widening(field.type, now[field.name]):
+        if field.name in newest_types and not is_widening(field.type, newest_types[field.name]):
             raise DatasetError(
-                f"{what}its column {field.name!r} is {field.type}, and {now[field.name]} there.",
+                f"{what}its column {field.name!r} is {field.type}, and"
+                f" {newest_types[field.name]} there.",
                 "Discard the older versions (adjunct dataset expire), or give the column a new"
                 " name.",
                 dataset=dataset,

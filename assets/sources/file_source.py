@@ -775,21 +775,21 @@ class FileVersions(VersionSource):
         was listed.
         """
         prefix = f"{folder.path}/" if folder.path else ""
-        now = Folder(folder.path, (), None)
-        for other in group_folders(self._tree.list(prefix), self._source.complete):
-            if other.path == folder.path:
-                now = other
+        current = Folder(folder.path, (), None)
+        for listed in group_folders(self._tree.list(prefix), self._source.complete):
+            if listed.path == folder.path:
+                current = listed
         before = {*folder.files, folder.complete}
-        after = {*now.files, now.complete}
+        after = {*current.files, current.complete}
         changes = sorted({file.path for file in before ^ after if file is not None})
         if not changes:
             return
-        listed = ", ".join(changes[:3])
+        named = ", ".join(changes[:3])
         if len(changes) > 3:
-            listed += " …"
+            named += " …"
         raise SourceChangedError(
             f"{what}: {len(changes)} file(s) in {self._source.url} changed after the version was"
-            f" found complete: {listed}.",
+            f" found complete: {named}.",
             "Run again: it uses the files as they are then. Write the completion object last.",
             dataset=self.spec.name,
             file=self._place(changes[0]),

@@ -226,18 +226,18 @@ class StreamSource(VersionSource):
         if promised and any(records.values()):
             checksums = self._checksums(delivery, spark, self._stream.records)
         for segment, checksum in promised.items():
-            found = checksums.get(segment.ssp.partition, hashing.EMPTY_CHECKSUM)
-            if checksum != found:
+            computed = checksums.get(segment.ssp.partition, hashing.EMPTY_CHECKSUM)
+            if checksum != computed:
                 name = self.spec.name
                 marker = segment.marker
                 raise contradiction_error(
                     f"dataset {name!r}, version {delivery.version!r}: the marker at"
                     f" offset {marker.offset} of {marker.ssp} expects records with the"
-                    f" checksum {checksum}, those before it have {found}.",
+                    f" checksum {checksum}, those before it have {computed}.",
                     name,
                     delivery.version,
                     checksum,
-                    found,
+                    computed,
                     "The version is not published and what is served stays. Deliver the right"
                     " content under a new version name; producers compute checksums with"
                     " records_checksum(df, schema).",

@@ -215,10 +215,10 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> _PositionedRows:
     )
     samples: Samples | None = None
     if needs_samples(order, schema):
-        seen = samples_in_frame(source.spec, rows, schema)
-        if seen.lacking is not None:
-            raise unorderable_error(source.spec, *seen.lacking)
-        samples = seen.values
+        found = samples_in_frame(source.spec, rows, schema)
+        if found.lacking is not None:
+            raise unorderable_error(source.spec, *found.lacking)
+        samples = found.values
     ordered = add_order(source.spec, rows, schema, samples)
     ordered = ordered.drop(TIMESTAMP, OFFSET, PARTITION, *paths)
     position = F.coalesce(F.col(ORDER), lowest)  # a row that can't be ordered is the oldest

@@ -313,16 +313,17 @@ class ColumnMerge:
         whole = rank[:, -1]
         is_part = sets[:, :-1] & (rank[:, :-1] != whole[:, None])
         partly = (whole < 0) | (whole != self._row_rank[self._top[groups]]) | is_part.any(axis=1)
-        found: dict[int, dict[str, Any]] = {}
+        # By row, the positions of its columns, by stored name, and of the whole row (_WHOLE).
+        positions_by_row: dict[int, dict[str, Any]] = {}
         rows = np.flatnonzero(partly)
         for row, position in zip(rows.tolist(), self._positions_of(whole[rows]), strict=True):
-            found[row] = {_WHOLE: position}
+            positions_by_row[row] = {_WHOLE: position}
         rows, columns = np.nonzero(is_part)
         positions = self._positions_of(rank[rows, columns])
         for row, column, position in zip(rows.tolist(), columns.tolist(), positions, strict=True):
-            found[row][self._stored_names[column]] = position
+            positions_by_row[row][self._stored_names[column]] = position
         texts: list[str | None] = [None] * len(groups)
-        for row, set_at in found.items():
+        for row, set_at in positions_by_row.items():
             texts[row] = json.dumps(set_at, separators=(",", ":"), ensure_ascii=False)
         return pa.array(texts, pa.string())
 
