@@ -126,6 +126,7 @@ class SnapshotOfFiles(_OverwriteFiles):
         """
         entries: dict[tuple[ManifestContent, int], list[ManifestEntry]] = defaultdict(list)
         for entry in self.live:
+            snapshot_id: int | None
             if entry.data_file in self._deleted_data_files:
                 status = ManifestEntryStatus.DELETED
                 snapshot_id = self._snapshot_id

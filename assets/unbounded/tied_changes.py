@@ -252,6 +252,7 @@ def resolve_group(
     for each in changes:
         by_partition.setdefault(each.change[PARTITION], []).append(each)
     base_partition = min(by_partition) if stored is None else stored[PARTITION]
+    base: Row | None
     if base_partition in by_partition:
         base = by_partition[base_partition][-1].change
     else:
