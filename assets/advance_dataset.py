@@ -165,13 +165,13 @@ class AdjunctDatasetManager:
                 )
             elif dataset.name not in reports:
                 members = []
-                for other in self._datasets.values():
-                    if other.version_set == dataset.version_set:
-                        members.append(other)
-                done = advance_version_set(
+                for member in self._datasets.values():
+                    if member.version_set == dataset.version_set:
+                        members.append(member)
+                member_reports = advance_version_set(
                     members, lake=self._lake, systems=self._systems, spark=spark, by=by
                 )
-                reports |= {report.dataset: report for report in done}
+                reports |= {report.dataset: report for report in member_reports}
         return reports
 
     def frame(self, dataset: str, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:

@@ -88,9 +88,7 @@ class RebucketReport:
 
     def summary(self) -> str:
         """Return the report in one line."""
-        verb = "rewritten"
-        if self.dry_run:
-            verb = "would be rewritten"
+        verb = "would be rewritten" if self.dry_run else "rewritten"
         if self.follows_changes:
             what = "the served table"
         else:
@@ -105,9 +103,7 @@ class RebucketReport:
         """Return the report as JSON-able values."""
         facts = asdict(self)
         del facts["follows_changes"]
-        kind: DatasetKind = "bounded"
-        if self.follows_changes:
-            kind = "unbounded"
+        kind: DatasetKind = "unbounded" if self.follows_changes else "bounded"
         return {**facts, "kind": kind}
 
 
@@ -200,11 +196,11 @@ def _rebucket_generation(
     passes = math.ceil(max(1, old.rows) / _ROWS_AT_ONCE)
     buckets_at_once = math.ceil(partitions / passes)
     written: list[BucketFile] = []
-    for first in range(0, partitions, buckets_at_once):
+    for first_bucket in range(0, partitions, buckets_at_once):
         parts = [layout.arrow_schema().empty_table()]
         bucket_parts = [np.empty(0, np.int32)]
         for rows, buckets in _iterate_bucketed_rows(stored, layout):
-            is_of_pass = (buckets >= first) & (buckets < first + buckets_at_once)
+            is_of_pass = (buckets >= first_bucket) & (buckets < first_bucket + buckets_at_once)
             parts.append(rows.filter(pa.array(is_of_pass)))
             bucket_parts.append(buckets[is_of_pass])
         rows_of_pass = pa.concat_tables(parts)
@@ -215,9 +211,9 @@ def _rebucket_generation(
             starts = range(0, rows.num_rows, ROWS_PER_GROUP)
             slices = [rows.slice(start, ROWS_PER_GROUP) for start in starts]
             writer = BucketFileWriter(log.lake.store, folder, bucket, layout, options)
-            done = write_bucket_file(writer, slices)
-            if done is not None and done.rows:
-                written.append(done)
+            file = write_bucket_file(writer, slices)
+            if file is not None and file.rows:
+                written.append(file)
     new = attempt.generation(old.id, written)
     if new.rows != old.rows:
         log.drop(new)
@@ -312,30 +308,35 @@ def repartition_table(
     """
     log = DatasetLog(lake, dataset)
     # By the old folder: each is written once, even if the commit is retried.
-    made: dict[str, RewrittenGeneration] = {}
+    replacements: dict[str, RewrittenGeneration] = {}
 
     def rewrite_once() -> RebucketReport:
-        """Rewrite the generations that have no usable replacement in `made`, and commit."""
+        """Rewrite the generations that have no usable one in `replacements`, and commit."""
         commit, stored = log.require()
         manifest = as_unbounded(stored)
         plan = _plan(log, manifest, partitions, reason, roots)
         _check_unused(dataset, plan.holding)
         version = manifest.version
         assert version is not None, "it is planned"
-        old = {each.folder: each for each in version.generations if each.files}
-        lacking = erasure.drop_unusable(log, manifest, made, old)
+        old_generations: dict[str, Generation] = {}  # by folder
+        for old in version.generations:
+            if old.files:
+                old_generations[old.folder] = old
+        lacking = erasure.drop_unusable(log, manifest, replacements, old_generations)
         with lease_served(lake, dataset, version, holder=f"repartition by {by}"):
             for folder in lacking:
-                generation = old[folder]
+                old = old_generations[folder]
                 attempt = log.attempt()
                 # Recorded until the commit, so that no discard deletes the new files.
                 records.enter_context(record_build(lake, dataset, attempt.id, by))
-                options = _choose_options(manifest, version, generation)
-                new = _rebucket_generation(log, version, generation, partitions, attempt, options)
-                made[folder] = RewrittenGeneration(generation, new, attempt)
+                options = _choose_options(manifest, version, old)
+                new = _rebucket_generation(log, version, old, partitions, attempt, options)
+                replacements[folder] = RewrittenGeneration(old, new, attempt)
         _check_unused(dataset, _list_readers(roots))  # again, because writing takes a while
         commit_id = log.attempt().id
-        rewritten = tuple(strip_large_footers(made[folder].new) for folder in old)
+        rewritten = tuple(
+            strip_large_footers(replacements[folder].new) for folder in old_generations
+        )
         new_version = version.after(
             id=version_id(commit.number + 1, commit_id),
             number=commit.number + 1,
@@ -346,12 +347,12 @@ def repartition_table(
         )
         declared = _declare_partitions(log, manifest, partitions, new_version.id, reason)
         after = switch_version(declared, new_version, new_version.sealed_at)
-        used = {**made}
-        made.clear()  # if the outcome is unknown, the files may be in use
+        committed = {**replacements}
+        replacements.clear()  # if the outcome is unknown, the files may be in use
         try:
             log.commit(commit, after, by=by, commit_id=commit_id)
         except errors.CommitConflictError:
-            made.update(used)
+            replacements.update(committed)
             raise
         return replace(plan, versions={version.id: new_version.id}, dry_run=False)
 
@@ -361,9 +362,9 @@ def repartition_table(
         try:
             return log.rewrite(rewrite_once, slower="its table can be rewritten")
         except Exception:
-            # Files of a commit with an unknown outcome are not in `made`: it may be committed. If
-            # not, a discard deletes them.
-            for replacement in made.values():
+            # Files of a commit with an unknown outcome are not in `replacements`: it may be
+            # committed. If not, a discard deletes them.
+            for replacement in replacements.values():
                 log.drop(replacement.new)
             raise
 
@@ -399,9 +400,10 @@ def _declare_partitions(
     last_change = ServedHistory.read(log.lake, log.name).last_change()
     # A running advance or build with the old partitions fails to commit, because the next number
     # has changed.
-    counter = "next_number"
     if isinstance(manifest, UnboundedManifest):
         counter = "next_generation"
+    else:
+        counter = "next_number"
     return manifest.after(
         declaration=manifest.declaration.model_copy(update={"partitions": partitions}),
         change=Change(action=REPARTITION_ACTION, version=version, reason=reason),
@@ -439,24 +441,24 @@ def repartition_versions(
     """
     log = DatasetLog(lake, dataset)
     # By the old document: each is written once, even if the commit is retried.
-    made: dict[str, VersionReplacement] = {}
+    replacements: dict[str, VersionReplacement] = {}
 
     def rewrite_once() -> _Rewritten:
-        """Rewrite the versions that have no usable replacement in `made`, and commit."""
+        """Rewrite the versions that have no usable one in `replacements`, and commit."""
         commit, stored = log.require()
         manifest = as_bounded(stored)
         plan = _plan(log, manifest, partitions, reason, roots)
         _check_unused(dataset, plan.holding)
         refs = {str(ref.document): ref for ref in manifest.built}
-        for document in erasure.drop_unusable(log, manifest, made, refs):
+        for document in erasure.drop_unusable(log, manifest, replacements, refs):
             write = partial(rewrite_version, refs[document])
-            made[document] = erasure.write_on_record(log, by, write)
+            replacements[document] = erasure.write_on_record(log, by, write)
         _check_unused(dataset, _list_readers(roots))  # again, because writing takes a while
-        old = {ref.id: made[document] for document, ref in refs.items()}
+        by_version = {ref.id: replacements[document] for document, ref in refs.items()}
         doomed = dict.fromkeys(manifest.doomed)
-        for replacement in old.values():
+        for replacement in by_version.values():
             doomed |= dict.fromkeys(replacement.old.objects)
-        after = erasure.replace_versions(manifest, old).after(doomed=tuple(doomed))
+        after = erasure.replace_versions(manifest, by_version).after(doomed=tuple(doomed))
         after = _declare_partitions(log, after, partitions, after.served_id, reason)
         log.commit(commit, after, by=by)
         return _Rewritten(plan, after)
@@ -476,15 +478,15 @@ def repartition_versions(
         plan = _plan(log, as_bounded(log.require().manifest), partitions, reason, roots)
         return replace(plan, pending=_list_leased(log, plan.versions))
     try:
-        done = log.rewrite(rewrite_once, slower="its versions can be rewritten")
+        outcome = log.rewrite(rewrite_once, slower="its versions can be rewritten")
     finally:
-        erasure.delete_records(log, made.values())
+        erasure.delete_records(log, replacements.values())
     now = read_lake_clock(lake, dataset)
-    spared = delete_doomed(log, done.manifest, roots, now, by=by).spared
+    spared = delete_doomed(log, outcome.manifest, roots, now, by=by).spared
     return replace(
-        done.plan,
-        versions={new.old.id: new.new.id for new in made.values()},
+        outcome.plan,
+        versions={made.old.id: made.new.id for made in replacements.values()},
         pending=tuple(f"{decision.what}: {decision.reason}" for decision in spared),
-        rows=sum(new.sealed.stored_rows for new in made.values()),
+        rows=sum(made.sealed.stored_rows for made in replacements.values()),
         dry_run=False,
     )

@@ -90,7 +90,7 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
     """
     complete: dict[str, Delivery] = {}
     waiting: dict[str, Awaiting] = {}
-    by_version: dict[str, dict[str, Delivery]] = {}
+    by_version: dict[str, dict[str, Delivery]] = {}  # then by member
     for member in group.members:
         answer = member.source.next(member.manifest)
         if isinstance(answer, Delivery):
@@ -673,9 +673,10 @@ def _publish(candidate: CandidateVersion, *, switches: bool, by_time: bool) -> B
     """
     ref = _sealed_ref(candidate)
     draft = _take_delivery(candidate, ref.id)
-    action = "unchanged"
-    note = f"delivered as {candidate.delivery.version}"
-    if not candidate.unchanged:
+    if candidate.unchanged:
+        action = "unchanged"
+        note = f"delivered as {candidate.delivery.version}"
+    else:
         action = "seal"
         note = "" if switches else "sealed but not served: a later version stays current"
         draft = _count_version(candidate, draft)

@@ -372,9 +372,9 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
     number = member.manifest.next_number
     generation = attempt.generation(member.manifest.next_generation)
     records = source.check(delivery, member.context.spark)
-    counters = {"read": 0}
     if records == 0:
         source.reject_empty(delivery)
+        counters = {"read": 0}
     else:
         generation, counters = _write_entries(member, delivery, generation, records)
     if generation.footer_size > _MAX_FOOTER_BYTES:
@@ -542,9 +542,9 @@ def _find_finished_build(
     None without one.
     """
     log = member.log
-    for known in leases.list_attempts(log.lake, log.name):
-        attempt = Attempt(f"{log.prefix}/data/{known}")
-        body = leases.read_finished_build(log.lake, log.name, known) or {}
+    for attempt_id in leases.list_attempts(log.lake, log.name):
+        attempt = Attempt(f"{log.prefix}/data/{attempt_id}")
+        body = leases.read_finished_build(log.lake, log.name, attempt_id) or {}
         if attempt.folder in member.manifest.doomed or body.get("fingerprint") != fingerprint:
             continue
         try:
@@ -714,13 +714,14 @@ def _name_awaited(awaiting: Awaiting, manifest: BoundedManifest) -> str:
 def _describe_rejected(member: Member, ref: VersionRef) -> str:
     """Return a note on a rejected version: the reason and the next steps."""
     name = member.name
-    again = "deliver it again under the same name"
     if isinstance(member.spec.input, FileSource):
         again = "complete the folder again"
     elif isinstance(member.spec.input, QuerySource):
         again = "compute it again"
     elif not isinstance(member.spec.input, str):
         again = "correct the table by another commit"
+    else:
+        again = "deliver it again under the same name"
     show = f"look at it (adjunct dataset show {name} {ref.id})"
     accept = f"accept it with a reason (adjunct dataset accept {name} {ref.id} --reason …)"
     drop = f"remove it (adjunct dataset remove-version {name} {ref.id} --reason …) and {again}"

@@ -231,7 +231,7 @@ class OperationColumn(_RecordIsRow):
             _check_type(
                 records, mark, ("boolean",), f"{what}: the record", "whether another one is missing"
             )
-        return _without(records, {self.column, *marks.values()}, what)
+        return _other_columns(records, {self.column, *marks.values()}, what)
 
     @property
     def completes(self) -> bool:
@@ -355,7 +355,7 @@ class DebeziumUnwrapped(_RecordIsRow):
             )
         if self.op is not None:
             _check_type(records, self.op, ("string",), f"{what}: the record", "the operation")
-        return _without(records, {self.deleted, self.op}, what)
+        return _other_columns(records, {self.deleted, self.op}, what)
 
     def decode(
         self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]
@@ -407,7 +407,7 @@ class DebeziumUnwrapped(_RecordIsRow):
                 value = F.to_json(value)
             is_unknown = is_unavailable(placeholder, value, field.type)
             unknown.append(F.when(is_unknown, field.name))
-            found = {
+            found = {  # by kind of problem, which records have it
                 "value": is_unknown,
                 "insert": is_unknown & inserted,
                 "part": ~is_unknown & contains_unavailable(placeholder, value),
@@ -469,12 +469,13 @@ class DebeziumUnwrapped(_RecordIsRow):
             unknown[field.name] = is_unknown
             whys = unavailable_reasons(placeholder, field.name, field.type, keeps=self.completes)
             for what, why in whys.items():
-                found = is_unknown
                 if what == "insert":
                     found = pc.and_(is_unknown, inserted)
                 elif what == "part":
                     within = pc.and_(writes, contains_unavailable_array(placeholder, values))
                     found = pc.and_not(within, is_unknown)
+                else:
+                    found = is_unknown
                 for row in pc.indices_nonzero(found).to_pylist():
                     reasons.setdefault(row, why)
         if self.completes:
@@ -522,14 +523,14 @@ class _MarkedTable(NamedTuple):
 
 
 def kept_column(
-    marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray
+    marked: Mapping[str, pa.ChunkedArray], may_keep: pa.Array | pa.ChunkedArray
 ) -> pa.Array:
     """Return the column KEPT: for each record, the names in `marked` whose boolean array is true
     for it.
 
-    It is empty for records where `rows` is false.
+    It is empty for records where `may_keep` is false.
     """
-    chosen = pc.fill_null(rows, True).to_numpy(zero_copy_only=False)
+    chosen = pc.fill_null(may_keep, True).to_numpy(zero_copy_only=False)
     is_marked = np.zeros((len(chosen), len(marked)), bool)  # by record and name
     for column, mark in enumerate(marked.values()):
         is_marked[:, column] = pc.fill_null(mark, False).to_numpy() & chosen
@@ -613,7 +614,7 @@ def _check_type(
         )
 
 
-def _without(records: Schema, columns: set[str | None], what: str) -> Schema:
+def _other_columns(records: Schema, columns: set[str | None], what: str) -> Schema:
     """Return the other columns of the records. Raises SchemaMismatchError if there are none."""
     kept = tuple(field for field in records.fields if field.name not in columns)
     if not kept:

@@ -295,16 +295,16 @@ def find_path_problem(order: Order, path: str) -> PathProblem | None:
     index = order.index(path)
     outer = _WITHIN.get(path)
     if outer is not None and outer not in order[:index]:
-        wanted = (*order[:index], *_with_outer_paths(outer), path)
+        completed = (*order[:index], *_with_outer_paths(outer), path)
         return PathProblem(
             f"{path!r} only orders changes with the same {outer!r}",
-            f"Write {order_as_code(wanted)}.",
+            f"Write {order_as_code(completed)}.",
         )
     if path == "source.file" and "source.pos" not in order[index:]:
-        wanted = (*order[: index + 1], "source.pos", *order[index + 1 :])
+        completed = (*order[: index + 1], "source.pos", *order[index + 1 :])
         return PathProblem(
             "changes of one 'source.file' are ordered by 'source.pos'",
-            f"Write {order_as_code(wanted)}.",
+            f"Write {order_as_code(completed)}.",
         )
     if path.removeprefix("source.") in _UNORDERED:
         known = "; ".join(f"{name}: {order_as_code(by)}" for name, by in ORDERS.items())
@@ -470,10 +470,10 @@ def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa
     if pattern is None:
         return pa.chunked_array([pa.nulls(len(values), pa.string())])
     groups = range(re.compile(pattern).groups)
-    named = pattern  # Arrow extracts groups by name
+    named_pattern = pattern  # Arrow extracts groups by name
     for group in groups:
-        named = named.replace("([0-9", f"(?P<g{group}>[0-9", 1)
-    found = pc.extract_regex(values, named)
+        named_pattern = named_pattern.replace("([0-9", f"(?P<g{group}>[0-9", 1)
+    found = pc.extract_regex(values, named_pattern)
     parts = []
     for group in groups:
         digits = pc.utf8_lower(pc.struct_field(found, f"g{group}"))

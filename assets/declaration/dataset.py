@@ -192,9 +192,10 @@ def bucket_columns(
     Raises ConfigurationError unless exactly one of `partitions` and `broadcast=True` is given.
     """
     if broadcast == (partitions is not None):
-        given = "neither partitions nor broadcast=True"
         if broadcast:
             given = "both partitions and broadcast=True"
+        else:
+            given = "neither partitions nor broadcast=True"
         raise ConfigurationError(
             f"dataset {name!r} has {given}: expected exactly one.",
             "Write partitions=N to partition it by key, or broadcast=True for one copy on every"
@@ -256,7 +257,7 @@ def _name_columns(
 
     Raises ConfigurationError for a column that has the name of a part of the key.
     """
-    known: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()  # the columns of a stream are known once it is opened
     if not isinstance(source, str):
         known = source.schema.names
     keys = tuple(read_named_path(text, known) for text in to_name_tuple(key))
@@ -269,15 +270,15 @@ def _name_columns(
         column = read_named_path(text, known)
         if column in key_paths:
             continue
-        taken = path_of_name.get(column.name.lower())
-        if taken is not None:
+        key_path = path_of_name.get(column.name.lower())
+        if key_path is not None:
             raise ConfigurationError(
-                f"dataset {dataset!r}: {write_path(taken.steps)!r} is stored as {taken.name!r},"
-                f" and columns has {text!r}.",
-                _other_name_step(taken),
+                f"dataset {dataset!r}: {write_path(key_path.steps)!r} is stored as"
+                f" {key_path.name!r}, and columns has {text!r}.",
+                _other_name_step(key_path),
                 argument="columns",
                 dataset=dataset,
-                column=taken.name,
+                column=key_path.name,
             )
         others.append(column)
     return _NamedColumns(keys, (*key_paths, *others))
@@ -735,11 +736,12 @@ class UnboundedDataset(AdjunctDataset):
                 "extractor", problem, "Replace extractor= by columns=, or order whole rows."
             )
         if self.extractor is not None and self.following.completes:
-            why = "only a Projection says which columns it reads"
             if isinstance(self.extractor, Projection):
                 why = self.extractor.problem_with_missing_columns(
                     self.simple_key, in_any_order=self.following.merges_columns
                 )
+            else:
+                why = "only a Projection says which columns it reads"
             problem = (
                 f"has an extractor ({self.extractor.describe()}), and its changes"
                 f" ({self.following.changes.describe()}) may leave out columns: {why}"
@@ -896,28 +898,28 @@ def select_stored_columns(dataset: AdjunctDataset, entries: Schema, what: str) -
     Raises SchemaMismatchError for a missing column, a path that leads to no simple value, and a
     path whose name a column has already.
     """
-    made = {}
+    path_fields = {}
     for column in dataset.columns.paths:
-        made[column.name] = _field_of_path(column, entries, what)
+        path_fields[column.name] = _field_of_path(column, entries, what)
     if dataset.columns.names is not None:
         fields = []
         for name in dataset.columns.names:
-            if name in made:
-                fields.append(made[name])
+            if name in path_fields:
+                fields.append(path_fields[name])
             else:
                 fields.append(entries.field(name, what))
         return Schema(tuple(fields))
-    taken = {name.lower(): name for name in entries.names}
+    by_lower_name = {name.lower(): name for name in entries.names}
     for column in dataset.columns.paths:
-        if column.name.lower() in taken:
+        if column.name.lower() in by_lower_name:
             raise SchemaMismatchError(
                 f"{what}: {write_path(column.steps)!r} is stored as {column.name!r}, and there is"
-                f" a column {taken[column.name.lower()]!r} already.",
+                f" a column {by_lower_name[column.name.lower()]!r} already.",
                 f"{_other_name_step(column)} Or leave that column out with columns=.",
                 column=column.name,
                 dataset=dataset.name,
             )
-    return Schema((*made.values(), *entries.fields))
+    return Schema((*path_fields.values(), *entries.fields))
 
 
 def _field_of_path(column: NamedPath, entries: Schema, what: str) -> Field:
@@ -1006,9 +1008,10 @@ def bounded_dataset(  # noqa: PLR0913
     if discard is None:
         # Partitions in Dagster and versions over time stay by default: a month's backfill must not
         # be discarded.
-        discard = DiscardPolicy()
         if versions is not None or valid_from is not None:
             discard = DiscardPolicy(keep=None)
+        else:
+            discard = DiscardPolicy()
     if history_columns is not None:
         history_columns = to_name_tuple(history_columns)
     return BoundedDataset(

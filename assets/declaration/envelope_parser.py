@@ -121,12 +121,12 @@ def _document_envelope() -> Column:
     """Return the envelope of a change of a document, with the rows as JSON objects instead of
     texts.
     """
-    whole = _pieces(_DOCUMENTS)
-    texts = {name: whole[name] for name in ("op", "ts_ms", "ts_us", "ts_ns")}
-    objects = {name: whole[name] for name in ("source", "transaction")}
+    pieces = _pieces(_DOCUMENTS)
+    texts = {name: pieces[name] for name in ("op", "ts_ms", "ts_us", "ts_ns")}
+    objects = {name: pieces[name] for name in ("source", "transaction")}
     for name in ("before", "after"):
-        objects[name] = plain_extended_json(whole[name])
-    return _envelope(whole, texts, objects)
+        objects[name] = plain_extended_json(pieces[name])
+    return _envelope(pieces, texts, objects)
 
 
 # Maxwell: {"type": "update", "data": the row, "old": the earlier values of changed columns}
@@ -151,20 +151,20 @@ def _maxwell_envelope(table: str | None) -> Column:
     `table` get the operation "m". A type that is not known stays as the operation, and is refused
     later.
     """
-    whole = _pieces(_MAXWELL)
-    op = F.coalesce(_literals(_OPERATIONS)[whole["type"]], whole["type"])
+    pieces = _pieces(_MAXWELL)
+    op = F.coalesce(_literals(_OPERATIONS)[pieces["type"]], pieces["type"])
     if table is not None:  # a topic may have several tables
-        is_other = F.concat_ws(".", whole["database"], whole["table"]) != table
+        is_other = F.concat_ws(".", pieces["database"], pieces["table"]) != table
         op = F.when(is_true(is_other), "m").otherwise(op)
-    deletes = whole["type"] == "delete"
+    deletes = pieces["type"] == "delete"
     rows = {
-        "after": F.when(~deletes, whole["data"]),
-        "before": F.when(deletes, whole["data"]).otherwise(whole["old"]),
+        "after": F.when(~deletes, pieces["data"]),
+        "before": F.when(deletes, pieces["data"]).otherwise(pieces["old"]),
         "source": F.to_json(
-            _struct({name: whole[name] for name in ("position", "gtid", "ts")}), _ALL
+            _struct({name: pieces[name] for name in ("position", "gtid", "ts")}), _ALL
         ),
     }
-    return _envelope(whole, {"op": op}, rows)
+    return _envelope(pieces, {"op": op}, rows)
 
 
 _ALL = {"ignoreNullFields": "false"}
@@ -191,23 +191,23 @@ def _struct(columns: Mapping[str, Column]) -> Column:
     return F.struct(*[value.alias(name) for name, value in columns.items()])
 
 
-def _envelope(whole: Column, texts: Mapping[str, Column], objects: Mapping[str, Column]) -> Column:
+def _envelope(pieces: Column, texts: Mapping[str, Column], objects: Mapping[str, Column]) -> Column:
     """Return Debezium's JSON, made of `texts` and of `objects`, which are JSON already.
 
-    Text that can't be read into `whole` (see `_pieces`) is returned unchanged.
+    Text that can't be read into `pieces` (see `_pieces`) is returned unchanged.
     """
     head = F.to_json(_struct(texts), _ALL)
     text = F.substring(head, F.lit(1), F.length(head) - 1)  # without the closing brace
     for name, value in objects.items():
         text = F.concat(text, F.lit(f',"{name}":'), F.coalesce(value, F.lit("null")))
-    return F.when(whole[BAD].isNull() & whole.isNotNull(), F.concat(text, F.lit("}"))).otherwise(
+    return F.when(pieces[BAD].isNull() & pieces.isNotNull(), F.concat(text, F.lit("}"))).otherwise(
         F.col(TEXT)
     )
 
 
 _PARSED = "__parsed"
 _OP = "__op"
-_RAW = "__raw_after"
+_RAW_AFTER = "__raw_after"
 _BEFORE = "__before"
 _AFTER = "__after"
 _RAW_BEFORE = "__raw_before"
@@ -253,11 +253,11 @@ def decode_envelopes(
     records = with_envelope_json(declared, records, what)
     records = with_nested_values(records, declared, schema, TEXT)
     records = with_nested_values(records, declared, old, TEXT, "before")
-    marks = metadata_columns(records.columns)
+    metadata = metadata_columns(records.columns)
     read = decoding.read(records).withColumn(PROBLEM, decoding.problem(comparable))
     read = read.withColumn(SNAPSHOT, decoding.is_below_changes())
     used_up = (TOMBSTONE, TEXT, UNREAD, *NESTED_COLUMNS)
-    others = [name for name in marks if name not in used_up]
+    others = [name for name in metadata if name not in used_up]
     others += [SNAPSHOT, *map(path_column, decoding.paths)]
     if declared.completes:
         others.append(KEPT)
@@ -387,20 +387,20 @@ class _Decoding:
 
     def read(self, records: DataFrame) -> DataFrame:
         """Return the records with the parts of their envelopes in columns."""
-        marks = [name for name in metadata_columns(records.columns) if name != TEXT]
+        metadata = [name for name in metadata_columns(records.columns) if name != TEXT]
         own_key = [self._own_key(name).alias(f"__own{at}") for at, name in enumerate(self.own)]
         parsed = _parse(self.declared, self._fields_to_parse())
-        read = records.select(*marks, TEXT, *own_key, parsed)
+        read = records.select(*metadata, TEXT, *own_key, parsed)
         read = read.select(
             "*",
             _part("op").alias(_OP),
-            _part("after").alias(_RAW),
+            _part("after").alias(_RAW_AFTER),
             self._row_before().alias(_RAW_BEFORE),
             *[_part(*path.split(".")).alias(path_column(path)) for path in self.paths],
         )
         read = read.select(
             "*",
-            self._converted_row(self.schema, _RAW).alias(_AFTER),
+            self._converted_row(self.schema, _RAW_AFTER).alias(_AFTER),
             self._converted_row(self.old, _RAW_BEFORE).alias(_BEFORE),
             self._unavailable_names().alias(_UNAVAILABLE),
         )
@@ -446,8 +446,10 @@ class _Decoding:
         after = _part("after")
         if self.declared.layout != "maxwell":
             return before
-        whole = _struct({name: F.coalesce(before[name], after[name]) for name in self.old.names})
-        return F.when((_part("op") == "u") & after.isNotNull(), whole).otherwise(before)
+        completed = _struct(
+            {name: F.coalesce(before[name], after[name]) for name in self.old.names}
+        )
+        return F.when((_part("op") == "u") & after.isNotNull(), completed).otherwise(before)
 
     def _own_key(self, name: str) -> Column:
         """Return a column of the record's own key, which is extended JSON for MongoDB's
@@ -476,7 +478,7 @@ class _Decoding:
     def _nested_value(self, name: str, raw: str) -> Column:
         """Return a nested column of the row in column `raw`."""
         after = F.col(NESTED)[name]
-        if raw == _RAW:
+        if raw == _RAW_AFTER:
             return after
         before = F.col(NESTED_BEFORE)[name]
         if self.declared.layout == "maxwell":
@@ -503,7 +505,7 @@ class _Decoding:
         for field in self.schema.fields:
             if placeholder is not None and may_be_unavailable(field.type):
                 # Raw binary values and decimals are strings.
-                found = is_unavailable(placeholder, F.col(_RAW)[field.name], "string")
+                found = is_unavailable(placeholder, F.col(_RAW_AFTER)[field.name], "string")
                 unknown.append(F.when(found, field.name))
         if not unknown:
             return _no_names()
@@ -581,7 +583,7 @@ class _Decoding:
             F.when(op.isNull(), concat_reason(f"not {name}: it has no 'op': ", quote_column(text))),
             F.when(_is_op("t"), TRUNCATE),
             F.when(~_is_op("c", "r", "u", "d", "m"), unknown_operation_column(op)),
-            F.when(_is_op("c", "r", "u") & F.col(_RAW).isNull(), no_row),
+            F.when(_is_op("c", "r", "u") & F.col(_RAW_AFTER).isNull(), no_row),
             F.when(
                 is_keyless,
                 "a delete without the row before it, so its key is unknown (REPLICA IDENTITY is"
@@ -609,7 +611,7 @@ class _Decoding:
             """Return the reason for a column of the value as it was parsed again."""
             payload = F.coalesce(read["payload"], F.struct(read["after"], read["before"]))
             return F.coalesce(
-                _unreadable_column_reason(payload["after"], _RAW, self.schema),
+                _unreadable_column_reason(payload["after"], _RAW_AFTER, self.schema),
                 _unreadable_column_reason(payload["before"], _RAW_BEFORE, self.old),
             )
 
@@ -627,7 +629,7 @@ class _Decoding:
         if placeholder is not None:
             for field in self.schema.fields:
                 is_unknown = F.array_contains(_UNAVAILABLE, field.name)
-                within = contains_unavailable(placeholder, F.col(_RAW)[field.name])
+                within = contains_unavailable(placeholder, F.col(_RAW_AFTER)[field.name])
                 found = {
                     "value": is_unknown,
                     "insert": is_unknown & _is_op("c"),
@@ -651,11 +653,11 @@ class _Decoding:
         for field in self.schema.fields:
             if field.type not in _READ:
                 is_known = _is_op("c", "r", "u") & ~F.array_contains(_UNAVAILABLE, field.name)
-                yield F.when(is_known, self._misfit_reason(field, _RAW, _AFTER))
+                yield F.when(is_known, self._misfit_reason(field, _RAW_AFTER, _AFTER))
         for field in self.old.fields:
             if field.type not in _READ:
                 yield self._misfit_reason(field, _RAW_BEFORE, _BEFORE)
-        for raw, schema in ((_RAW, self.schema), (_RAW_BEFORE, self.old)):
+        for raw, schema in ((_RAW_AFTER, self.schema), (_RAW_BEFORE, self.old)):
             for field in schema.fields:
                 if field.type == "string":
                     yield _surrogate_reason(field, raw)
@@ -665,18 +667,16 @@ class _Decoding:
         because it could not be converted to its declared type.
         """
         if is_nested(field.type):
-            if raw == _RAW:
+            if raw == _RAW_AFTER:
                 return F.col(NESTED_PROBLEMS)[field.name]
             return F.col(NESTED_BEFORE_PROBLEMS)[field.name]
         value = F.col(raw)[field.name]
         sent = envelope_values.raw_value_text(field, value)
-        parts: list[str | Column] = [
-            f"column {field.name!r} is ",
-            quote_column(sent),
-            f", declared {field.type}",
-        ]
+        parts: list[str | Column]
         if field.type in ("float", "double"):
             parts = [f"column {field.name!r} is a number too large for {field.type}"]
+        else:
+            parts = [f"column {field.name!r} is ", quote_column(sent), f", declared {field.type}"]
         if field.type in DATE_TYPES:
             is_date = envelope_values.convert_date(self.declared, field, value).isNotNull()
             parts.append(F.when(is_date, f": {YEARS}").otherwise(""))
@@ -710,7 +710,7 @@ class _Decoding:
             )
             reasons.append(concat_reason(lacks, lacking, advice))
         # The names are parsed only for rows in which a column is null.
-        raw = F.col(_RAW)
+        raw = F.col(_RAW_AFTER)
         has_null = F.lit(False)
         for name in self.schema.names:
             has_null |= raw[name].isNull()
@@ -745,10 +745,10 @@ class _Decoding:
         """Return whether the record has the whole key of the row in columns of its own, without
         nulls.
         """
-        whole = F.lit(bool(self.key) and self.own == self.key)
+        has_all = F.lit(bool(self.key) and self.own == self.key)
         for at in range(len(self.own)):
-            whole &= F.col(f"__own{at}").isNotNull()
-        return whole
+            has_all &= F.col(f"__own{at}").isNotNull()
+        return has_all
 
     def _key_changes(self) -> Column:
         """Return whether an update changes the key."""
@@ -809,8 +809,8 @@ def _absent_path_reason(path: str, *, first: bool) -> Column:
     In a snapshot's row, all but the first path may be missing.
     """
     name = path.removeprefix("source.")
-    whole = F.from_json(F.col(TEXT), _FIELDS)
-    envelope = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
+    message = F.from_json(F.col(TEXT), _FIELDS)
+    envelope = F.coalesce(F.from_json(message["payload"], _FIELDS), message)
     source = F.from_json(envelope["source"], _FIELDS)
     if name == path:  # a field of the envelope itself
         fields = envelope

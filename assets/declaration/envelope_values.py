@@ -102,9 +102,7 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
         try:
             parsed = fastavro.parse_schema(json.loads(text))
         except (*invalid, LookupError, TypeError, ValueError) as error:
-            name = "avro_schema"
-            if which is not None:
-                name = f"avro_schema {which}"
+            name = "avro_schema" if which is None else f"avro_schema {which}"
             raise ConfigurationError(
                 f"{what}: {name} is not an Avro schema: {type(error).__name__}: {error}.",
                 "Copy it from the schema registry or the .avsc file.",
@@ -144,20 +142,20 @@ def json_from_avro(
     """
     if data is None:
         return JsonValue()
-    read = by_id.get(None)
-    if read is None:
+    reader = by_id.get(None)
+    if reader is None:
         if len(data) < _HEADER.size or data[0] != 0:
             begins = data[:5].hex() or "nothing"
             return JsonValue(problem=f"not Avro with a schema id: it begins with {begins}")
         _, number = _HEADER.unpack_from(data)
-        read = by_id.get(number)
+        reader = by_id.get(number)
         data = data[_HEADER.size :]
-        if read is None:
+        if reader is None:
             known = ", ".join(map(str, sorted(filter(None, by_id)))) or "none"
             problem = f"the Avro schema {number} is not declared: avro_schema has {known}"
             return JsonValue(problem=problem)
     try:
-        return JsonValue(json.dumps(read(data), default=_json_default, ensure_ascii=False))
+        return JsonValue(json.dumps(reader(data), default=_json_default, ensure_ascii=False))
     except _UNREADABLE as error:
         problem = f"not Avro of the declared schema: {type(error).__name__}: {error}"
         return JsonValue(problem=problem[:200])

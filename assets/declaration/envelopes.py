@@ -149,9 +149,7 @@ class DebeziumEnvelope(EnvelopeFormat):
         and each is JSON.
         """
         if (self.format == "avro") != (self.avro_schema is not None):
-            article = "no"
-            if self.avro_schema:
-                article = "an"
+            article = "an" if self.avro_schema else "no"
             raise ConfigurationError(
                 f"{_ENVELOPE} has format={self.format!r} and {article} avro_schema.",
                 "Give avro_schema with format='avro', and only with it.",
@@ -180,9 +178,7 @@ class DebeziumEnvelope(EnvelopeFormat):
         if self.on_missing == "default":
             # A document lacks a field that it has no value for; an Avro schema says which columns
             # there are.
-            default = "refuse"
-            if completing:
-                default = "null"
+            default = "null" if completing else "refuse"
             object.__setattr__(self, "on_missing", default)
 
     def _check_decimals(self, declared: Schema) -> None:

@@ -174,11 +174,11 @@ class Projection:
         they are.
         """
         copied = {name.lower() for name in key if self.keeps([name])}
-        found: dict[str, str] = {}
+        by_lower_name: dict[str, str] = {}
         for column in parse_expression(text).columns:
             if column.name.lower() not in copied:
-                found.setdefault(column.name.lower(), column.name)
-        return tuple(found.values())
+                by_lower_name.setdefault(column.name.lower(), column.name)
+        return tuple(by_lower_name.values())
 
     def problem_with_missing_columns(self, key: Sequence[str], *, in_any_order: bool) -> str:
         """Return why it can't be applied to records that lack columns; "" if it can. It can't if
@@ -373,15 +373,15 @@ class PythonExtractor:
         """
         load_function(self, what)  # fail here instead of in every task
         declared = Schema.from_ddl(self.columns, what)
-        marks = metadata_columns(records.columns)
+        metadata = metadata_columns(records.columns)
         columns = [(field.name, field.type) for field in declared.fields]
-        columns += [(name, type_from_spark(records.schema[name].dataType)) for name in marks]
+        columns += [(name, type_from_spark(records.schema[name].dataType)) for name in metadata]
         names = records.columns
         extract = partial(
             _extract, extractor=self, names=names, schema=declared, what=what, deleting=tuple(key)
         )
         entries = convert_in_tasks(records, extract, columns)
-        return entries.select(*map(quote_name, schema.names), *marks)
+        return entries.select(*map(quote_name, schema.names), *metadata)
 
     def apply_arrow(
         self, records: pa.Table, schema: Schema, what: str, deleting: Sequence[Sequence[str]] = ()
@@ -399,8 +399,10 @@ class PythonExtractor:
         entries = pa.Table.from_batches(
             list(_extract(iter(batches), self, names, declared, what, deleting))
         )
-        marks = metadata_columns(names)
-        return entries.rename_columns([*declared.names, *marks]).select([*schema.names, *marks])
+        metadata = metadata_columns(names)
+        return entries.rename_columns([*declared.names, *metadata]).select(
+            [*schema.names, *metadata]
+        )
 
     def describe(self) -> str:
         return f"{self.factory} ({self.columns})"
@@ -470,9 +472,10 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
     except AdjunctError:
         raise
     except Exception as error:  # the user's code
-        failed = "failed"
         if isinstance(error, ImportError | AttributeError | SyntaxError):
             failed = "can't be imported"
+        else:
+            failed = "failed"
         raise ConfigurationError(
             f"{what}: the extractor's factory {extractor.factory} {failed} ({type(error).__name__}:"
             f" {error}).",
@@ -532,10 +535,10 @@ class _FunctionCalls:
         metadata = records.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
         wheres = [*map(self._describe_place, metadata)]
         data = [name for name in records.column_names if not name.startswith("__")]
-        found = first_unreadable(records, data)
-        if found is not None:
-            where = _describe_record(metadata[found.row])
-            raise found.error(self.what, where, hidden=self._is_hidden(found.column))
+        unreadable = first_unreadable(records, data)
+        if unreadable is not None:
+            where = _describe_record(metadata[unreadable.row])
+            raise unreadable.error(self.what, where, hidden=self._is_hidden(unreadable.column))
         entries: list[dict[str, Any]] = []
         origins: list[int] = []  # the row of each entry's record
         tombstones: list[bool] = []
@@ -555,12 +558,12 @@ class _FunctionCalls:
             origins += [row] * len(extracted)
         index = records.column_names.index(TOMBSTONE)
         marked = records.set_column(index, TOMBSTONE, pa.array(tombstones, pa.bool_()))
-        rest = marked.select(metadata_columns(records.column_names))
+        metadata_rows = marked.select(metadata_columns(records.column_names))
         columns = []
         places = [wheres[row] for row in origins]
         for field in self.schema.fields:
             columns.append(self._column([entry[field.name] for entry in entries], field, places))
-        for column in rest.take(pa.array(origins, pa.int64())).columns:
+        for column in metadata_rows.take(pa.array(origins, pa.int64())).columns:
             columns.append(column.combine_chunks())
         return columns
 

@@ -75,11 +75,12 @@ def with_nested_values(
     nested = nested_schema(schema)
     if not nested.fields:
         return records
-    values_name = NESTED
-    problems_name = NESTED_PROBLEMS
     if side == "before":
         values_name = NESTED_BEFORE
         problems_name = NESTED_BEFORE_PROBLEMS
+    else:
+        values_name = NESTED
+        problems_name = NESTED_PROBLEMS
     read = partial(
         _read, index=records.columns.index(text), declared=declared, nested=nested, side=side
     )

@@ -529,9 +529,7 @@ class ChangeStreamOptions:
         """Store `order_by` as a tuple of names. Raises ConfigurationError for one that orders
         nothing.
         """
-        names = tuple(given)
-        if isinstance(given, str):
-            names = (given,)
+        names = (given,) if isinstance(given, str) else tuple(given)
         is_repeated = len(set(names)) < len(names)
         if not names or "" in names or is_repeated:
             raise ConfigurationError(

@@ -219,8 +219,10 @@ class QuerySnapshot:
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         position = resolve_position(spec, what, _given_position(spec, what, self.position), ssps)
-        query: str | Callable[[], object] = str(self.sql)
-        if self.query is not None:
+        query: str | Callable[[], object]
+        if self.query is None:
+            query = str(self.sql)
+        else:
             query = partial(
                 call_user_function, spec, what, "query function", partial(self.query, spark)
             )
@@ -248,19 +250,19 @@ def resolve_position(
             'Give a mapping, as {"lake.accounts.0": "123", …}.',
             dataset=spec.name,
         )
-    wanted: dict[str, SystemStreamPartition] = {}  # by each of its two names
+    ssp_by_name: dict[str, SystemStreamPartition] = {}  # by each of its two names
     for ssp in ssps:
-        wanted |= {str(ssp): ssp, str(ssp.partition): ssp}
+        ssp_by_name |= {str(ssp): ssp, str(ssp.partition): ssp}
     offsets: dict[SystemStreamPartition, str] = {}
     unknown = []
     for name, offset in pairs:
         if not _is_offset(offset):
             raise offset_error(DatasetError, what, name, offset)
-        if str(name) in wanted:
-            offsets[wanted[str(name)]] = str(offset)
+        if str(name) in ssp_by_name:
+            offsets[ssp_by_name[str(name)]] = str(offset)
         else:
             unknown.append(str(name))
-    missing = sorted(map(str, set(wanted.values()) - offsets.keys()))
+    missing = sorted(map(str, set(ssp_by_name.values()) - offsets.keys()))
     problems = []
     if missing:
         problems.append(f"{', '.join(missing)} missing")

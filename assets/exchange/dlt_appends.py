@@ -147,17 +147,17 @@ class LoadAppends:
         if self._streams.appended(stream, self.producer, self.sequence) is not None:
             return
         _, state = self._streams.state(stream)
-        versions = any(state.marked_until)
+        has_versions = any(state.marked_until)
         pairs = zip(state.next, state.marked_until, strict=True)
-        unmarked = any(end > until for end, until in pairs)
+        has_unmarked = any(end > until for end, until in pairs)
         name = f"lake.{stream}"
         step = (
             f"Load into streams of another prefix, or delete the stream: adjunct stream"
             f" delete {stream} --reason …."
         )
-        if disposition == "replace" and unmarked:
+        if disposition == "replace" and has_unmarked:
             problem = f"{name} has records without an end-of-dataset marker, and can't be replaced."
             raise StreamExistsError(problem, step, stream=name)
-        if disposition != "replace" and versions:
+        if disposition != "replace" and has_versions:
             problem = f"{name} has versions, each with a marker: {disposition!r} can't add to it."
             raise StreamExistsError(problem, step, stream=name)

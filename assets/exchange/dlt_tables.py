@@ -41,7 +41,7 @@ _TYPES = {
     "time": "string",
     "wei": "decimal(38,0)",
 }
-_DECIMAL = (38, 9)
+_DECIMAL = (38, 9)  # the most digits, and those after the point of a type without a precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,9 +380,10 @@ def mark_deletions(rows: pa.Table, column: str) -> pa.Table:
     This is what dlt's hint `hard_delete` means.
     """
     given = rows.column(column)
-    deleted = pc.is_valid(given)
     if pt.is_boolean(given.type):
         deleted = pc.fill_null(given, False)
+    else:
+        deleted = pc.is_valid(given)
     return rows.append_column(TOMBSTONE, deleted)
 
 
@@ -396,5 +397,5 @@ def keep_last(rows: pa.Table, column: str, order: str) -> pa.Table:
     number = "__number"  # rows with equal values stay in their order
     numbered = rows.append_column(number, pa.array(range(rows.num_rows), pa.int64()))
     keys = [(column, direction), (number, "ascending")]
-    order_of = pc.sort_indices(numbered, sort_keys=keys, null_placement="at_start")
-    return rows.take(order_of)
+    sorted_rows = pc.sort_indices(numbered, sort_keys=keys, null_placement="at_start")
+    return rows.take(sorted_rows)

@@ -77,9 +77,9 @@ class _Source:
         for _, table in self.declared.tables(self.file):
             waiting.append(table)
             while sum(each.num_rows for each in waiting) >= PART:
-                whole = pa.concat_tables(waiting)
-                yield whole.slice(0, PART)
-                waiting = [whole.slice(PART)]
+                joined = pa.concat_tables(waiting)
+                yield joined.slice(0, PART)
+                waiting = [joined.slice(PART)]
         yield pa.concat_tables(waiting)
 
 

@@ -769,9 +769,7 @@ def _not_merged_error(reader: VersionReader, generations: int, problem: str) -> 
     """Return the error for a version whose rows other engines would have to merge; `problem` says
     what some of its rows are.
     """
-    count = "one generation"
-    if generations != 1:
-        count = f"{generations} generations"
+    count = "one generation" if generations == 1 else f"{generations} generations"
     return DatasetError(
         f"dataset {reader.dataset!r}, version {reader.version}: of the"
         f" {reader.sealed.stored_rows} rows in its {count} some are {problem}, and other engines"

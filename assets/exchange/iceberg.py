@@ -156,9 +156,7 @@ def register_in_iceberg(
             "Rename it.",
             argument="properties",
         )
-    may_replace: MayReplace = "older"
-    if replace_newer:
-        may_replace = "anything"
+    may_replace: MayReplace = "anything" if replace_newer else "older"
     return _register_view(view, catalog, identifier, may_replace, dict(properties or {}))
 
 
@@ -208,8 +206,8 @@ def _register(
         _check_takes_deletes(view, table, identifier)
     holder = f"{_describe_holder(identifier)} ({table.metadata.table_uuid})"
     _retain(view, lake, holder)
-    new = not _is_current(view, paths, table)
-    if new:
+    is_new = not _is_current(view, paths, table)
+    if is_new:
         deletes: list[PositionDeletes] = []
         if isinstance(view, VersionReader) and must_be_masked(view):
             folder = hold_folder(lake, view.dataset, view.version, holder=holder)
@@ -224,7 +222,9 @@ def _register(
         holder,
         lambda: {view.version, *_registered_versions(catalog.load_table(identifier))},
     )
-    return IcebergSnapshot(identifier, snapshot.snapshot_id, view.dataset, view.version, paths, new)
+    return IcebergSnapshot(
+        identifier, snapshot.snapshot_id, view.dataset, view.version, paths, is_new
+    )
 
 
 def _check_not_superseded(
@@ -452,9 +452,7 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
     owner = table.properties.get(DATASET)
     has_data = owner is not None or table.current_snapshot() is not None
     if owner != view.dataset and has_data:
-        held = "data of its own"
-        if owner:
-            held = f"dataset {owner!r}"
+        held = f"dataset {owner!r}" if owner else "data of its own"
         raise errors.DatasetError(
             f"the Iceberg table {identifier!r} holds {held}, which registering"
             f" {_describe_owner(view)} would replace.",
@@ -586,14 +584,14 @@ def _commit(
                 update.union_by_name(files.schema)
             # The files belong to the lake: engines that expire snapshots or drop the table must not
             # delete them.
-            wanted = {DATASET: view.dataset}
+            new_properties = {DATASET: view.dataset}
             if GARBAGE not in table.properties:
-                wanted[GARBAGE] = "false"
+                new_properties[GARBAGE] = "false"
             # The files have no field ids, so readers find columns by this mapping.
-            wanted[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(
+            new_properties[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(
                 files, transaction.table_metadata, before
             )
-            transaction.set_properties(wanted)
+            transaction.set_properties(new_properties)
             # One snapshot: deleting and then adding would leave a snapshot without rows in between.
             snapshot = SnapshotOfFiles(transaction, table.io, summary)
             arriving = _data_files(files, snapshot.missing_paths(files.paths), table, transaction)
@@ -628,8 +626,8 @@ def _data_files(
     view = files.view
     listed = dict(zip(files.paths, files.files, strict=True))
     try:
-        known = _with_hidden(files.hidden, transaction.table_metadata)
-        data_files = list(parquet_files_to_data_files(table.io, known, iter(paths)))
+        with_hidden = _with_hidden(files.hidden, transaction.table_metadata)
+        data_files = list(parquet_files_to_data_files(table.io, with_hidden, iter(paths)))
     except (OSError, ValueError) as error:
         if isinstance(view, VersionReader) and isinstance(error, ValueError):
             _check_stored_types(view, [listed[path].stored for path in paths])
@@ -738,9 +736,7 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
 
 def _describe_view(view: Held) -> str:
     """Return the dataset or stream, and which version or commit of it, for an error."""
-    kind = ", version"
-    if isinstance(view, StreamView):
-        kind = " at commit"
+    kind = " at commit" if isinstance(view, StreamView) else ", version"
     return f"{_describe_owner(view)}{kind} {view.version}"
 
 

@@ -199,16 +199,17 @@ def _map_fields(
     for field in fields:
         before = mapped.get(field.field_id)
         member = None if mine is None else mine.member(field.name)
-        stored = field.name
         if member is not None:
             stored = names.of(parent, field.name)
         elif before is not None:
             stored = before.names[0]
-        inner_type = None if member is None else member.type
+        else:
+            stored = field.name
+        my_type = None if member is None else member.type
         inner = _map_type(
             field.field_type,
             [] if before is None else before.fields,
-            inner_type,
+            my_type,
             names,
             (*parent, stored),
         )
@@ -233,7 +234,7 @@ def _map_type(
         return _map_fields(
             theirs.fields, known, mine if isinstance(mine, Struct) else None, names, stored_steps
         )
-    inner = {field.field_id: field.fields for field in known}
+    known_inner = {field.field_id: field.fields for field in known}
     if isinstance(theirs, ListType):
         element = mine.element if isinstance(mine, Array) else None
         parts = [(theirs.element_id, "element", theirs.element_type, element)]
@@ -245,11 +246,11 @@ def _map_type(
         ]
     else:
         return []
-    found = []
-    for field_id, name, type_, part in parts:
-        fields = _map_type(type_, inner.get(field_id, []), part, names, stored_steps)
-        found.append(MappedField(field_id=field_id, names=[name], fields=fields))
-    return found
+    mapped = []
+    for field_id, name, type_, my_part in parts:
+        fields = _map_type(type_, known_inner.get(field_id, []), my_part, names, stored_steps)
+        mapped.append(MappedField(field_id=field_id, names=[name], fields=fields))
+    return mapped
 
 
 def fields_in_files(metadata: TableMetadata) -> list[NestedField]:

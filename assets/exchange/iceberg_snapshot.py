@@ -126,11 +126,13 @@ class SnapshotOfFiles(_OverwriteFiles):
         """
         entries: dict[tuple[ManifestContent, int], list[ManifestEntry]] = defaultdict(list)
         for entry in self.live:
-            status = ManifestEntryStatus.EXISTING
-            snapshot_id = entry.snapshot_id
+            snapshot_id: int | None
             if entry.data_file in self._deleted_data_files:
                 status = ManifestEntryStatus.DELETED
                 snapshot_id = self._snapshot_id
+            else:
+                status = ManifestEntryStatus.EXISTING
+                snapshot_id = entry.snapshot_id
             listed = entries[_manifest_of(entry.data_file), entry.data_file.spec_id]
             listed.append(
                 ManifestEntry.from_args(

@@ -261,9 +261,7 @@ def _parquet_schema(sampled: SampledFile, parquet: Any, doubts: list[Doubt]) -> 
         if column.physical_type == "INT96":
             int96.add(column.path)
     for field in parquet.schema_arrow:
-        kind = field.type
-        if field.name in int96:
-            kind = pa.timestamp("us", "UTC")
+        kind = pa.timestamp("us", "UTC") if field.name in int96 else field.type
         if pt.is_null(kind):
             doubts.append(Doubt(field.name, "null in all records", "string"))
             kind = pa.string()

@@ -221,9 +221,10 @@ def _stream_not_found_error(lake: Lake, name: str) -> StreamNotFoundError:
             stream=name,
         )
     near = difflib.get_close_matches(name, streams, n=1)
-    step = "Name one of these, or check --lake."
     if near:
         step = f'Did you mean "{near[0]}"?'
+    else:
+        step = "Name one of these, or check --lake."
     return StreamNotFoundError(problem, step, stream=name)
 
 

@@ -122,10 +122,10 @@ class ChangeRecords:
         after = changes.column("after")
         if self.form.images:
             before = self._before(changes.column("before"))
-            own = [pc.struct_field(keys, [index]) for index in range(keys.type.num_fields)]
+            key_columns = [pc.struct_field(keys, [index]) for index in range(keys.type.num_fields)]
             version = pa.array([self.version] * len(before), pa.string())
             at = pa.array([self.at] * len(before), arrow_type("timestamp"))
-            return [*own, changes.column("kind"), before, after, version, at]
+            return [*key_columns, changes.column("kind"), before, after, version, at]
         columns = []
         for name in self.form.columns.names:
             if name in self.form.key:  # deletions have no entry, but a key
@@ -165,14 +165,15 @@ class ChangeRecords:
         on.
         """
         count = changes.num_rows
-        is_deleted = pc.equal(changes.column("kind"), "delete")
         if self.form.images:  # a deletion is a record like others, not a tombstone
-            is_deleted = pa.array(np.zeros(count, bool))
+            is_tombstone = pa.array(np.zeros(count, bool))
+        else:
+            is_tombstone = pc.equal(changes.column("kind"), "delete")
         meta = [
             pa.array(np.full(count, self.partition, np.int32)),
             pa.array(np.arange(offset, offset + count, dtype=np.int64)),
             pa.array([self.at] * count, arrow_type("timestamp")),
-            is_deleted,
+            is_tombstone,
             pa.array(np.zeros(count, np.int32)),
         ]
         return pa.Table.from_arrays([*columns, *meta], schema=records_schema(self.form.schema))
@@ -197,13 +198,13 @@ def record_columns(columns: Schema, key: Sequence[str], *, images: bool) -> Sche
     """
     if not images:
         return columns
-    taken = sorted({*key} & {*_IMAGE_COLUMNS})
-    if taken:
+    shared = sorted({*key} & {*_IMAGE_COLUMNS})
+    if shared:
         raise errors.SchemaMismatchError(
             f"changes with the entries before and after have the columns"
-            f" {', '.join(_IMAGE_COLUMNS)} next to the key, and the key has {taken[0]!r} itself.",
+            f" {', '.join(_IMAGE_COLUMNS)} next to the key, and the key has {shared[0]!r} itself.",
             "Read the changes without them: leave images out. Or rename the column of the dataset.",
-            column=taken[0],
+            column=shared[0],
         )
     entry = str(schema_struct(columns))
     is_sensitive = bool(columns.sensitive)

@@ -156,12 +156,12 @@ class ChangeStreams(NumberedOffsets):
         history = self._history(stream)
         form = self._record_form(history)
         repartitioned = None
-        was = history.manifest.repartitioned
-        if was is not None:
-            offset = commit_offset(was.commit)
+        before = history.manifest.repartitioned
+        if before is not None:
+            offset = commit_offset(before.commit)
             repartitioned = Repartitioning(
-                identity_of(was.partitions),
-                ended=(offset,) * was.partitions,
+                identity_of(before.partitions),
+                ended=(offset,) * before.partitions,
                 continued_at=(offset,) * form.partitions,
             )
         return StreamInfo(
@@ -304,7 +304,7 @@ class ChangeStreams(NumberedOffsets):
         self, ranges: Mapping[SystemStreamPartition, OffsetRange]
     ) -> dict[str, tuple[str, ...]]:
         """Return the ids of the versions that reading the ranges needs, by dataset."""
-        needed: dict[str, dict[str, None]] = {}
+        needed: dict[str, dict[str, None]] = {}  # each id once, in order
         for ssp, span in ranges.items():
             since = parse_commit(span.start, str(ssp))
             until = parse_commit(span.end, str(ssp))
@@ -467,9 +467,9 @@ def choose_versions(history: ServedHistory, since: int, until: int) -> ComparedV
         new = after[-1]
         compactions = history.compactions(since, until)
         if compactions:
-            first = compactions[0].before
-            last = compactions[-1].after
-            if shares_base(old, first) and shares_base(last, new):
+            base_before = compactions[0].before
+            base_after = compactions[-1].after
+            if shares_base(old, base_before) and shares_base(base_after, new):
                 return ComparedVersions(old, new, compactions, by_deltas=True)
     newest_before = next(iter(before), None)
     newest_after = next(iter(after), None)

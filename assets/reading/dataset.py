@@ -421,8 +421,9 @@ def current_versions(
     opened: dict[str, Dataset | None] = {}
     for name, manifest in current_manifests(stored).items():
         reader = stored[name].reader_of(manifest)
-        opened[name] = None
-        if reader is not None:
+        if reader is None:
+            opened[name] = None
+        else:
             opened[name] = Dataset(stored[name], ServedVersion(stored[name], reader))
     return opened
 
@@ -607,8 +608,9 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             try:
                 coerce_key(f"dataset {self.dataset!r}", fields, key)
             except (errors.SchemaMismatchError, errors.NullKeyError) as error:
-                misfits[index] = None
-                if not is_out_of_range(error):
+                if is_out_of_range(error):
+                    misfits[index] = None
+                else:
                     misfits[index] = Problem(State.REFUSED, error)
         return misfits
 

@@ -28,7 +28,7 @@ from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.schemas.version_columns import NamedPart, list_parts
 from dagster_adjunct.resources.user_code import MASKED
 
-_ANCHORS = 32
+_ANCHOR_STEP = 32
 
 
 class TableComparison(NamedTuple):
@@ -109,7 +109,7 @@ def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     row_in_old = np.full(len(new), -1, np.int64)
     if not len(old) or not len(new):
         return row_in_old
-    anchors = np.arange(0, len(old), _ANCHORS)
+    anchors = np.arange(0, len(old), _ANCHOR_STEP)
     hits = pc.index_in(new, value_set=old.take(anchors))
     matched = np.nonzero(hits.is_valid().to_numpy())[0]
     if matched.size:
@@ -494,20 +494,20 @@ def _diff_bucket(
     key = new.sealed.key
     before = _cast(read_entries(old, bucket, threads=threads), types)
     after = _cast(read_entries(new, bucket, threads=threads), types)
-    found = compare_tables(before, after, key, [name for name in types if name not in key])
-    if found is None:
+    compared = compare_tables(before, after, key, [name for name in types if name not in key])
+    if compared is None:
         raise repeated_key_error(old, new)
     samples = _SampledRows(
-        added=smallest_rows(after, found.added, key, sample),
-        removed=smallest_rows(before, found.removed, key, sample),
-        changed_before=smallest_rows(before, found.changed_before, key, sample),
-        changed_after=smallest_rows(after, found.changed_after, key, sample),
+        added=smallest_rows(after, compared.added, key, sample),
+        removed=smallest_rows(before, compared.removed, key, sample),
+        changed_before=smallest_rows(before, compared.changed_before, key, sample),
+        changed_after=smallest_rows(after, compared.changed_after, key, sample),
     )
     return _BucketDiff(
-        added=len(found.added),
-        removed=len(found.removed),
-        changed=len(found.changed_after),
-        unchanged=found.unchanged,
+        added=len(compared.added),
+        removed=len(compared.removed),
+        changed=len(compared.changed_after),
+        unchanged=compared.unchanged,
         samples=samples,
     )
 

@@ -258,17 +258,17 @@ class EntryChanges:
         key = self._new.sealed.key
         aligned = _align(entries)
         values = [name for name in aligned.before.column_names if name not in key]
-        found = compare_tables(aligned.before, aligned.after, key, values)
-        if found is None:
+        compared = compare_tables(aligned.before, aligned.after, key, values)
+        if compared is None:
             raise repeated_key_error(self._old or self._new, self._new)
         # In the order of _KINDS: inserts, deletes, updates. Row -1 stands for no entry.
-        counts = [len(found.added), len(found.removed), len(found.changed_after)]
+        counts = [len(compared.added), len(compared.removed), len(compared.changed_after)]
         no_rows = np.full(max(counts), -1)
         rows_before = np.concatenate(
-            [no_rows[: len(found.added)], found.removed, found.changed_before]
+            [no_rows[: len(compared.added)], compared.removed, compared.changed_before]
         )
         rows_after = np.concatenate(
-            [found.added, no_rows[: len(found.removed)], found.changed_after]
+            [compared.added, no_rows[: len(compared.removed)], compared.changed_after]
         )
         before, after = entries
         columns = {
@@ -278,10 +278,10 @@ class EntryChanges:
             "after": _take_structs(after, rows_after, self.schema.field("after").type),
         }
         order = _order_by(columns["key"])
-        taken = [column.take(order) for column in columns.values()]
+        in_order_of_keys = [column.take(order) for column in columns.values()]
         version = pa.repeat(self.until, len(order))
         at = pa.repeat(pa.scalar(self.at, arrow_type("timestamp")), len(order))
-        return pa.RecordBatch.from_arrays([*taken, version, at], schema=self.schema)
+        return pa.RecordBatch.from_arrays([*in_order_of_keys, version, at], schema=self.schema)
 
     def _take_keys(self, entries: _Entries, rows_before: Any, rows_after: Any) -> pa.StructArray:
         """Return the key of each change: that of the entry after it, of a delete that before it.

@@ -57,13 +57,14 @@ def interval_id_sql(
     """Return the Spark SQL, or DuckDB's, of the id of an interval whose begin is the SQL `begin`, a
     timestamp.
     """
-    micros = "unix_micros({})"
-    days = "unix_date({})"
-    digest = "sha2({}, 256)"
     if duckdb:
         micros = "epoch_us({})"
         days = "({} - DATE '1970-01-01')"
         digest = "sha256({})"
+    else:
+        micros = "unix_micros({})"
+        days = "unix_date({})"
+        digest = "sha2({}, 256)"
     texts = [f"cast({micros.format(begin)} AS STRING)"]
     for name in key:
         column = quote(name)

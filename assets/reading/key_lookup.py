@@ -43,7 +43,7 @@ from dagster_adjunct.resources.schemas.types import has_maps
 from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")
-_MASKED = 20
+_ROWS_READ_PER_KEY = 20
 """Up to how many rows a row group may have for each key that is looked for by its bytes, so that
 reading them all costs less than searching for each key.
 """
@@ -321,7 +321,7 @@ class RowGroup:
             begins = np.searchsorted(values, wanted, "left")
             ends = np.searchsorted(values, wanted, "right")
             return _count_from(begins, ends - begins)
-        are_many = len(keys) * _MASKED > self.rows
+        are_many = len(keys) * _ROWS_READ_PER_KEY > self.rows
         if are_one_column and are_many and isinstance(first, _Bytes):
             values = self.table.column(self._first_name).cast(pa.binary())
             wanted = pa.array([value for (value,) in keys], pa.binary())
@@ -538,10 +538,11 @@ class _TextBuffers(NamedTuple):
 def _offsets_and_data(array: pa.Array) -> _TextBuffers:
     """Return the buffers of an array of strings or binaries."""
     _, offsets, data = array.buffers()
-    own = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1]
+    # A slice shares its buffers with the whole array; these are the offsets of its own values.
+    own_offsets = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1]
     if data is None:
-        return _TextBuffers(own, memoryview(b""))
-    return _TextBuffers(own, memoryview(data))
+        return _TextBuffers(own_offsets, memoryview(b""))
+    return _TextBuffers(own_offsets, memoryview(data))
 
 
 def _numbers(array: pa.Array) -> Any:
@@ -676,7 +677,8 @@ class KeyFiles:
         self._layout = layout
         self._cache = cache
         self._place = f"{store.url}/{generation.folder}"
-        self._as = layout.ddl  # versions with different columns read the same files differently
+        # Part of cache keys: versions with different columns read the same files differently.
+        self._read_as = layout.ddl
         self._types = layout.key_types
         self._plain = tuple(map(plain_converter, layout.key_types))
         self._files: dict[int, _KeyFile] = {}  # by bucket
@@ -779,7 +781,7 @@ class KeyFiles:
             rows = file.reading(lambda: decode_group(footer.metadata, group, data, self._layout))
             return Sized(rows, rows.size)
 
-        return self._cache.get((self._place, self._as, file.file.bucket, group), load)
+        return self._cache.get((self._place, self._read_as, file.file.bucket, group), load)
 
     def _footer(self, file: StoredFile) -> Footer:
         """Return the footer of a file, from the cache, the manifest or the store."""

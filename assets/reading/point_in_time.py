@@ -136,32 +136,32 @@ class PointInTime:
         key fits, the time is one, and no added column has the name of another.
         """
         for name, entry in self.on:
-            found = self._require(types, name, "on")
+            type_ = self._require(types, name, "on")
             kind = self.reader.schema.field(entry).type
-            if not is_widening(found, _compared_type(kind)):
+            if not is_widening(type_, _compared_type(kind)):
                 raise SchemaMismatchError(
-                    f"{self._what}: column {name!r} is {found}, and the key {entry!r} is {kind}.",
+                    f"{self._what}: column {name!r} is {type_}, and the key {entry!r} is {kind}.",
                     "Cast the column to the type of the key.",
                     column=name,
                 )
-        found = self._require(types, self.as_of, "as_of")
-        if found not in _TIMES:
+        type_ = self._require(types, self.as_of, "as_of")
+        if type_ not in _TIMES:
             raise SchemaMismatchError(
-                f"{self._what}: column {self.as_of!r} is {found}: expected a timestamp with a time"
+                f"{self._what}: column {self.as_of!r} is {type_}: expected a timestamp with a time"
                 " zone, or a date.",
                 "Convert it, as in pandas df[name].dt.tz_localize('UTC').",
                 column=self.as_of,
             )
-        taken = {name.lower() for name in types}
+        names_taken = {name.lower() for name in types}
         for column in self.chosen:
-            if column.name.lower() in taken:
+            if column.name.lower() in names_taken:
                 raise SchemaMismatchError(
                     f"{self._what} have a column {column.name!r} already, or two would get this"
                     " name.",
                     f'Give one another name: select=["{column.name} as other_name"].',
                     column=column.name,
                 )
-            taken.add(column.name.lower())
+            names_taken.add(column.name.lower())
 
     def _require(self, types: Mapping[str, str], name: str, argument: str) -> str:
         """Return the type of a column of the records, or of the value that a path leads to. Raises
@@ -218,8 +218,8 @@ class PointInTime:
             self._require_no_early(times.filter(found.is_early))
         entry_rows = self._without_old(found.rows, times, timed.begins)
         for column in self.chosen:
-            taken = timed.entries.select([column.steps[0]]).take(entry_rows)
-            records = records.append_column(column.name, read_path(taken, column.steps))
+            entries = timed.entries.select([column.steps[0]]).take(entry_rows)
+            records = records.append_column(column.name, read_path(entries, column.steps))
         return records
 
     def _without_old(

@@ -113,10 +113,10 @@ class ServedHistory:
         if commit is not None and member_bodies(commit).get(dataset) is not None:
             return cls._up_to(log, commit, _member_manifest(dataset, commit), own.number, shared)
         # It has joined a set that has no commit with it yet: what it had before is served.
-        kept = own.body.get("manifest")
-        if kept is None:
+        body = own.body.get("manifest")
+        if body is None:
             raise no_commit_error(lake, dataset)
-        return cls._up_to(log, own, parse_manifest(dataset, replace(own, body=kept)))
+        return cls._up_to(log, own, parse_manifest(dataset, replace(own, body=body)))
 
     @classmethod
     def _up_to(
@@ -185,10 +185,10 @@ class ServedHistory:
         if is_deletion_commit(commit):
             return Served(number, commit.created_at)
         if redirect_target(commit) is not None:  # it has joined, with the manifest it had, if any
-            kept = commit.body.get("manifest")
-            if kept is None:
+            body = commit.body.get("manifest")
+            if body is None:
                 return Served(number, commit.created_at)
-            commit = replace(commit, body=kept)
+            commit = replace(commit, body=body)
         return Served(number, commit.created_at, parse_manifest(name, commit))
 
     def _commit(self, number: int) -> Commit:
@@ -199,11 +199,12 @@ class ServedHistory:
         """
         if number in self._read:
             return self._read[number]
-        log = self.log.log
-        number_in_log = number
         if self.shared is not None and number > self.joined:
             log = self.shared
             number_in_log = number - self.joined
+        else:
+            log = self.log.log
+            number_in_log = number
         prefix = f"{log.prefix}/manifests/{number_in_log:012d}-"
         keys = [item.key for item in log.store.list(prefix)]
         is_last_own = self.shared is not None and number == self.joined

@@ -143,15 +143,16 @@ class ServedOverTime:
         rows = pa.concat_tables([self._no_rows(), *tables])
         sizes = [table.num_rows for table in tables]
 
-        def of_parts(values: list[int]) -> Any:
+        def by_row(values: list[int]) -> Any:
+            """Return a value for each row, given one for each part."""
             return np.repeat(np.array(values, np.int64), sizes)
 
-        stretch = of_parts([part.stretch for part in self._parts])
-        at = of_parts([part.at for part in self._parts])
+        stretch = by_row([part.stretch for part in self._parts])
+        at = by_row([part.at for part in self._parts])
         part_ends = [-1 if part.until is None else part.until for part in self._parts]
-        until = of_parts(part_ends)
+        until = by_row(part_ends)
         # In the order in which lexsort takes them: the last one counts most.
-        ranks = [of_parts([part.generation.id for part in self._parts])]
+        ranks = [by_row([part.generation.id for part in self._parts])]
         if POSITION in rows.column_names:
             ranks.append(sortable_positions(rows.column(POSITION)))
         if VALID_FROM in rows.column_names:
@@ -179,9 +180,10 @@ class ServedOverTime:
         ends[:-1][has_next] = begins[1:][has_next]  # else it ends with its stretch
         rows = rows.take(order)
         entries = rows.select(self.schema.names)
-        deleted = pa.repeat(pa.scalar(False), rows.num_rows)
         if TOMBSTONE in rows.column_names:
             deleted = rows.column(TOMBSTONE)
+        else:
+            deleted = pa.repeat(pa.scalar(False), rows.num_rows)
         values = {
             VALID_FROM: pa.array(begins, pa.int64()).cast(arrow_type("timestamp")),
             TOMBSTONE: deleted,
@@ -225,9 +227,7 @@ class ServedOverTime:
         ended = newest.selectExpr(
             "*", f"coalesce(lead({_AT}) OVER ({in_stretch} ORDER BY {_AT}), {_UNTIL}) AS __end"
         )
-        deleted = F.lit(False)
-        if TOMBSTONE in placed.columns:
-            deleted = F.col(TOMBSTONE)
+        deleted = F.col(TOMBSTONE) if TOMBSTONE in placed.columns else F.lit(False)
         return ended.select(
             *named_columns(self.schema.names),
             F.timestamp_micros(F.col(_AT)).alias(VALID_FROM),

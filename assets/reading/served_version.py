@@ -110,11 +110,13 @@ class ServedVersion:
         self._stored = stored
         self._leases = leases
         self._holder = holder or f"{socket.gethostname()}, process {os.getpid()}"
-        self._on_damage: OnDamage = "fail"
+        self._on_damage: OnDamage
         if on_damage is not None:
             self._on_damage = on_damage
         elif isinstance(stored.spec, BoundedDataset):
             self._on_damage = stored.spec.on_damage
+        else:
+            self._on_damage = "fail"
         self.damaged: dict[str, errors.ManifestMismatchError] = {}
         # The served version, if it is damaged and an earlier one is read.
         self._avoided: str | None = None
@@ -135,11 +137,13 @@ class ServedVersion:
         self._ended: errors.AdjunctError | None = None  # why `_current` is empty
         if fixed is None:
             self._commit, manifest = stored.newest()
-            fixed = stored.reader_of(manifest)
-            if fixed is None:
+            reader = stored.reader_of(manifest)
+            if reader is None:
                 self._ended = stored.not_served_error(manifest)
-        if fixed is not None:
-            self._current.append(VersionInUse(fixed))
+        else:
+            reader = fixed
+        if reader is not None:
+            self._current.append(VersionInUse(reader))
         # A dataset that is never closed releases its lease when it is garbage collected. Not at the
         # end of the process: nothing renews the lease then, so it expires.
         weakref.finalize(self, _release_idle, self._current).atexit = False

@@ -82,7 +82,7 @@ def resolve_version(
         if version is None:
             assert as_of is not None
             return history.served_as_of(as_of)
-        if version_number(version):
+        if version_number(version):  # it has the form of an id; raises if it was discarded
             manifest.check_kept(version)
         return history.find_by_prefix(version) or read_committed_version(log, manifest, version)
     if version is not None:
@@ -106,8 +106,9 @@ def resolve_version(
 def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> None:
     """Raise ConfigurationError unless one of both is given, and a time has a zone."""
     if (version is None) == (as_of is None):
-        asked = "neither version nor as_of"
-        if version is not None:
+        if version is None:
+            asked = "neither version nor as_of"
+        else:
             asked = f"both version {version!r} and as_of {as_of}"
         raise errors.ConfigurationError(
             f"dataset {dataset!r}: {asked} is given, expected one of the two.",
@@ -573,8 +574,10 @@ class StoredVersions(VersionOperations):
 
         assert isinstance(self.spec, BoundedDataset)
         source = open_source(systems, self.spec, self._lake)
-        known: DatasetManifest = source.first_manifest()
-        if manifest is not None:
+        known: DatasetManifest
+        if manifest is None:
+            known = source.first_manifest()
+        else:
             known = source.follow_repartition(manifest) or manifest
         offered = source.next(as_bounded(known))
         if isinstance(offered, Awaiting):
@@ -765,15 +768,16 @@ class _Unserved:
         """Return the error that no version can be read. `waiting` describes what the next version
         waits for, None if that is unknown.
         """
-        step = (
-            "Advance it when a version is completely delivered: materialise its asset, or use"
-            " adjunct run MODULE:APP."
-        )
         if self.is_computed:
             command = f"adjunct dataset advance {name} MODULE:APP"
             if self.has_partitions:
                 command += " --partition NAME"
             step = f"Materialise {self._describe_partitions()} in Dagster, or run {command}."
+        else:
+            step = (
+                "Advance it when a version is completely delivered: materialise its asset, or use"
+                " adjunct run MODULE:APP."
+            )
         return errors.NoSealedVersionError(
             f"dataset {name!r} has no version to read yet: {self._describe_cause(waiting)}.",
             step,
@@ -794,9 +798,10 @@ class _Unserved:
                 f"{done}, and other members of its version set wait for the end-of-dataset markers"
                 f" of {', '.join(others)}"
             )
-        version = "the first version"
         if awaiting.version:
             version = f"version {awaiting.version!r}"
+        else:
+            version = "the first version"
         since = ""
         if self.manifest is not None and self.manifest.awaited:
             since = f" since {self.manifest.awaited.since:%Y-%m-%d %H:%M} UTC"
@@ -856,8 +861,8 @@ def no_complete_version_error(
     """Return the error for a declared dataset of which no version is complete: the next one
     waits for `awaiting`.
     """
-    known = _Unserved(spec, manifest)
+    unserved = _Unserved(spec, manifest)
     waiting = None
-    if known.is_delivered:
-        waiting = known.describe_waiting(awaiting)
-    return known.error(spec.name, waiting)
+    if unserved.is_delivered:
+        waiting = unserved.describe_waiting(awaiting)
+    return unserved.error(spec.name, waiting)

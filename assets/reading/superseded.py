@@ -50,8 +50,8 @@ MOST_ROWS = 64_000_000
 _SECONDS_A_ROW = 0.2e-6
 _MAX_SESSIONS = 4  # of Spark, whose frames a mask keeps
 _making = threading.Lock()
-_CODES = 2**62
-_DIGEST = hashlib.sha256().digest_size
+_MOST_CODES = 2**62
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class StoredRows(NamedTuple):
@@ -96,7 +96,7 @@ def _list_generations(files: Sequence[StoredFile]) -> Any:
     return np.repeat(numbers, [stored.file.rows for stored in files])
 
 
-def kept_rows(stored: StoredRows, key: Sequence[str], *, by_time: bool = False) -> Any:
+def mark_entries(stored: StoredRows, key: Sequence[str], *, by_time: bool = False) -> Any:
     """Return a mask (numpy) of the rows that are entries: the newest row of their key, and no
     tombstone.
 
@@ -105,10 +105,10 @@ def kept_rows(stored: StoredRows, key: Sequence[str], *, by_time: bool = False) 
     the highest (valid_from, position, generation) counts.
     """
     rows, generations = stored
-    kept: Any = ~rows.column(TOMBSTONE).to_numpy()
+    is_entry: Any = ~rows.column(TOMBSTONE).to_numpy()
     in_deltas = generations != generations.min()
     if not by_time and not in_deltas.any():  # a generation has one row of a key
-        return kept
+        return is_entry
     codes = key_codes(rows.select(key).columns)
     # In the order in which lexsort takes them: the last one counts most.
     ranks = [generations, sortable_positions(rows.column(POSITION))]
@@ -122,9 +122,9 @@ def kept_rows(stored: StoredRows, key: Sequence[str], *, by_time: bool = False) 
     order = np.lexsort([*[rank[contested] for rank in ranks], keys])
     next_has_same_key = np.diff(keys[order]) == 0
     superseded = contested[order[:-1][next_has_same_key]]
-    kept = kept.copy()
-    kept[superseded] = False
-    return kept
+    is_entry = is_entry.copy()
+    is_entry[superseded] = False
+    return is_entry
 
 
 def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
@@ -138,7 +138,7 @@ def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     span = 1  # all codes are below
     for column in columns:
         numbers, limit = number_values(column)
-        if span * limit > _CODES:  # they would not fit: number those that occur
+        if span * limit > _MOST_CODES:  # they would not fit: number those that occur
             codes, span = number_values(pa.chunked_array([pa.array(codes)]))
         codes = codes * limit + numbers
         span *= limit
@@ -282,8 +282,8 @@ class Mask:
         """Return the stored mask, or None if it is torn or damaged, or was made for other files
         than `files`.
         """
-        digest = data[:_DIGEST]
-        content = data[_DIGEST:]
+        digest = data[:_DIGEST_BYTES]
+        content = data[_DIGEST_BYTES:]
         if hashlib.sha256(content).digest() != digest:
             return None
         table = pa.ipc.open_stream(content).read_all()
@@ -362,12 +362,12 @@ def make_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> Mask:
     by_bucket: dict[int, list[StoredFile]] = {}
     for stored in list_stored_files(store, dataset, sealed):
         by_bucket.setdefault(stored.file.bucket, []).append(stored)
-    bits: dict[tuple[int, int], bytes] = {}
+    bits: dict[tuple[int, int], bytes] = {}  # by generation and bucket
     for bucket, files in sorted(by_bucket.items()):
         keys = pa.concat_tables([_keys_of(stored, sealed) for stored in files])
-        kept = kept_rows(StoredRows(keys, _list_generations(files)), sealed.key)
+        is_entry = mark_entries(StoredRows(keys, _list_generations(files)), sealed.key)
         ends = np.cumsum([stored.file.rows for stored in files])
-        for stored, part in zip(files, np.split(kept, ends[:-1]), strict=True):
+        for stored, part in zip(files, np.split(is_entry, ends[:-1]), strict=True):
             if not part.all():
                 packed = np.packbits(~part, bitorder="little").tobytes()
                 bits[stored.generation.id, bucket] = packed

@@ -174,7 +174,7 @@ def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
             by_time[version.valid_from] = version
     found = []
     for start, end in pairwise([*sorted(by_time), None]):
-        if start is not None:
+        if start is not None:  # always: only the last end is None
             found.append(Span(by_time[start], start, end))
     return tuple(found)
 
@@ -196,10 +196,10 @@ def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion
             dataset=dataset,
             version=old.id,
         )
-    old_types = old.columns.select(old.key).types
-    newest_types = newest.columns.select(newest.key).types
-    old_key = (old.key, old.partition_by, old_types)
-    if old_key != (newest.key, newest.partition_by, newest_types):
+    old_key_types = old.columns.select(old.key).types
+    newest_key_types = newest.columns.select(newest.key).types
+    old_key = (old.key, old.partition_by, old_key_types)
+    if old_key != (newest.key, newest.partition_by, newest_key_types):
         raise DatasetError(
             f"{what}they have different keys.",
             "Discard the older versions (adjunct dataset expire), or declare the dataset under a"
@@ -207,11 +207,12 @@ def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion
             dataset=dataset,
             version=old.id,
         )
-    now = newest.columns.types
+    newest_types = newest.columns.types
     for field in old.columns.fields:
-        if field.name in now and not is_widening(field.type, now[field.name]):
+        if field.name in newest_types and not is_widening(field.type, newest_types[field.name]):
             raise DatasetError(
-                f"{what}its column {field.name!r} is {field.type}, and {now[field.name]} there.",
+                f"{what}its column {field.name!r} is {field.type}, and"
+                f" {newest_types[field.name]} there.",
                 "Discard the older versions (adjunct dataset expire), or give the column a new"
                 " name.",
                 dataset=dataset,
@@ -482,22 +483,24 @@ def intervals_sql(
     """
     reader = entries.reader
     key = ", ".join(map(quote, reader.sealed.key))
-    whole = (
+    rest_of_interval = (
         f"(PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED"
         " FOLLOWING)"
     )
     latest = set(reader.sealed.latest_columns)
-    last = [f"last_value({VALID_TO}) OVER {whole} AS __until"]
+    end_columns = [f"last_value({VALID_TO}) OVER {rest_of_interval} AS __until"]
     columns = []
     for index, name in enumerate(reader.schema.names):
         if name in latest:
-            last.append(f"last_value({quote(name)}) OVER {whole} AS __latest_{index}")
+            end_columns.append(
+                f"last_value({quote(name)}) OVER {rest_of_interval} AS __latest_{index}"
+            )
             columns.append(f"__latest_{index} AS {quote(name)}")
         else:
             columns.append(quote(name))
-    exact = ""
+    within_history = ""
     if history_edge(reader) is not None:
-        exact = f" AND (__until IS NULL OR __until > {edge})"
+        within_history = f" AND (__until IS NULL OR __until > {edge})"
     names = time_column_names(reader, interval_id=entries.interval_id)
     if names.valid_from is not None:
         columns.append(f"{VALID_FROM} AS {names.valid_from}")
@@ -510,8 +513,8 @@ def intervals_sql(
         columns.append(f"{identity} AS {entries.id_column}")
     runs = _runs_sql(reader, rows, quote, comparable or _compare_as_it_is)
     return (
-        f"WITH {runs}, ended AS (SELECT *, {', '.join(last)} FROM runs) SELECT"
-        f" {', '.join(columns)} FROM ended WHERE __starts AND NOT {TOMBSTONE}{exact}"
+        f"WITH {runs}, ended AS (SELECT *, {', '.join(end_columns)} FROM runs) SELECT"
+        f" {', '.join(columns)} FROM ended WHERE __starts AND NOT {TOMBSTONE}{within_history}"
     )
 
 

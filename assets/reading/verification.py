@@ -48,9 +48,10 @@ class VerifyReport:
 
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
-        first = "; ".join(map(str, self.damaged[:3]))
-        outcome = "all as listed"
-        if not self.ok:
+        if self.ok:
+            outcome = "all as listed"
+        else:
+            first = "; ".join(map(str, self.damaged[:3]))
             outcome = f"{len(self.damaged)} damaged: {first}"
         size = f"{self.objects:,} objects, {self.bytes:,} bytes"
         return f"dataset {self.dataset}, version {self.version}: {size}, {outcome}"

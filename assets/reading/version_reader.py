@@ -40,7 +40,7 @@ from dagster_adjunct.assets.reading.superseded import (
     Mask,
     StoredRows,
     can_have_mask,
-    kept_rows,
+    mark_entries,
     read_mask,
     read_stored_rows,
 )
@@ -432,10 +432,10 @@ def key_range(
         (begin,) = _leading_values(what, fields, prefix)
         assert isinstance(begin, bytes)
         # The least bytes that are greater than all bytes with this prefix, if there are any.
-        kept = begin.rstrip(b"\xff")
-        if not kept:
+        stripped = begin.rstrip(b"\xff")
+        if not stripped:
             return Bounds((begin,), None)
-        return Bounds((begin,), (kept[:-1] + bytes([kept[-1] + 1]),))
+        return Bounds((begin,), (stripped[:-1] + bytes([stripped[-1] + 1]),))
     values = _leading_values(what, fields, prefix)
     if not values:
         return Bounds((), None)
@@ -446,9 +446,11 @@ def _leading_values(what: str, fields: Sequence[Field], values: object) -> Key:
     """Return a value of the first key column, or a tuple of values of leading ones, in plain form.
     Raises SchemaMismatchError and NullKeyError for values that do not fit.
     """
-    given: tuple[object, ...] = (values,)
+    given: tuple[object, ...]
     if isinstance(values, tuple | list):
         given = tuple(values)
+    else:
+        given = (values,)
     if len(given) <= len(fields):  # of too many values, the error names all columns
         leading = fields[: len(given)]
     else:
@@ -746,10 +748,10 @@ class VersionReader:
         """
         bounds = key_range(self._what, self._key, prefix, start, end)
         items = [self._bucket_items(bucket, bounds) for bucket in self.buckets]
-        merged: Iterator[tuple[tuple[Any, ...], Entry]] = iter(())
+        merged: Iterator[tuple[tuple[Any, ...], Entry]]
         if len(items) == 1:
             merged = items[0]
-        elif items:
+        else:
             merged = heapq.merge(*items, key=itemgetter(0))
         if len(self._key) == 1:
             return ((value, entry) for (value,), entry in merged)
@@ -764,10 +766,7 @@ class VersionReader:
         """Return the keys of a table, in plain form, by their bucket."""
         placed: dict[int, list[Key]] = {}
         for values in zip(*(column.to_pylist() for column in keys.columns), strict=True):
-            given: object = values
-            if len(values) == 1:
-                given = values[0]
-            key = self._plain_key(given)
+            key = self._plain_key(values[0] if len(values) == 1 else values)
             placed.setdefault(self._bucket(key), []).append(key)
         return placed
 
@@ -883,9 +882,9 @@ def entries_among(view: VersionReader, stored: StoredRows) -> pa.Table:
     sealed = view.sealed
     rows = stored.rows
     if rows.num_rows and sealed.positioned:
-        kept = kept_rows(stored, sealed.key, by_time=sealed.history is not None)
-        if not kept.all():
-            rows = rows.filter(pa.array(kept))
+        is_entry = mark_entries(stored, sealed.key, by_time=sealed.history is not None)
+        if not is_entry.all():
+            rows = rows.filter(pa.array(is_entry))
     return rows.select(sealed.columns.names)
 
 

@@ -88,8 +88,9 @@ def delete_dataset_objects(
     """
     check_deletable(dataset, seen)
     log = DatasetLog(lake, dataset).log
-    last = seen
-    if not commit_log.is_deletion_commit(seen):
+    if commit_log.is_deletion_commit(seen):
+        last = seen
+    else:
         key = f"{log.prefix}/deleting-{uuid.uuid4().hex}.json"
         lake.store.put_if_absent(
             key, json.dumps(list_deletable_objects(lake, dataset, seen)).encode()
@@ -146,10 +147,11 @@ def plan_retired(
     `held` gives the reasons why versions are needed, by id ("*": all). `kept_from` is the number of
     the oldest version that the policy keeps, 0 for all.
     """
-    why_kept = "all versions are kept"
-    if policy.keep is not None:
+    if policy.keep is None:
+        why_kept = "all versions are kept"
+    else:
         why_kept = f"version {kept_from} is among the newest {policy.keep}"
-    reasons = [(kept_from, why_kept)]  # by the number of the version that is needed
+    reasons = [(kept_from, why_kept)]  # the number of a version that is needed, and why
     reasons += [(version_number(version), why) for version, why in held.items()]
     discarded: list[RetentionDecision] = []
     kept: list[RetentionDecision] = []
@@ -391,9 +393,7 @@ def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[s
     if manifest.declaration.order == "name":
         newest_build = {ref.name: ref for ref in reversed(sealed)}  # the last one counts
         sealed = [ref for ref in sealed if newest_build[ref.name] is ref]
-    why = "all are kept"
-    if policy.keep is not None:
-        why = f"among the newest {policy.keep}"
+    why = "all are kept" if policy.keep is None else f"among the newest {policy.keep}"
     return {ref.id: why for ref in sealed[: policy.keep]}
 
 
@@ -443,12 +443,8 @@ class DiscardReport(Report):
 
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
-        verb = "discarded"
-        if self.dry_run:
-            verb = "would discard"
-        what = "generation(s)"
-        if self.retained_from is None:
-            what = "version(s)"
+        verb = "would discard" if self.dry_run else "discarded"
+        what = "version(s)" if self.retained_from is None else "generation(s)"
         parts = [f"dataset {self.dataset}: {verb} {len(self.discarded)} {what}"]
         if self.discarded and self.retained_from:
             parts.append(f"versions from {self.retained_from} on can be read")

@@ -132,13 +132,12 @@ class ErasureReport(Report):
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
         rows = sum(version.rows for version in self.rewritten)
-        of = "rows of {} generations"
+        count = len(self.rewritten)
         if self.retained_from is None:
-            of = "entries of {} versions"
-        parts = [
-            f"dataset {self.dataset}: {self.keys} key(s),"
-            f" {rows} {of.format(len(self.rewritten))} erased"
-        ]
+            erased = f"{rows} entries of {count} versions"
+        else:
+            erased = f"{rows} rows of {count} generations"
+        parts = [f"dataset {self.dataset}: {self.keys} key(s), {erased} erased"]
         if self.retained_from is not None:
             parts.append(f"versions from {self.retained_from} on can be read")
         parts.append(f"{self.proof.objects} objects with {self.proof.rows:,} rows searched")
@@ -173,17 +172,17 @@ def erase_keys(
     """
     log = DatasetLog(lake, dataset)
     manifest = log.require().manifest
-    wanted = _validate_request(manifest, keys, reason, by)
+    key_set = _validate_request(manifest, keys, reason, by)
     work: GenerationErasure | VersionErasure
     if isinstance(manifest, UnboundedManifest):
-        work = GenerationErasure(log, wanted, by)
+        work = GenerationErasure(log, key_set, by)
     else:
-        work = VersionErasure(log, wanted, by)
+        work = VersionErasure(log, key_set, by)
     manifest = work.commit(reason)
     deletion = delete_doomed(log, manifest, roots, read_lake_clock(lake, dataset), by=by)
     superseded = key_search.delete_superseded_documents(log)
-    past = key_search.redact_past_manifests(log, wanted)
-    proof = key_search.search_keys(log, wanted)
+    past = key_search.redact_past_manifests(log, key_set)
+    proof = key_search.search_keys(log, key_set)
     pending = []
     for held in (*deletion.spared, *work.builds):
         if _has_found_keys(held, proof):
@@ -194,7 +193,7 @@ def erase_keys(
         elsewhere.append(f"older object versions in {lake.url}, if the bucket keeps them")
     return ErasureReport(
         dataset=dataset,
-        keys=len(wanted),
+        keys=len(key_set),
         reason=reason,
         by=by,
         rewritten=work.rewritten(manifest),
@@ -224,8 +223,8 @@ def _validate_request(
     ConfigurationError for no keys, no reason, or a reason that contains a key.
     """
     what = f"dataset {manifest.name!r}"
-    wanted = KeySet.of(what, _key_fields(manifest), keys)
-    if not len(wanted):
+    key_set = KeySet.of(what, _key_fields(manifest), keys)
+    if not len(key_set):
         raise errors.ConfigurationError(
             f"{what}: argument 'keys' is empty.",
             "Give one or more keys.",
@@ -233,14 +232,14 @@ def _validate_request(
             dataset=manifest.name,
         )
     require_audit_fields("erase keys of", manifest.name, reason, by, dataset=manifest.name)
-    if wanted.with_text().is_named_in(reason):
+    if key_set.with_text().is_named_in(reason):
         raise errors.ConfigurationError(
             f"{what}: the reason of the erasure contains a key to erase, and would store it.",
             "Give the number or date of the request instead.",
             argument="reason",
             dataset=manifest.name,
         )
-    return wanted
+    return key_set
 
 
 def _key_fields(manifest: DatasetManifest) -> tuple[Field, ...]:
@@ -328,10 +327,10 @@ def _write_file_without(
 
     def rows_without_keys() -> Iterator[pa.Table]:
         for rows in stored.row_groups(list(layout.stored.columns)):
-            kept = np.ones(rows.num_rows, dtype=bool)
-            kept[keys.rows_in(rows)] = False
+            stays = np.ones(rows.num_rows, dtype=bool)
+            stays[keys.rows_in(rows)] = False
             # An unbounded table may have files from before its columns were changed.
-            yield conform_to_layout(rows.filter(kept), layout)
+            yield conform_to_layout(rows.filter(stays), layout)
 
     writer = BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options)
     written = write_bucket_file(writer, rows_without_keys())
@@ -602,9 +601,9 @@ class _Erasure(ABC, Generic[M, R]):
         """
         redacted = manifest_from_body(redact(after.model_dump(mode="json"), self.keys))
         assert isinstance(redacted, type(after))
-        kept = redacted.reachable() | deleted
+        not_doomed = redacted.reachable() | deleted
         doomed = dict.fromkeys([*manifest.doomed, *self.garbage, *replaced])
-        doomed_now = tuple(entry for entry in doomed if entry not in kept)
+        doomed_now = tuple(entry for entry in doomed if entry not in not_doomed)
         if redacted == manifest and doomed_now == manifest.doomed:
             return None
         change = Change(action=ERASE_ACTION, version=version, reason=reason)
@@ -614,11 +613,12 @@ class _Erasure(ABC, Generic[M, R]):
         self, error: errors.ManifestMismatchError, part: Any
     ) -> errors.ManifestMismatchError:
         """Return the error that a part of the dataset could not be searched."""
-        action = f"rebuild the dataset ({self.log.name})"
         about = {}
         if isinstance(part, VersionRef):
             action = f"give the version up (revoke, drop and discard {part.id})"
             about = {"version": part.id}
+        else:
+            action = f"rebuild the dataset ({self.log.name})"
         problem = f"{error.problem} It is unknown whether it holds a key, so nothing was erased."
         next_step = f"Restore that object, or {action}, and run the erasure again."
         return error.reworded(problem, next_step, dataset=self.log.name, **about)
@@ -638,9 +638,7 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         served = {generation.folder for generation in manifest.served_generations}
         rewritten = []
         for made in self.made.values():
-            state = "building"
-            if made.new.folder in served:
-                state = "served"
+            state = "served" if made.new.folder in served else "building"
             rewritten.append(
                 RewrittenVersion(made.old.folder, made.new.folder, None, state, made.rows)
             )
@@ -658,10 +656,10 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         """Return the replacement of a generation, None if it holds no key."""
         layout, generation = part
         version = manifest.version
-        state = "being built"
         if version is not None and generation in version.generations:
-            state = f"version {version.id}"
-        what = f"dataset {self.log.name!r}, {state}"
+            what = f"dataset {self.log.name!r}, version {version.id}"
+        else:
+            what = f"dataset {self.log.name!r}, being built"
         files = list_generation_files(self.log.lake.store, what, generation)
         affected = count_rows_by_file(files, layout, self.keys)
         if not affected:
@@ -756,19 +754,17 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         if not generations:  # a version has at least one
             generations = [self._replacement_of(first)]
         is_alone = len(generations) == 1
-        rows = version.rows
+        rows: int | None
         if version.history is not None:
-            rows = None
-            if is_alone:
-                rows = count_current_rows(generations[0])
-        elif rows is not None:
-            rows -= sum(made.live for made in replaced)
+            rows = count_current_rows(generations[0]) if is_alone else None
+        elif version.rows is not None:
+            rows = version.rows - sum(made.live for made in replaced)
         elif is_alone and generations[0].id == first.id and version.order_by is None:
             # All deltas have become empty. What is left is usually a base; it is a delta, perhaps
             # with tombstones, if an earlier erasure removed the base.
+            rows = None if count_deletions(generations[0]) else generations[0].rows
+        else:
             rows = None
-            if not count_deletions(generations[0]):
-                rows = generations[0].rows
         return version.after(
             id=version_id(number, commit_id),
             number=number,
@@ -841,9 +837,9 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
         key. Files are only written again if they do.
         """
         sealed = self.log.read_version(part)
-        attempt = None
         files = list_stored_files(self.log.lake.store, self.log.name, sealed)
         affected = count_rows_by_file(files, sealed.layout, self.keys)
+        attempt = None
         new = sealed
         if affected:
             rewrite = partial(self._rewrite, sealed, files, affected)

@@ -82,11 +82,11 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     if action == _DISCARD_ACTION:
         return redacted
     if action == ERASE_ACTION:
-        wanted = keys.with_text()
+        keys_in_reason = keys.with_text()
     else:
-        wanted = keys
+        keys_in_reason = keys
     for name in redacted.keys() & _REASONS:
-        if isinstance(redacted[name], str) and wanted.is_named_in(redacted[name]):
+        if isinstance(redacted[name], str) and keys_in_reason.is_named_in(redacted[name]):
             redacted[name] = CLEARED
     return redacted
 
@@ -277,11 +277,11 @@ def _search_file(store: ObjectStore, keys: KeySet, item: ObjectInfo) -> _FileSea
     except SchemaMismatchError as error:
         first_line, _, _ = str(error.__cause__).partition("\n")
         return _FileSearch(unread=KeyFinding(item.key, f"{_UNREADABLE}: {first_line}"))
-    found = None
+    finding = None
     if hits:
         rows = f"{hits} row has" if hits == 1 else f"{hits} rows have"
-        found = KeyFinding(item.key, f"{rows} one of the keys")
-    return _FileSearch(file.metadata.num_rows, found)
+        finding = KeyFinding(item.key, f"{rows} one of the keys")
+    return _FileSearch(file.metadata.num_rows, finding)
 
 
 def _find_missing_files(log: DatasetLog, existing: set[str]) -> list[KeyFinding]:
@@ -321,16 +321,18 @@ class Leftovers(NamedTuple):
 def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> Leftovers:
     """Return the leftovers that hold a key, and are not doomed already."""
     store = log.lake.store
-    known = manifest.reachable() | set(manifest.doomed)
+    listed = manifest.reachable() | set(manifest.doomed)
     unknown_files = []
     for item in store.list(f"{log.prefix}/data/"):
-        if _folder_from_key(item.key) not in known:
+        if _folder_from_key(item.key) not in listed:
             unknown_files.append(item)
-    seen = search_files(store, unknown_files, keys)
+    searched = search_files(store, unknown_files, keys)
     # Unreadable files may contain the keys, so they are deleted too.
-    holding = {_folder_from_key(finding.object) for finding in (*seen.found, *seen.unsearched)}
+    holding = {
+        _folder_from_key(finding.object) for finding in (*searched.found, *searched.unsearched)
+    }
     documents = {item.key for item in store.list(f"{log.prefix}/versions/")}
-    unknown = sorted(documents - known)
+    unknown = sorted(documents - listed)
     for finding in filter(None, map(partial(_search_document, log, keys), unknown)):
         if finding.finding != _UNREADABLE:
             holding.add(finding.object)

@@ -80,12 +80,12 @@ def add_order(
         below = F.when(F.col(SNAPSHOT), change_values.SNAPSHOT_ROWS).otherwise(0).cast("bigint")
         return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT)
     are_texts = change_values.position_type(order, schema) == "string"
-    wanted = _comparable_samples(order, samples, are_texts)
+    first_values = _comparable_samples(order, samples, are_texts)
     parts: list[Column] = []
     reasons: list[Column] = []
     is_snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
     paths = []
-    for name, value, sample in zip(order, order_columns(order, schema), wanted, strict=True):
+    for name, value, sample in zip(order, order_columns(order, schema), first_values, strict=True):
         if are_texts:
             part = change_values.sortable_column(value, name, sample)
         elif name in schema.names:
@@ -119,9 +119,9 @@ def _add_group_order(rows: DataFrame, order: Order) -> DataFrame:
     each group of columns, by its ordering column in `order`. A row that sets no group gets a
     problem.
     """
-    names_group = reduce(or_, (named_column(name).isNotNull() for name in order))
+    sets_group = reduce(or_, (named_column(name).isNotNull() for name in order))
     rows = rows.withColumn(ORDER, F.lit(0).cast("bigint")).drop(SNAPSHOT)
-    return add_problem(rows, F.when(~names_group, no_group_reason(order)))
+    return add_problem(rows, F.when(~sets_group, no_group_reason(order)))
 
 
 def no_group_reason(order: Order) -> str:
@@ -221,17 +221,17 @@ def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
     spec = source.spec
     following = source.spec.following
     schema = relevant_schema(source)
-    outside = F.expr(unreadable_condition(TIMESTAMP, "timestamp"))
-    records = records.withColumn(TIMESTAMP, F.when(~outside, F.col(TIMESTAMP)))
+    is_unreadable = F.expr(unreadable_condition(TIMESTAMP, "timestamp"))
+    records = records.withColumn(TIMESTAMP, F.when(~is_unreadable, F.col(TIMESTAMP)))
     if following.on_bad_change != "fail":
         given = F.struct(*[named_column(name) for name in source.records.names])
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
     readable = with_read_paths(spec, schema)
-    read = list_read_paths(readable, schema)
+    paths = list_read_paths(readable, schema)
     order_by = []
     for name in following.ordering:
         # The format decodes the column; the path into it is read below.
-        order_by.append(split_path(name)[0] if name in read else name)
+        order_by.append(split_path(name)[0] if name in paths else name)
     key = []
     for name in spec.key:
         if spec.steps_to(name)[0] in schema:  # else the extractor makes it
@@ -244,7 +244,7 @@ def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
         order_by=tuple(dict.fromkeys(order_by)),
         comparable=bool(order_by) or len(source.ssps) == 1,
     )
-    return _reject_unreadable(add_read_paths(rows, read), readable)
+    return _reject_unreadable(add_read_paths(rows, paths), readable)
 
 
 def add_read_paths(rows: DataFrame, paths: Sequence[str]) -> DataFrame:
@@ -290,13 +290,14 @@ def decode_changes(
     spec = source.spec
     following = spec.following
     rows = _reject_unplaced(spec, decode_rows(source, records))
-    position = F.col(OFFSET)
     if following.groups:
         rows = _add_group_order(rows, following.ordering)
         position = F.col(ORDER)
     elif following.order is not None:
         rows = add_order(spec, rows, readable_schema(source), samples)
         position = F.col(ORDER)
+    else:
+        position = F.col(OFFSET)
     if positions_from and following.order_by is None:
         position = position + F.lit(positions_from).cast("bigint")
     if following.history is not None:
@@ -304,9 +305,9 @@ def decode_changes(
     schema = relevant_schema(source)
     rows = rows.drop(*list_read_paths(readable_schema(source), schema))
     if spec.extractor is not None:
-        made = extracted_columns(spec, source.schema, schema)
-        entries = _extract_entries(spec, rows, made, describe_input(spec))
-        rows = _reject_unreadable(entries, made)
+        extracted = extracted_columns(spec, source.schema, schema)
+        entries = _extract_entries(spec, rows, extracted, describe_input(spec))
+        rows = _reject_unreadable(entries, extracted)
     if spec.columns.paths:
         rows = _reject_unreadable(_select_stored(spec, rows, source.schema), source.schema)
     changes = _add_key_problems(spec, rows)
@@ -388,7 +389,7 @@ def fail_on_problems(changes: DataFrame, dataset: str) -> DataFrame:
         F.col(PROBLEM),
         ".",
     )
-    # In a column that every writer reads, because Spark may optimise a filter away.
+    # The error is raised in a column that every writer reads: Spark may optimise a filter away.
     mark = F.when(F.col(PROBLEM).isNull(), F.col(TOMBSTONE)).otherwise(
         raise_error_column(BadChangeError, place, _CORRECT, dataset=dataset)
     )
@@ -415,7 +416,7 @@ def _extract_entries(
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.masked)
     copies_key = extractor.keeps(spec.key_columns)
-    marks = metadata_columns(rows.columns)
+    metadata = metadata_columns(rows.columns)
     if KEPT in rows.columns:
         rows = _name_kept_entries(spec, rows, extractor, entry_schema)
     marked = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
@@ -423,7 +424,7 @@ def _extract_entries(
         entries = extractor.apply_to_changes(marked, entry_schema, what, spec.key_steps)
     else:
         entries = extractor.apply(marked, entry_schema, what)
-    lost = [name for name in marks if name not in entries.columns]
+    lost = [name for name in metadata if name not in entries.columns]
     if lost:
         raise SchemaMismatchError(
             f"{what}: extractor {extractor.describe()} drops the metadata columns"
@@ -451,6 +452,7 @@ def _name_kept_entries(
     """
     assert isinstance(extractor, Projection), "others were rejected when it was declared"
     key = spec.simple_key
+    # By column of the entries, the columns of the rows that it is made of.
     made_of = {name: extractor.record_columns(name, key) for name in entries.names}
     named_as = {name: f"column {name!r} is made" for name in made_of}
     if extractor.where is not None:
@@ -461,17 +463,17 @@ def _name_kept_entries(
     kept = []
     problems = []
     for name, columns in made_of.items():
-        marks = []
+        left_out = []
         for column in columns:
             found = by_lower_name.get(column.lower(), column)
             is_left_out = F.coalesce(F.array_contains(KEPT, found), F.lit(False))
             nulled[found] = F.when(~is_left_out, named_column(found))
-            marks.append(is_left_out)
-        if not marks:  # made of constants
+            left_out.append(is_left_out)
+        if not left_out:  # made of constants
             continue
-        lacks_all = reduce(and_, marks)
+        lacks_all = reduce(and_, left_out)
         kept.append(F.when(lacks_all, name))
-        lacks_some = reduce(or_, marks) & ~lacks_all & ~F.col(TOMBSTONE)
+        lacks_some = reduce(or_, left_out) & ~lacks_all & ~F.col(TOMBSTONE)
         problems.append(F.when(lacks_some, partly_named_reason(named_as[name], columns)))
     names = F.array_compact(F.array(*kept)) if kept else F.col(KEPT)
     rows = add_problem(rows, *problems).withColumns({**nulled, KEPT: names})
@@ -619,9 +621,9 @@ def decode_arrow_changes(
     relevant = relevant_schema(source)
     rows = rows.drop_columns(list_read_paths(readable_schema(source), relevant))
     if spec.extractor is not None:
-        made_of = extracted_columns(spec, schema, relevant)
-        entries = _extract_entries_in_arrow(spec, rows, made_of, describe_input(spec))
-        rows = _reject_unreadable_in_arrow(entries, made_of)
+        extracted = extracted_columns(spec, schema, relevant)
+        entries = _extract_entries_in_arrow(spec, rows, extracted, describe_input(spec))
+        rows = _reject_unreadable_in_arrow(entries, extracted)
     if spec.columns.paths:
         rows = _reject_unreadable_in_arrow(_select_stored_in_arrow(spec, rows, schema), schema)
     rows = _add_key_problems_in_arrow(spec, rows)
@@ -655,18 +657,20 @@ def _add_order_in_arrow(
         )
         return _set_column(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT])
     are_texts = change_values.position_type(order, schema) == "string"
-    wanted = _comparable_samples(order, samples, are_texts)
-    is_snapshot = pa.repeat(False, rows.num_rows)
+    first_values = _comparable_samples(order, samples, are_texts)
     if SNAPSHOT in rows.column_names:
         is_snapshot = rows.column(SNAPSHOT)
         rows = rows.drop_columns([SNAPSHOT])
+    else:
+        is_snapshot = pa.repeat(False, rows.num_rows)
     parts: list[Any] = []
     reasons: dict[int, str] = {}  # by row
-    for name, sample in zip(order, wanted, strict=True):
+    for name, sample in zip(order, first_values, strict=True):
         value = position_array(rows, name, schema)
-        part = value
         if are_texts:
             part = change_values.sortable_array(value.cast("string"), name, sample)
+        else:
+            part = value
         if parts:  # a snapshot's row may lack all fields but the first, and comes first then
             may_be_null = pc.and_(value.is_null(), is_snapshot)
             part = pc.if_else(may_be_null, change_values.MISSING_PART, part)
@@ -674,15 +678,18 @@ def _add_order_in_arrow(
         rejected = pc.indices_nonzero(part.is_null())
         texts = value.take(rejected).cast("string").to_pylist()
         for row, text in zip(rejected.to_pylist(), texts, strict=True):
-            if text is None:
-                reason = null_order_reason(name, snapshot=bool(is_snapshot[row].as_py()))
-            else:
-                quoted = change_values.quote_value(text)
-                reason = quoted + change_values.incomparable_reason(name, sample)
+            reason = _unordered_reason(name, text, sample, snapshot=bool(is_snapshot[row].as_py()))
             reasons.setdefault(row, reason)  # the first one counts
     position = pc.binary_join_element_wise(*parts, "") if are_texts else parts[0]
     rows = _set_column(rows, ORDER, position)
     return add_problems(rows, list(map(reasons.get, range(rows.num_rows))))
+
+
+def _unordered_reason(name: str, text: str | None, sample: str | None, *, snapshot: bool) -> str:
+    """Return why a change can't be ordered by this value of the column."""
+    if text is None:
+        return null_order_reason(name, snapshot=snapshot)
+    return change_values.quote_value(text) + change_values.incomparable_reason(name, sample)
 
 
 def _add_group_order_in_arrow(rows: pa.Table, order: Order) -> pa.Table:

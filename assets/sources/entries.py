@@ -451,9 +451,10 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
     if spec.extractor is not None:
         extractor = mask_columns(spec.extractor, spec.masked)
         assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
-        own = [name for name in records.column_names if not name.startswith("__")]
-        given = Schema.from_arrow(records.select(own).schema)
-        records = extractor.apply_arrow(records, extracted_columns(spec, schema, given), what)
+        data = [name for name in records.column_names if not name.startswith("__")]
+        record_schema = Schema.from_arrow(records.select(data).schema)
+        extracted = extracted_columns(spec, schema, record_schema)
+        records = extractor.apply_arrow(records, extracted, what)
     if not _keeps_key(spec):
         deleted = records.filter(records.column(TOMBSTONE))
         if deleted.num_rows:
@@ -558,8 +559,8 @@ class OpenedStream:
         if may_shuffle:
             return False
         for name, source in zip(spec.partition_by, info.key, strict=True):
-            given = require_value(source, self.records.types, describe_input(spec))
-            if given.type != self.schema.field(name).type:
+            record_field = require_value(source, self.records.types, describe_input(spec))
+            if record_field.type != self.schema.field(name).type:
                 return False
         return extractor.keeps(columns)
 
@@ -604,16 +605,20 @@ class OpenedStream:
         if beyond is None and not self.info.was_recreated(before):
             return None
         about: dict[str, Any] = {"dataset": name, "stream": stream}
-        next_step = (
-            f"The stream was deleted and recreated, so what it holds was not read before. {ways_on}"
-        )
-        if self.info.was_repartitioned(before):
-            rewritten = f"that was rewritten into {self.info.partitions} partition(s)"
-            problem = f"dataset {name!r} had not read all of {stream} when {rewritten}."
+        was_repartitioned = self.info.was_repartitioned(before)
+        if was_repartitioned:
             next_step = (
                 "Its new offsets can't be compared with the old ones. What is served stays."
                 f" {ways_on}"
             )
+        else:
+            next_step = (
+                "The stream was deleted and recreated, so what it holds was not read before."
+                f" {ways_on}"
+            )
+        if was_repartitioned:
+            rewritten = f"that was rewritten into {self.info.partitions} partition(s)"
+            problem = f"dataset {name!r} had not read all of {stream} when {rewritten}."
         elif beyond is None:
             problem = f"dataset {name!r} was read from another stream under the name {stream}."
         else:
@@ -851,14 +856,13 @@ def check_changes_ordered(
         return
     if has_one_partition_per_key(spec, key, partitions, partitioner):
         return
-    keyed = "not keyed"
-    if key:
-        keyed = f"keyed by ({', '.join(key)})"
-    next_step = f"Key the stream by columns of ({', '.join(spec.key_sources)}), give it"
+    keyed = f"keyed by ({', '.join(key)})" if key else "not keyed"
     if spec.key_columns != spec.key_sources:
         next_step = "Key the stream and the dataset by a column with that value, give the stream"
     elif partitioner == "unknown" and key and set(key) <= set(spec.key_sources):
         next_step = "Give the stream"  # its key is right
+    else:
+        next_step = f"Key the stream by columns of ({', '.join(spec.key_sources)}), give it"
     raise errors.DatasetError(
         f"dataset {spec.name!r}: changes of one key could arrive in different partitions, in no"
         f" defined order. Its key is ({', '.join(spec.key_sources)}), but its input {spec.input} is"

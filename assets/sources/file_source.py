@@ -310,14 +310,14 @@ class FileVersions(VersionSource):
         notes = (*answer.notes, *self.describe_outside(outside))
         return replace(answer, outside=tuple(outside), notes=notes)
 
-    def _next_folder(self, manifest: BoundedManifest, named: list[Folder]) -> Delivery | Awaiting:
+    def _next_folder(self, manifest: BoundedManifest, folders: list[Folder]) -> Delivery | Awaiting:
         """Return the version in the first of these folders that is neither settled nor late; or,
         if that folder is not complete, that it is awaited.
         """
-        copies, changed = self._compare_delivered_folders(manifest, named)
+        copies, changed = self._compare_delivered_folders(manifest, folders)
         notes = (*self._notes, *map(self._describe_changed_folder, changed))
-        settled = manifest.names - self._find_completed_again(manifest, named)
-        unsettled = [folder for folder in named if folder.path not in settled]
+        settled = manifest.names - self._find_completed_again(manifest, folders)
+        unsettled = [folder for folder in folders if folder.path not in settled]
         late, rest = self._split_late_folders(manifest, unsettled)
         first = next(iter(rest), None)
         if first is not None and first.complete is not None:
@@ -377,9 +377,10 @@ class FileVersions(VersionSource):
         folder, promise = _content_of(delivery)
         if promise.rows == 0:
             return
-        found = "no data file"
         if folder.files:
             found = f"{len(folder.files)} data file(s) without a record"
+        else:
+            found = "no data file"
         raise EmptyVersionError(
             f"{self._what(delivery)}: the folder {self._place(folder.path)} is complete and holds"
             f" {found}: expected {self._source.format} files below it, not called _… or .…, or a"
@@ -457,12 +458,12 @@ class FileVersions(VersionSource):
             return self._delivery(name, folder)
         return Awaiting(None, (self._marker(folder),), idle=True)
 
-    def _check_in_place(self, named: Iterable[Folder]) -> None:
+    def _check_in_place(self, folders: Iterable[Folder]) -> None:
         """Raise DatasetError if a folder that is written in place can't be one: it has complete
         folders in it, or one version is requested.
         """
         url = self._source.url
-        for folder in named:
+        for folder in folders:
             if folder.complete is not None:
                 raise DatasetError(
                     f"dataset {self.spec.name!r}: {url} holds {self._source.complete} itself and so"
@@ -631,7 +632,7 @@ class FileVersions(VersionSource):
         are_ordered_by_name = self.spec.versions is not None
         return are_ordered_by_name or done is manifest.delivered[-1]
 
-    def _find_completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
+    def _find_completed_again(self, manifest: BoundedManifest, folders: list[Folder]) -> set[str]:
         """Return the names of rejected and revoked versions whose folders were completed again
         since.
 
@@ -641,7 +642,7 @@ class FileVersions(VersionSource):
         """
         newest = manifest.newest_deliveries
         names = set()
-        for folder in named:
+        for folder in folders:
             done = newest.get(folder.path)
             if done is None or folder.complete is None:
                 continue
@@ -652,7 +653,7 @@ class FileVersions(VersionSource):
         return names - self._given - manifest.given_up
 
     def _compare_delivered_folders(
-        self, manifest: BoundedManifest, named: list[Folder]
+        self, manifest: BoundedManifest, folders: list[Folder]
     ) -> tuple[Copies, list[Folder]]:
         """Return the new marker facts of delivered folders that are unchanged copies, and the
         changed folders.
@@ -669,7 +670,7 @@ class FileVersions(VersionSource):
         not_compared = manifest.given_up | self._given
         copies: dict[str, Markers] = {}
         changed: list[Folder] = []
-        for folder in named:
+        for folder in folders:
             markers = published.get(folder.path)
             if markers is None or folder.complete is None or folder.path in not_compared:
                 continue
@@ -701,9 +702,10 @@ class FileVersions(VersionSource):
         `identity` is narrower, exactly these files as listed: only their build is reused.
         """
         self._given.add(name)
-        promise = Promise()
         if folder.marker.size:
             promise = parse_promise(self._tree.read(folder.marker))
+        else:
+            promise = Promise()  # an empty completion object promises nothing
         facts = MarkerFacts(
             offset=0, rows=promise.rows, contents=_contents_digest(self._tree, folder)
         )
@@ -773,21 +775,21 @@ class FileVersions(VersionSource):
         was listed.
         """
         prefix = f"{folder.path}/" if folder.path else ""
-        now = Folder(folder.path, (), None)
-        for other in group_folders(self._tree.list(prefix), self._source.complete):
-            if other.path == folder.path:
-                now = other
+        current = Folder(folder.path, (), None)
+        for listed in group_folders(self._tree.list(prefix), self._source.complete):
+            if listed.path == folder.path:
+                current = listed
         before = {*folder.files, folder.complete}
-        after = {*now.files, now.complete}
+        after = {*current.files, current.complete}
         changes = sorted({file.path for file in before ^ after if file is not None})
         if not changes:
             return
-        listed = ", ".join(changes[:3])
+        named = ", ".join(changes[:3])
         if len(changes) > 3:
-            listed += " …"
+            named += " …"
         raise SourceChangedError(
             f"{what}: {len(changes)} file(s) in {self._source.url} changed after the version was"
-            f" found complete: {listed}.",
+            f" found complete: {named}.",
             "Run again: it uses the files as they are then. Write the completion object last.",
             dataset=self.spec.name,
             file=self._place(changes[0]),

@@ -70,13 +70,13 @@ class CompleteVersion:
         ranges: dict[str, tuple[str, str]] = {}
         markers: dict[str, MarkerFacts] = {}
         times: set[datetime] = set()
-        for cut in self.segments:
-            marker = cut.marker
-            ssp = str(cut.ssp)
-            ranges[ssp] = (str(cut.start), str(cut.end))
+        for segment in self.segments:
+            marker = segment.marker
+            ssp = str(segment.ssp)
+            ranges[ssp] = (str(segment.start), str(segment.end))
             markers[ssp] = MarkerFacts(
-                offset=cut.end,
-                rows=records[cut.ssp] if marker.rows is None else marker.rows,
+                offset=segment.end,
+                rows=records[segment.ssp] if marker.rows is None else marker.rows,
                 checksum=marker.checksum,
                 valid_from=marker.valid_from,
             )
@@ -323,23 +323,23 @@ def resolve_next_version(
     It is the version that no other partition which it spans contradicts: partitions that it does
     not span may mark another one. Raises MarkerConflictError if partitions disagree.
     """
-    names: dict[str, list[SystemStreamPartition]] = {}
+    ssps_by_version: dict[str, list[SystemStreamPartition]] = {}
     for ssp, version in versions.items():
-        names.setdefault(version, []).append(ssp)
-    if not names:
+        ssps_by_version.setdefault(version, []).append(ssp)
+    if not ssps_by_version:
         return None
-    for version, ssps in names.items():
+    for version, ssps in ssps_by_version.items():
         others = versions.keys() - ssps
         is_contradicted = any(has_partition(ssp, version, spans) for ssp in others)
         if not is_contradicted:
             return version
-    by_version: list[str] = []
-    for version, ssps in sorted(names.items()):
+    described: list[str] = []
+    for version, ssps in sorted(ssps_by_version.items()):
         more = " …" if len(ssps) > 3 else ""
-        by_version.append(f"{', '.join(map(str, ssps[:3]))}{more}: {version!r}")
+        described.append(f"{', '.join(map(str, ssps[:3]))}{more}: {version!r}")
     raise MarkerConflictError(
         f"dataset {dataset!r}: partitions mark different versions as the next one"
-        f" ({'; '.join(by_version)}); expected the same versions in the same order in every"
+        f" ({'; '.join(described)}); expected the same versions in the same order in every"
         " partition.",
         "If the marker of one version will never arrive, for example in a partition added"
         f" later, abandon that version: abandon_version(lake, {dataset!r}, VERSION, reason=…,"
@@ -356,11 +356,14 @@ def describe_redeliveries(
     `dropped` is the number of records of each dropped segment. Only equal checksums in all markers
     prove that records are equal.
     """
-    again: dict[str, dict[MarkedSegment, int]] = {}
+    segments_by_version: dict[str, dict[MarkedSegment, int]] = {}
     for segment, count in dropped.items():
         if count:
-            again.setdefault(segment.marker.version, {})[segment] = count
-    notes = [_describe_redelivery(manifest, name, segments) for name, segments in again.items()]
+            segments_by_version.setdefault(segment.marker.version, {})[segment] = count
+    notes = [
+        _describe_redelivery(manifest, name, segments)
+        for name, segments in segments_by_version.items()
+    ]
     return tuple(filter(None, notes))
 
 
@@ -537,15 +540,15 @@ def resume_after_truncation(
     re-deliveries, as usual. Raises MarkerConflictError if the orders of partitions contradict each
     other.
     """
-    cut = find_truncated_partitions(offsets, oldest)
-    if not cut:
+    truncated = find_truncated_partitions(offsets, oldest)
+    if not truncated:
         return Resumption(dict(offsets), ())
     remaining: list[_RemainingMarkers] = []
     for ssp, offset in sorted(offsets.items()):
         start = max(offset, oldest[ssp])
         markers_left = _markers_from(markers, ssp, start)
         upcoming = _first_unsettled(markers_left, settled)
-        remaining.append(_RemainingMarkers(ssp, start, ssp in cut, markers_left, upcoming))
+        remaining.append(_RemainingMarkers(ssp, start, ssp in truncated, markers_left, upcoming))
     spans = declared_partition_counts(markers)
     common = _find_common_versions(remaining, spans)
     if not common:

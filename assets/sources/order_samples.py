@@ -97,20 +97,21 @@ def find_order_samples(
     nothing: Samples = (None,) * len(order)
     found = OrderSamples(known or nothing, nothing)
 
-    def look(wanted: Ranges) -> OrderSamples:
+    def look(part: Ranges) -> OrderSamples:
+        """Return the samples of the changes in this part of the ranges."""
         if spark is IN_PROCESS:
-            changes = decode_arrow_rows(source, source.read_arrow(wanted))
+            changes = decode_arrow_rows(source, source.read_arrow(part))
             return samples_in_arrow(spec, changes, rows)
-        return samples_in_frame(spec, decode_rows(source, source.read(spark(), wanted)), rows)
+        return samples_in_frame(spec, decode_rows(source, source.read(spark(), part)), rows)
 
     beginning = next(_cut(source, ranges, _FIRST_OFFSETS), {})
-    for wanted in (beginning, ranges):  # usually the beginning has a value of each name
-        if wanted and None in found.values:
-            found = found.merge(look(wanted))
-    for wanted in _cut(source, ahead or {}, _OFFSETS_AT_ONCE):
+    for part in (beginning, ranges):  # usually the beginning has a value of each name
+        if part and None in found.values:
+            found = found.merge(look(part))
+    for part in _cut(source, ahead or {}, _OFFSETS_AT_ONCE):
         if found.lacking is None:
             break
-        found = found.merge(look(wanted))
+        found = found.merge(look(part))
     if found.lacking is not None:
         raise unorderable_error(spec, *found.lacking)
     if found.values == nothing:

@@ -73,10 +73,10 @@ class StreamSource(VersionSource):
         # Offsets order the records of one key; the partition breaks ties if a key can be in several
         # partitions.
         info = stream.info
-        ordered = entries.has_one_partition_per_key(
+        has_one_partition = entries.has_one_partition_per_key(
             spec, info.key, info.partitions, info.partitioner
         )
-        ordered_by = (OFFSET,) if ordered else (OFFSET, PARTITION)
+        ordered_by = (OFFSET,) if has_one_partition else (OFFSET, PARTITION)
         super().__init__(spec, stream.schema, stream.declaration, ordered_by)
         self.copartitioned = stream.copartitioned
         self.info = info
@@ -178,17 +178,20 @@ class StreamSource(VersionSource):
         """
         dropped: dict[MarkedSegment, int] = {}
         outside: dict[str, int] = {}
-        for cut in upcoming.dropped:
-            version = cut.marker.version
-            count = self._count(cut)
+        for segment in upcoming.dropped:
+            version = segment.marker.version
+            count = self._count(segment)
             if version in left_out:
                 outside[version] = outside.get(version, 0) + count
             else:
-                dropped[cut] = count
+                dropped[segment] = count
         answer: Delivery | Awaiting
         if isinstance(upcoming, CompleteVersion):
             records = self._stream.counts(
-                {cut.ssp: (str(cut.start), str(cut.end)) for cut in upcoming.segments}
+                {
+                    segment.ssp: (str(segment.start), str(segment.end))
+                    for segment in upcoming.segments
+                }
             )
             check_repeats(self.spec.name, upcoming, markers, records)
             answer = upcoming.delivery(records)
@@ -215,25 +218,26 @@ class StreamSource(VersionSource):
         records = self._stream.counts(_parse_ranges(delivery))
         check_counts(self.spec.name, complete, records)
         promised: dict[MarkedSegment, str] = {}
-        for cut in complete.segments:
-            checksum = hashing.parse_records_checksum(cut.marker.checksum)
+        for segment in complete.segments:
+            checksum = hashing.parse_records_checksum(segment.marker.checksum)
             if checksum is not None:
-                promised[cut] = checksum
+                promised[segment] = checksum
         checksums: dict[int, str] = {}
         if promised and any(records.values()):
             checksums = self._checksums(delivery, spark, self._stream.records)
-        for cut, checksum in promised.items():
-            found = checksums.get(cut.ssp.partition, hashing.EMPTY_CHECKSUM)
-            if checksum != found:
+        for segment, checksum in promised.items():
+            computed = checksums.get(segment.ssp.partition, hashing.EMPTY_CHECKSUM)
+            if checksum != computed:
                 name = self.spec.name
+                marker = segment.marker
                 raise contradiction_error(
                     f"dataset {name!r}, version {delivery.version!r}: the marker at"
-                    f" offset {cut.marker.offset} of {cut.marker.ssp} expects records with the"
-                    f" checksum {checksum}, those before it have {found}.",
+                    f" offset {marker.offset} of {marker.ssp} expects records with the"
+                    f" checksum {checksum}, those before it have {computed}.",
                     name,
                     delivery.version,
                     checksum,
-                    found,
+                    computed,
                     "The version is not published and what is served stays. Deliver the right"
                     " content under a new version name; producers compute checksums with"
                     " records_checksum(df, schema).",
@@ -278,9 +282,9 @@ class StreamSource(VersionSource):
         if refusal is not None:
             raise refusal
 
-    def _count(self, cut: MarkedSegment) -> int:
+    def _count(self, segment: MarkedSegment) -> int:
         """Return the number of records in a segment."""
-        return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
+        return self._stream.count({segment.ssp: (str(segment.start), str(segment.end))})
 
     def _markers(self, offsets: IntOffsets) -> list[Marker]:
         """Return the markers at or after these offsets, and perhaps earlier ones, known from a

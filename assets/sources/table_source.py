@@ -253,11 +253,12 @@ class TableStateVersions(VersionSource):
         notes += self.describe_outside(outside)
         waiting.sort(key=lambda name: (tags[name].number, natural_sort_key(name)))
         newest = self._newest_delivered(manifest)
-        after = -1
+        # The number of the snapshot before which tags are late; none is before the first delivery.
+        late_before = -1
         if newest is not None:
-            after = newest.markers[_STATE].offset
+            late_before = newest.markers[_STATE].offset
         for name in waiting:
-            if tags[name].number >= after:
+            if tags[name].number >= late_before:
                 self._given.add(name)
                 found = self._delivery(name, tags[name], identity)
                 return replace(found, notes=notes, outside=tuple(outside))
@@ -422,9 +423,7 @@ class TableStateVersions(VersionSource):
 
     def _describe(self, delivery: Delivery) -> str:
         """Return the state in words: "version 5 of …", or "snapshot …"."""
-        kind = "version"
-        if isinstance(self._source, IcebergVersions):
-            kind = "snapshot"
+        kind = "snapshot" if isinstance(self._source, IcebergVersions) else "version"
         return f"{kind} {delivery.content.id} of the {self._table.describe()}"
 
     def _what(self, delivery: Delivery) -> str:

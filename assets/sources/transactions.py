@@ -271,8 +271,8 @@ class _TransactionReader:
         ssps = system.partitions(stream)
         oldest = system.oldest(ssps)
         ends = system.upcoming(ssps)
-        first = min(since.values()) - _LOOK_BACK_MS
-        near = _offsets_at(system, ssps, first)
+        time_near = min(since.values()) - _LOOK_BACK_MS
+        near = _offsets_at(system, ssps, time_near)
         begun, expected = self._read_events(system, near, ends, since)
         missing = since.keys() - begun - expected.keys()
         if missing:

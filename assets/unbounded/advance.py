@@ -148,22 +148,24 @@ def load_snapshot(
             renew_attempt(context.lake, spec.name, attempt.id, context.by),
         ):
             positioned = _with_positions(source, rows)
-            stored = positioned.rows.withColumn(TOMBSTONE, F.lit(False))
+            rows_to_store = positioned.rows.withColumn(TOMBSTONE, F.lit(False))
             if source.stores_partitions:  # a change of any partition is newer than the snapshot
-                stored = stored.withColumn(PARTITION, F.lit(None).cast("int"))
+                rows_to_store = rows_to_store.withColumn(PARTITION, F.lit(None).cast("int"))
             if source.merges_columns:  # each row was written whole
-                stored = stored.withColumn(SET_AT, F.lit(None).cast("string"))
+                rows_to_store = rows_to_store.withColumn(SET_AT, F.lit(None).cast("string"))
             layout = commit.table_layout(source, names)
             rules = list_row_rules(spec, source.schema)
-            checked = check_snapshot_rows(stored, spec, rules)
-            stored = checked.rows
+            checked = check_snapshot_rows(rows_to_store, spec, rules)
+            rows_to_store = checked.rows
             if spec.over_time:
-                stored = stored.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
+                rows_to_store = rows_to_store.withColumn(
+                    VALID_FROM, _snapshot_valid_from(source, start, spark)
+                )
             generation, counters = write_generation(
                 context.lake.store,
                 attempt.generation(number),
                 layout,
-                stored,
+                rows_to_store,
                 SPARK,
                 WriteOptions(
                     f"dataset {spec.name!r}, bulk snapshot",
@@ -201,8 +203,8 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> _PositionedRows:
     lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
     if not order or not set(order) <= set(schema.names):
         return _PositionedRows(rows.withColumn(POSITION, lowest), None)
-    read = list_read_paths(schema, source.schema)
-    rows = add_read_paths(rows, read)
+    paths = list_read_paths(schema, source.schema)
+    rows = add_read_paths(rows, paths)
     rows = rows.withColumns(  # what changes have, for the functions that order them
         {
             PROBLEM: F.lit(None).cast("string"),
@@ -213,12 +215,12 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> _PositionedRows:
     )
     samples: Samples | None = None
     if needs_samples(order, schema):
-        seen = samples_in_frame(source.spec, rows, schema)
-        if seen.lacking is not None:
-            raise unorderable_error(source.spec, *seen.lacking)
-        samples = seen.values
+        found = samples_in_frame(source.spec, rows, schema)
+        if found.lacking is not None:
+            raise unorderable_error(source.spec, *found.lacking)
+        samples = found.values
     ordered = add_order(source.spec, rows, schema, samples)
-    ordered = ordered.drop(TIMESTAMP, OFFSET, PARTITION, *read)
+    ordered = ordered.drop(TIMESTAMP, OFFSET, PARTITION, *paths)
     position = F.coalesce(F.col(ORDER), lowest)  # a row that can't be ordered is the oldest
     positioned = ordered.withColumn(POSITION, position).drop(ORDER, PROBLEM)
     return _PositionedRows(positioned, samples)
@@ -417,12 +419,13 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
     building = tuple[Generation, ...]()
     samples = None
     names = rebuilt_names(snapshot.spec, before.version, source.schema)
-    start: Offsets = source.system.oldest(source.ssps)
+    oldest = source.system.oldest(source.ssps)
+    start: Offsets
     if not bootstraps:
         known = {}
         if snapshot.manifest is not None:
             known = offsets_by_partition(snapshot.manifest.offsets)
-        start = source.start_offsets(known, start, snapshot.ends)
+        start = source.start_offsets(known, oldest, snapshot.ends)
         used_numbers = 1  # the empty one that is served
     elif snapshot.spec.following.initial is not None:
         with advance.stages("load"):
@@ -439,6 +442,8 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
             counters={"loaded": loaded.generation.rows},
             findings=loaded.findings,
         )
+    else:
+        start = oldest
     bootstrap = Bootstrap(
         state="done",
         start=offsets_to_json(start),

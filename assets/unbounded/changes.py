@@ -302,10 +302,11 @@ def _plan_write(advance: Advance, *, again: bool) -> _WritePlan:
     # A table that is being built has dropped no tombstones yet.
     if not advance.running and (spec.over_time or not again):
         late_from = _find_latest_gap(advance)
-    order_by: tuple[str, ...] = (POSITION, OFFSET, PARTITION)
-    are_positions_offsets = following.order_by is None and not again  # a rewind raises positions
-    if are_positions_offsets:
+    order_by: tuple[str, ...]
+    if following.order_by is None and not again:  # positions are offsets; a rewind raises them
         order_by = (POSITION,)
+    else:
+        order_by = (POSITION, OFFSET, PARTITION)
     return _WritePlan(options, order_by, late_from, replaced_from)
 
 
@@ -439,7 +440,7 @@ def _write_changes(
         counters["quarantined"] = sent.letters
     if count_late is not None:
         counters["late"] = count_late()
-    elif plan.replaced_from is not None and not set_aside:
+    elif plan.replaced_from is not None and not set_aside:  # else they are among the dead letters
         counters["late"] = writer.late
     return _WrittenChanges(
         advance, generation, counters, samples, timed.read_times(), checked.read_findings()
@@ -561,7 +562,8 @@ def apply_changes(advance: Advance) -> AppliedChanges:
 
 
 def _continue_bootstrap(advance: Advance) -> AppliedChanges:
-    """Apply the changes up to the bootstrap's target.
+    """Apply the changes up to the bootstrap's target. The action is "waiting" if only changes of
+    unfinished transactions are left before it.
 
     The next advance applies what came after it began, so that readers need not wait.
     """
@@ -600,7 +602,8 @@ def apply_ranges(
     reached: bool = False,
     rewinding: ActiveRewind | None = None,
 ) -> _AppliedRanges:
-    """Read the changes in these ranges and commit them.
+    """Read the changes in these ranges and commit them; ranges without records only move the
+    offsets.
 
     `reached` says that with them a bootstrap has reached its target; `rewinding` is the rewind that
     applies them again.
@@ -619,13 +622,13 @@ def apply_ranges(
         advance.manifest.first_ordered,
     )
     # Changes are completed from rows of the served version, so it is leased.
-    read = None
+    version_read = None
     if advance.spec.following.reads_rows and not advance.running:
-        read = advance.manifest.version
+        version_read = advance.manifest.version
     try:
         with (
             record_build(context.lake, name, attempt.id, context.by),
-            lease_served(context.lake, name, read, holder=f"advance by {context.by}"),
+            lease_served(context.lake, name, version_read, holder=f"advance by {context.by}"),
         ):
             with advance.stages("build"):
                 if records:
@@ -731,11 +734,12 @@ def _manifest_with_changes(
         after = after.after(confirmed_at=advance.snapshot.at)
     watermark = advance.spec.following.watermark
     if watermark is not None:
-        read = list_partitions_read(source.system, chunk.ranges)
+        partitions = list_partitions_read(source.system, chunk.ranges)
         now = advance.context.now()
-        times = after_changes(watermark, manifest, written.times.newest, read, now)
-        late = written.times.late
-        if chunk.rewinding is not None:  # they are counted already
+        times = after_changes(watermark, manifest, written.times.newest, partitions, now)
+        if chunk.rewinding is None:
+            late = written.times.late
+        else:  # counted when the changes came first
             late = ()
         passed = after_late(passed_marks(advance.spec, manifest), late)
         after = after.after(watermark=WatermarkState(times=times, passed=passed))

@@ -53,9 +53,10 @@ from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_reb
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, StoredNames
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
-_NO_BOOTSTRAP = Bootstrap(
+_NOT_BEGUN = Bootstrap(
     state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC)
 )
+"""Stands in the manifest of a new table until `begin_table` commits its first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Advance:
             name=snapshot.spec.name,
             declaration=snapshot.source.declaration,
             offsets=offsets_to_json(snapshot.ends),
-            bootstrap=_NO_BOOTSTRAP,
+            bootstrap=_NOT_BEGUN,
         )
         return cls(context, snapshot, decision, stages, snapshot.commit, manifest, snapshot.ends)
 
@@ -384,7 +385,7 @@ def table_layout(source: OpenedChanges, names: StoredNames) -> BucketLayout:
 
 
 def _describe_columns(names: Sequence[str] | None) -> str:
-    """Return the history columns in words."""
+    """Return the history columns in words; None are all columns."""
     if names is None:
         return "all"
     return ", ".join(names)

@@ -346,10 +346,11 @@ def merge_generations(
         order_by=(POSITION, GENERATION_COLUMN),
         partitioned=True,
     )
-    horizon = merge.horizon
-    if version.history is not None:
+    if version.history is None:
+        horizon = merge.horizon
+    else:  # the newest tombstone that was dropped, if any was
         horizon = counters.pop("forgotten_to", None)
-    elif merge.is_ordered:
+    if merge.is_ordered:
         counters["deleted"] = counters.pop("forgotten", 0)  # dropped tombstones
         # A snapshot row is below any horizon, but not late: without a stored row of its key it is
         # the first one.

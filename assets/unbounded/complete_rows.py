@@ -236,6 +236,7 @@ class BucketCompletion:
             return rows
         deleted = rows.column(TOMBSTONE).to_numpy()
         names = [*self._layout.schema.names, UNDECIDED]
+        # By change and column, whether it leaves out the column; a deletion leaves out none.
         kept = kept_matrix(rows.column(KEPT), names) & ~deleted[:, None]
         rows = rows.drop_columns([KEPT])
         if not kept.any():
@@ -278,9 +279,9 @@ class BucketCompletion:
             partner = None
             if newest is not None and rule.ties(newest, changes[0]):
                 partner = newest
-            found = resolve_group(map(NumberedChange, numbers.tolist(), changes), partner, rule)
-            self._report_ties(found, rule)
-            tied += [tie.row for tie in found]
+            ties = resolve_group(map(NumberedChange, numbers.tolist(), changes), partner, rule)
+            self._report_ties(ties, rule)
+            tied += [tie.row for tie in ties]
         if not tied:
             return given
         stays = np.ones(rows.num_rows, bool)
@@ -310,15 +311,15 @@ class BucketCompletion:
         numbers = groups.keys[groups.deciding]
         values = rule.ranged_values(lowest_of_key)
         generations = []
-        read: list[BucketFile] = []
+        files_read: list[BucketFile] = []
         for generation in self._declared.generations:
             files = rule.files_within(generation, self._bucket, values.min())
             if files:
                 generations.append(replace(generation, files=files))
-                read += files
+                files_read += files
         if not generations:
             return {}
-        highest = max(map(rule.highest_of, read))
+        highest = max(map(rule.highest_of, files_read))
         asked = np.unique(numbers[values <= highest])
         columns = [(field.name, arrow_type(field.type)) for field in self._layout.schema.fields]
         schema = pa.schema([*columns, (PARTITION, pa.int32())])
@@ -387,21 +388,20 @@ class BucketCompletion:
         keys = given.rows.select(self._key).take(first)
         highest = np.zeros(len(first), np.int64)
         is_stored = np.zeros(len(first), bool)
-        columns = []
-        if self._declared.merges_columns:
-            columns.append((SET_AT, pa.string()))
+        merges = self._declared.merges_columns
+        columns = [(SET_AT, pa.string())] if merges else []
         for found in self._stored.iterate(
             keys, np.arange(len(first)), pa.schema(columns), positions=True
         ):
-            if columns:
+            if merges:
                 is_known = ~lacks_whole_row(found.rows.column(SET_AT))
             else:
                 is_known = np.ones(len(found.keys), bool)
-            known = found.keys[is_known]
+            known_keys = found.keys[is_known]
             position = found.rows.column(POSITION).to_numpy()[is_known]
-            is_higher = ~is_stored[known] | (position > highest[known])
-            highest[known[is_higher]] = position[is_higher]
-            is_stored[known] = True
+            is_higher = ~is_stored[known_keys] | (position > highest[known_keys])
+            highest[known_keys[is_higher]] = position[is_higher]
+            is_stored[known_keys] = True
         return _HighestStored(highest, is_stored)
 
     def _complete_in_order(
@@ -414,45 +414,46 @@ class BucketCompletion:
         has the index of the first row of each key.
         """
         row = np.arange(len(key))
-        some = kept.any(axis=1)
+        is_partial = kept.any(axis=1)
         position = rows.column(POSITION).to_numpy()
         names = self._layout.schema.names
         begins = first[key]
         columns = np.flatnonzero(kept[:, :-1].any(axis=0)).tolist()
-        stored, lowest, values = self._read_stored(
-            rows, key, first, some, [names[index] for index in columns]
+        stored = self._read_stored(
+            rows, key, first, is_partial, [names[index] for index in columns]
         )
         # A change at a position below the stored row of its key is late.
-        below = position < lowest[key]
-        follows = _stream_order(position) >= _stream_order(lowest)[key]
+        below = position < stored.highest[key]
+        follows = _stream_order(position) >= _stream_order(stored.highest)[key]
         late = below
         while True:  # one pass, unless snapshot rows are among streamed changes
             # Whether there is a row before this one: by the last whole row or deletion, or by the
             # stored rows.
-            before = _last_marked_before(~some & ~late)
-            there = np.where(before >= begins, ~deleted[before], (stored[key] >= 0) & follows)
-            incomplete = some & ~late & ~there
+            before = _last_marked_before(~is_partial & ~late)
+            follows_stored = (stored.newest[key] >= 0) & follows
+            has_row_before = np.where(before >= begins, ~deleted[before], follows_stored)
+            incomplete = is_partial & ~late & ~has_row_before
+            # A snapshot row after a streamed change of its key is late, too.
             streamed = _last_marked_before((position >= 0) & ~late & ~incomplete) >= begins
-            found = below | ((position < 0) & streamed)
-            if (found == late).all():
+            late_now = below | ((position < 0) & streamed)
+            if (late_now == late).all():
                 break
-            late = found
+            late = late_now
         completed = dict(zip(rows.column_names, rows.columns, strict=True))
         for index in columns:
             name = names[index]
             column = completed[name]
             known = _last_marked(~kept[:, index] & ~late)
             # The stored values follow those of the rows.
-            source = np.where(known >= begins, known, len(row) + stored[key])
-            both = pa.chunked_array(
-                [*column.chunks, *values.column(name).cast(column.type).chunks], column.type
-            )
+            source = np.where(known >= begins, known, len(row) + stored.newest[key])
+            stored_values = stored.rows.column(name).cast(column.type)
+            both = pa.chunked_array([*column.chunks, *stored_values.chunks], column.type)
             completed[name] = both.take(pa.array(np.where(incomplete | late, row, source)))
         if incomplete.any():
             reported = incomplete
             if self._declared.again:  # only those after the last whole row or deletion of their key
                 last = np.append(first[1:], len(row)) - 1
-                reported = incomplete & (_last_marked(~some)[last][key] < row)
+                reported = incomplete & (_last_marked(~is_partial)[last][key] < row)
             # An UNDECIDED row that is incomplete needs no other columns: it is not reported.
             self._report_incomplete(reported & ~kept[:, -1], rows, kept[:, :-1])
         return _Completed(pa.table(completed), ~incomplete)
@@ -587,24 +588,25 @@ class BucketCompletion:
     # -- stored rows
 
     def _read_stored(
-        self, rows: pa.Table, key: Any, first: Any, some: Any, columns: Sequence[str]
+        self, rows: pa.Table, key: Any, first: Any, is_partial: Any, columns: Sequence[str]
     ) -> _StoredOfKeys:
         """Return the stored rows, with these columns, of the keys whose changes leave out columns.
 
-        `some` says which rows leave out columns; the others are as in `_complete_in_order`.
+        `is_partial` says which rows leave out columns; `key` and `first` are as in
+        `_complete_in_order`.
         """
         types = {}
         for field in self._layout.schema.fields:
             if field.name in columns:
                 types[field.name] = arrow_type(field.type)
         schema = pa.schema(list(types.items()))
-        stored = np.full(len(first), -1)
+        newest = np.full(len(first), -1)
         highest = np.full(len(first), np.iinfo(np.int64).min)
         tables = [schema.empty_table()]
         count = 0
         # By offset, a key whose first change is a whole row or a deletion needs no stored row.
         by_offset = self._declared.by_offset
-        asked = np.flatnonzero(some[first]) if by_offset else np.unique(key[some])
+        asked = np.flatnonzero(is_partial[first]) if by_offset else np.unique(key[is_partial])
         keys = rows.select(self._key).take(first)
         for found in self._stored.iterate(keys, asked, schema, positions=not by_offset):
             position = found.rows.column(POSITION).to_numpy()
@@ -613,11 +615,11 @@ class BucketCompletion:
             # At equal positions, the newer generation wins, which was read before.
             is_newer = position > highest[found.keys]
             newer_keys = found.keys[is_newer]
-            stored[newer_keys] = index[is_newer]
+            newest[newer_keys] = index[is_newer]
             highest[newer_keys] = position[is_newer]
             tables.append(found.rows.select(schema.names))
             count += len(position)
-        return _StoredOfKeys(stored, highest, pa.concat_tables(tables))
+        return _StoredOfKeys(newest, highest, pa.concat_tables(tables))
 
 
 def _count_kept(rows: pa.Table) -> Any:

@@ -58,10 +58,10 @@ def build_dead_letters(
         return _build_arrow_dead_letters(changes, spec, refused)
     if refused:
         columns = "__bad_partition int, __bad_offset bigint, __reason string"
-        known = changes.sparkSession.createDataFrame(list(map(tuple, refused)), columns)
+        reasons = changes.sparkSession.createDataFrame(list(map(tuple, refused)), columns)
         same_partition = F.col(PARTITION) == F.col("__bad_partition")
         same_offset = F.col(OFFSET) == F.col("__bad_offset")
-        changes = changes.join(F.broadcast(known), same_partition & same_offset, "left")
+        changes = changes.join(F.broadcast(reasons), same_partition & same_offset, "left")
         changes = changes.withColumn(PROBLEM, F.coalesce(PROBLEM, "__reason"))
         changes = changes.drop("__bad_partition", "__bad_offset", "__reason")
     bad = changes.where(F.col(PROBLEM).isNotNull()).groupBy(PARTITION, OFFSET)
@@ -127,8 +127,9 @@ def check_letter_columns(spec: UnboundedDataset, columns: Schema | None) -> None
     """Raise DatasetError if the existing stream of the dataset's dead letters has other columns."""
     if columns == DEAD_LETTERS:
         return
-    wrong = "no columns"
-    if columns is not None:
+    if columns is None:
+        wrong = "no columns"
+    else:
         wrong = DEAD_LETTERS.difference(columns)
     raise DatasetError(
         f"dataset {spec.name!r} sends bad changes to {spec.dead_letters}, which is not a stream of"
@@ -162,8 +163,9 @@ def send_dead_letters(
     except StreamNotFoundError:
         columns = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
     check_letter_columns(spec, columns)
-    options = AppendOptions()
-    if not isinstance(letters, pa.Table):
+    if isinstance(letters, pa.Table):  # in this order already
+        options = AppendOptions()
+    else:
         options = AppendOptions(order_by=("partition", "offset"))
     return system.append(
         stream, letters, producer=producer, sequence=sequence, options=options

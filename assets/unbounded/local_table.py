@@ -324,9 +324,10 @@ def _find_version_before(
     served = manifest.version
     assert served is not None, "a written table serves a version"
     if written.before is None:
-        columns = served.columns
-        names = served.names
-        if declared is not None:
+        if declared is None:
+            columns = served.columns
+            names = served.names
+        else:
             columns = declared.stored
             names = AS_NAMED
         return served.after(
@@ -514,8 +515,10 @@ class LocalTableWriter:
         generations = self._stacked_generations(sends=sends)
         if not generations:  # a version has at least one, which may be empty
             generations = [self._log.attempt().generation(1)]
-        made: dict[str, Any] = {"id": "v000000-begun", "number": 1}  # is never committed
-        if self._pinned is not None:
+        made: dict[str, Any]
+        if self._pinned is None:
+            made = {"id": "v000000-begun", "number": 1}  # is never committed
+        else:
             made = {"id": self._pinned.id, "number": self._pinned.number}
         version = version_from_generations(
             self._spec, generations, self._names, **made, sealed_at=self._lake.now()
@@ -602,9 +605,10 @@ class LocalTableWriter:
         name = self._spec.name
         mine = str(self._batch)
         if written.batch > self._batch.number or written.undone:
-            what = "it was abandoned"
             if written.batch > self._batch.number:
                 what = f"batch {written.batch} is committed"
+            else:
+                what = "it was abandoned"
             raise errors.CommitConflictError(
                 f"local table {name!r} rejects {mine}: {what}.",
                 "Let the newer run of the application continue. If its batch log was started over,"

@@ -45,6 +45,7 @@ from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 _WHOLE = ""
 _OF_SNAPSHOT = -1
 _OF_EARLIER_CHANGE = -2
+"""In place of a partition: the row is of a bulk snapshot; an earlier change has set the column."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,10 +96,10 @@ class ColumnMerge:
         self._stored_names = layout.stored_names(self._names)
         self._is_deleted = self._rows.column(TOMBSTONE).to_numpy()
         self._group = np.repeat(np.arange(len(self._starts)), self._sizes())
-        self._said, self._rank, self._row_rank, self._positions = self._read_statements()
+        self._row_sets, self._rank, self._row_rank, self._positions = self._read_statements()
         # Of each group the row that wins in each column, -1 if none sets it; and the row with the
         # highest position.
-        self._winner = self._find_newest(np.where(self._said, self._rank, -1))
+        self._winner = self._find_newest(np.where(self._row_sets, self._rank, -1))
         self._top = self._find_newest(self._row_rank[:, None])[:, 0]
 
     def _sizes(self) -> Any:
@@ -112,7 +113,7 @@ class ColumnMerge:
         """
         position = self._rows.column(POSITION).to_numpy()
         kept = kept_matrix(self._rows.column(KEPT), self._names) & ~self._is_deleted[:, None]
-        said = np.column_stack([~kept, ~kept.any(axis=1)])
+        row_sets = np.column_stack([~kept, ~kept.any(axis=1)])
         places = {name: column for column, name in enumerate(self._stored_names)}
         # Of rows that several changes have written: the position of the change of the whole row,
         # by row; the rows without one; and the positions of columns that were set since.
@@ -138,13 +139,13 @@ class ColumnMerge:
             np.array(part_positions, position.dtype),
         ]
         positions, ranks = np.unique(np.concatenate(values), return_inverse=True)
-        row_rank, of_whole, of_parts = np.split(ranks, np.cumsum(list(map(len, values[:2]))))
-        rank = np.repeat(row_rank[:, None], said.shape[1], axis=1)
-        rank[list(whole_positions)] = of_whole[:, None]
-        said[never_whole] = False
-        said[part_rows, part_columns] = True
-        rank[part_rows, part_columns] = of_parts
-        return said, rank, row_rank, positions
+        row_rank, whole_ranks, part_ranks = np.split(ranks, np.cumsum(list(map(len, values[:2]))))
+        rank = np.repeat(row_rank[:, None], row_sets.shape[1], axis=1)
+        rank[list(whole_positions)] = whole_ranks[:, None]
+        row_sets[never_whole] = False
+        row_sets[part_rows, part_columns] = True
+        rank[part_rows, part_columns] = part_ranks
+        return row_sets, rank, row_rank, positions
 
     def _iterate_set_at(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield each row that was not written by one change, with the positions of its columns."""
@@ -185,7 +186,7 @@ class ColumnMerge:
         decided = np.take_along_axis(level, np.maximum(self._winner, 0), axis=0)
         decided = np.where(self._winner < 0, -1, decided)[self._group]
         # Also rows of that level that leave out the column: they are tied with those that set it.
-        equal = (level == decided) & self._said | (row_level[:, None] == decided)
+        equal = (level == decided) & self._row_sets | (row_level[:, None] == decided)
         equal &= partition != _OF_SNAPSHOT
         high = np.iinfo(np.int64).max
         lowest = np.minimum.reduceat(np.where(equal, partition, high), self._starts, axis=0)
@@ -205,8 +206,9 @@ class ColumnMerge:
         change of the lowest partition, counts as read first.
         """
         is_new = self._is_new[rows]
-        first = partitions.min()
-        if not is_new.all():
+        if is_new.all():
+            first = partitions.min()
+        else:
             first = partitions[~is_new][-1]
         base = rows[partitions == first]
         for other in np.unique(partitions[is_new & (partitions != first)]).tolist():
@@ -221,10 +223,10 @@ class ColumnMerge:
         compared: a tuple with the value, True for a deletion, None if they don't set it. For the
         last column, return whether they delete the row.
         """
-        saying = rows[self._said[rows, column]]
-        if not len(saying):
+        setting = rows[self._row_sets[rows, column]]
+        if not len(setting):
             return None
-        row = int(saying[-1])
+        row = int(setting[-1])
         is_deleted = bool(self._is_deleted[row])
         if column == len(self._names):
             return is_deleted
@@ -277,18 +279,20 @@ class ColumnMerge:
         row has done that already, so it keeps what it has unless a change before it was merged in.
         """
         groups = np.arange(len(self._starts))[:, None]
-        first = np.maximum.accumulate(np.where(self._begins[:, None], groups, -1))
+        key_start = np.maximum.accumulate(np.where(self._begins[:, None], groups, -1))
         sets = self._winner >= 0
         stored = self._find_newest(np.where(self._is_new, -1, self._row_rank)[:, None])
-        last = np.maximum.accumulate(np.where(sets, groups, -1))
-        before = np.vstack([np.full((1, sets.shape[1]), -1), last[:-1]])
-        winner_before = np.take_along_axis(self._winner, np.maximum(before, 0), axis=0)
-        is_overtaken = (before >= first) & self._is_new[winner_before]
-        stays = (stored >= 0) & ~is_overtaken
+        # The last group that sets the column, up to each group and before it.
+        last_setting = np.maximum.accumulate(np.where(sets, groups, -1))
+        setting_before = np.vstack([np.full((1, sets.shape[1]), -1), last_setting[:-1]])
+        winner_before = np.take_along_axis(self._winner, np.maximum(setting_before, 0), axis=0)
+        is_overtaken = (setting_before >= key_start) & self._is_new[winner_before]
+        keeps_stored = (stored >= 0) & ~is_overtaken
+        # The row that has the column, of the last group up to each group that has one of its own.
         own = np.where(sets, self._winner, stored)
-        anchor = np.maximum.accumulate(np.where(sets | stays, groups, -1))
-        taken = np.take_along_axis(own, np.maximum(anchor, 0), axis=0)
-        return np.where(anchor >= first, taken, -1)
+        owner = np.maximum.accumulate(np.where(sets | keeps_stored, groups, -1))
+        source = np.take_along_axis(own, np.maximum(owner, 0), axis=0)
+        return np.where(owner >= key_start, source, -1)
 
     def _find_carried(self, source: Any) -> Any:
         """Return which groups inherit a column from the row of another group. A stored row that
@@ -309,16 +313,17 @@ class ColumnMerge:
         whole = rank[:, -1]
         is_part = sets[:, :-1] & (rank[:, :-1] != whole[:, None])
         partly = (whole < 0) | (whole != self._row_rank[self._top[groups]]) | is_part.any(axis=1)
-        found: dict[int, dict[str, Any]] = {}
+        # By row, the positions of its columns, by stored name, and of the whole row (_WHOLE).
+        positions_by_row: dict[int, dict[str, Any]] = {}
         rows = np.flatnonzero(partly)
         for row, position in zip(rows.tolist(), self._positions_of(whole[rows]), strict=True):
-            found[row] = {_WHOLE: position}
+            positions_by_row[row] = {_WHOLE: position}
         rows, columns = np.nonzero(is_part)
         positions = self._positions_of(rank[rows, columns])
         for row, column, position in zip(rows.tolist(), columns.tolist(), positions, strict=True):
-            found[row][self._stored_names[column]] = position
+            positions_by_row[row][self._stored_names[column]] = position
         texts: list[str | None] = [None] * len(groups)
-        for row, set_at in found.items():
+        for row, set_at in positions_by_row.items():
             texts[row] = json.dumps(set_at, separators=(",", ":"), ensure_ascii=False)
         return pa.array(texts, pa.string())
 

@@ -69,6 +69,7 @@ class GroupMerge:
         self._ends = np.append(self._starts[1:], self._rows.num_rows)
         self._is_new = sorted_rows.is_new
         self._layout = layout
+        # By row: by stored name of an ordering column, [partition, position of the deletion].
         self._set_at = []
         for text in self._rows.column(SET_AT).to_pylist():
             self._set_at.append({} if text is None else json.loads(text))
@@ -86,10 +87,10 @@ class GroupMerge:
         position = values.fill_null(0).to_numpy().copy()
         deletes = says & self._rows.column(TOMBSTONE).to_numpy()
         partition = self._rows.column(PARTITION).cast("int64").fill_null(-1).to_numpy().copy()
-        for row, found in enumerate(self._set_at):
-            if stored_name in found:
-                known, deleted_at = found[stored_name]
-                partition[row] = -1 if known is None else known
+        for row, set_at in enumerate(self._set_at):
+            if stored_name in set_at:
+                stored_partition, deleted_at = set_at[stored_name]
+                partition[row] = -1 if stored_partition is None else stored_partition
                 if deleted_at is not None:
                     says[row] = deletes[row] = True
                     position[row] = deleted_at

@@ -256,7 +256,7 @@ class StreamPosition:
         """
         if self.confirmed_at is None:
             return None
-        # The age of the oldest unread record is between the two, which the loop narrows.
+        # The age of the oldest unread record is between these two ages, which the loop narrows.
         oldest = max((now - self.confirmed_at).total_seconds(), 0.0)
         youngest = _MEASURED_FROM.total_seconds()
         if oldest <= youngest or not self._has_unread_before(ssp, now - _MEASURED_FROM):

@@ -242,13 +242,13 @@ def describe_changed_partitions(source: OpenedChanges, offsets: Offsets) -> str:
     """Return which partitions of the stream were added or removed since the table read these
     offsets, "" for none.
     """
-    known = set(source.ssps)
+    present = set(source.ssps)
     read = set(offsets)
     changes = []
-    if known - read:
-        changes.append(f"{', '.join(map(str, sorted(known - read)))} added")
-    if read - known:
-        changes.append(f"{', '.join(map(str, sorted(read - known)))} removed")
+    if present - read:
+        changes.append(f"{', '.join(map(str, sorted(present - read)))} added")
+    if read - present:
+        changes.append(f"{', '.join(map(str, sorted(read - present)))} removed")
     return "; ".join(changes)
 
 
@@ -334,14 +334,14 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedChanges, now: 
         return "changes could leave out columns when it began, and are whole rows now"
     order_before = (before.order_by, before.positions.type)
     if order_before != (after.order_by, after.positions.type):
-        was = describe_order(before.order_by)
-        wanted = describe_order(after.order_by)
-        return f"the declared order has changed since it began, from {was} to {wanted}"
-    kept = _deletions_kept(source)
-    if kept is not None and now - bootstrap.started_at > kept:
+        old_order = describe_order(before.order_by)
+        new_order = describe_order(after.order_by)
+        return f"the declared order has changed since it began, from {old_order} to {new_order}"
+    kept_for = _deletions_kept(source)
+    if kept_for is not None and now - bootstrap.started_at > kept_for:
         return (
             f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions"
-            f" for {kept} only: it may have missed some"
+            f" for {kept_for} only: it may have missed some"
         )
     return ""
 
@@ -373,16 +373,17 @@ def plan_recovery(
     manifest = snapshot.manifest
     source = snapshot.source
     spec = snapshot.spec
-    evolves = False
     if rebuild is None:
         evolves = must_evolve(spec, manifest, source)
         decision = decide_recovery(snapshot)
     else:
         # A rebuild bootstraps whatever there is: a table with other columns or order, one that is
         # declared bootstrap=False, or none.
-        store = "invalid"
+        evolves = False
         if manifest is None:  # raises if it is unknown whether there is a table
             store = decide_recovery(snapshot).store
+        else:
+            store = "invalid"
         decision = Decision(
             action="bootstrap", store=store, reason=f"rebuild: {rebuild}", at=snapshot.at
         )
@@ -421,8 +422,8 @@ def must_evolve(
         return True
     if served.history_columns != spec.history_columns:
         return True
-    kept = describe_history_length(served.history)
-    return kept != describe_history_length(history_from_spec(spec))
+    served_length = describe_history_length(served.history)
+    return served_length != describe_history_length(history_from_spec(spec))
 
 
 _Groups = Mapping[str, tuple[str, ...]]
@@ -437,21 +438,28 @@ def _check_same_groups(
 
     def order_of(groups: _Groups, name_now: Callable[[str], str]) -> dict[str, str]:
         """Return the ordering column of each column, under the names of now."""
-        found = {}
+        order_by_column = {}
         for order, columns in groups.items():
             for name in (order, *columns):
-                found[name_now(name)] = name_now(order)
-        return found
+                order_by_column[name_now(name)] = name_now(order)
+        return order_by_column
 
-    stored = {order: columns for order, columns in before.items() if order in served.columns}
-    old = order_of(stored, lambda name: spec.evolution.follow(name, served.columns))
-    new = order_of(after, str)
-    moved = [name for name in old.keys() & new.keys() if old[name] != new[name]]
-    if not moved and bool(old) == bool(new):
+    served_groups = {}
+    for order, columns in before.items():
+        if order in served.columns:
+            served_groups[order] = columns
+    old_orders = order_of(served_groups, lambda name: spec.evolution.follow(name, served.columns))
+    new_orders = order_of(after, str)
+    moved = [
+        name
+        for name in old_orders.keys() & new_orders.keys()
+        if old_orders[name] != new_orders[name]
+    ]
+    if not moved and bool(old_orders) == bool(new_orders):
         return
-    named = f"the column {min(moved)!r} is" if moved else "its columns are"
+    subject = f"the column {min(moved)!r} is" if moved else "its columns are"
     raise DatasetError(
-        f"dataset {spec.name!r}: {named} in another group of order_by than before. Stored values"
+        f"dataset {spec.name!r}: {subject} in another group of order_by than before. Stored values"
         " are in the order of then.",
         "Restore the groups, or rebuild the dataset with these: adjunct dataset rebuild"
         f" {spec.name} MODULE:APP --reason ….",
@@ -508,10 +516,10 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
         action = "serve-stale"
     elif spec.bootstrap:
         action = "bootstrap"
+    elif state.store == "none":
+        action = "create"
     else:
         action = "recreate"
-        if state.store == "none":
-            action = "create"
     return Decision(action=action, store=state.store, reason=reason, at=snapshot.at)
 
 

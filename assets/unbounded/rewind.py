@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
@@ -61,10 +61,6 @@ from dagster_adjunct.resources.streams.startpoint import (
 )
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
-
-if TYPE_CHECKING:
-    pass
-
 
 Positions = Mapping[SystemStreamPartition, Startpoint]
 Force = bool | Collection[SystemStreamPartition]
@@ -134,12 +130,13 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
     spec = snapshot.spec
     foreign = sorted(set(positions) - set(source.ssps))
     if foreign or not positions:
-        named = "no partition is named"
         if foreign:
-            named = f"{foreign[0]} is none of them"
+            problem = f"{foreign[0]} is none of them"
+        else:
+            problem = "no partition is named"
         raise errors.DatasetError(
             f"dataset {spec.name!r} is made from {len(source.ssps)} partitions of {spec.input}, and"
-            f" {named}.",
+            f" {problem}.",
             f"Name partitions from {source.ssps[0]} to {source.ssps[-1]}.",
             dataset=spec.name,
         )

@@ -81,15 +81,17 @@ class PartitionRewind:
 
     def summary(self) -> str:
         """Return the effect in one line."""
-        taken = "there is no table yet"
-        if self.taken is not None:
-            taken = f"read up to {self.taken}"
-        effect = "nothing to apply"
+        if self.taken is None:
+            progress = "there is no table yet"
+        else:
+            progress = f"read up to {self.taken}"
         if self.again:
             effect = f"{self.again:,} offsets again"
         elif self.skipped:
             effect = f"{self.skipped:,} offsets never"
-        return f"{self.ssp}: {self.startpoint}: starts at {self.start}, {taken}: {effect}"
+        else:
+            effect = "nothing to apply"
+        return f"{self.ssp}: {self.startpoint}: starts at {self.start}, {progress}: {effect}"
 
 
 @dataclass(frozen=True, slots=True)

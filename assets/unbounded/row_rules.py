@@ -179,7 +179,7 @@ def check_rows(
     Spark's result.
     """
     if not rules:
-        return CheckedRows(changes, tuple)
+        return CheckedRows(changes, tuple)  # tuple() is: no findings
     if isinstance(changes, pa.Table):
         table = _check_table(changes, spec, rules, columns)
         return CheckedRows(table.rows, lambda: table.findings)
@@ -274,7 +274,7 @@ def _raise_at_broken(
     """Return the rows; writing one that breaks a rule fails with BadChangeError, which says that
     the row is at `place`, and has the next step `next_step`.
     """
-    # In a column that every writer reads, because Spark may optimise a filter away.
+    # The error is raised in a column that every writer reads: Spark may optimise a filter away.
     mark = F.col(TOMBSTONE)
     for flag, rule in reversed([*_enforced(rules)]):  # so that the first rule is the outermost
         problem = concat_reason(
@@ -320,8 +320,8 @@ def _observe_rules(
     for number, flag in enumerate(_flags(rules)):
         metrics.append(F.count_if(F.col(flag)).alias(f"failed{number}"))
         for part in range(SAMPLE_SIZE):
-            one = F.min(F.when(F.col(flag) & (group == part), described))
-            metrics.append(one.alias(f"sample{number}_{part}"))
+            sample = F.min(F.when(F.col(flag) & (group == part), described))
+            metrics.append(sample.alias(f"sample{number}_{part}"))
 
     def read_findings() -> Findings:
         return _findings_from_metrics(observed.get, spec, rules, len(place))
@@ -355,8 +355,9 @@ def _describe_row(spec: UnboundedDataset, row: Sequence[Any], place_columns: int
     for name, value in zip(spec.key, row[place_columns:], strict=True):
         text = MASKED
         if name.lower() not in hidden:
-            moment = value.replace(tzinfo=None) if isinstance(value, datetime) else value
-            text = truncate_text(str(moment))  # times are in UTC
+            # Times are in UTC, which is left out.
+            plain = value.replace(tzinfo=None) if isinstance(value, datetime) else value
+            text = truncate_text(str(plain))
         parts.append(f"{name} = {text}")
     described = ", ".join(parts)
     if place_columns:
@@ -381,8 +382,8 @@ def _check_table(
         found.append(_find_in_table(rule, spec, rows.num_rows, broken))
         if rule.severity == "warn":
             continue
-        of_rule = _reasons(rule, spec, broken)
-        for change, reason in zip(checked.take(indices).to_pylist(), of_rule, strict=True):
+        rule_reasons = _reasons(rule, spec, broken)
+        for change, reason in zip(checked.take(indices).to_pylist(), rule_reasons, strict=True):
             reasons.setdefault(change, reason)
     if reasons:
         changes = add_problems(changes, [*map(reasons.get, range(changes.num_rows))])

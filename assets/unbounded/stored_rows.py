@@ -54,23 +54,23 @@ class StoredRows:
         positions: bool,
         generations: Sequence[Generation] | None = None,
     ) -> Iterator[FoundRows]:
-        """Yield for each file, newest generation first, the rows that it has of the `asked` keys,
-        which are given by their indices in `keys`. Indices in the results are such, too.
+        """Yield for each file, newest generation first, the rows that it has of the `asked` keys.
+        These, and the keys that are found, are given by their indices in `keys`.
 
         Rows have the columns of `schema`, position and tombstone. With `positions`, a key may be
         yielded from several generations. Without, it is yielded only from the newest that has it,
         and the position is not read: it is 0. `generations` are those to read, by default all.
         """
-        read = self.generations if generations is None else generations
-        for generation in reversed(read):
+        generations_read = self.generations if generations is None else generations
+        for generation in reversed(generations_read):
             for file in generation.files:
                 if file.bucket != self.bucket or not len(asked):
                     continue
                 assert self.store is not None, "there are generations in a store only"
                 what = f"dataset {self.dataset!r}"
                 opened = StoredFile(self.store, what, generation, file)
-                wanted = keys.take(asked)
-                find = partial(self._find_in_file, opened, wanted, schema, positions=positions)
+                asked_keys = keys.take(asked)
+                find = partial(self._find_in_file, opened, asked_keys, schema, positions=positions)
                 found = opened.reading(find)
                 yield FoundRows(asked[found.keys], found.rows)
                 if not positions:
@@ -82,36 +82,36 @@ class StoredRows:
         """Return which of the keys a file has, and their rows; see `iterate`."""
         file = _open_file(stored)
         position = arrow_type(dict(self.layout.hidden)[POSITION])
-        whole = pa.schema([(POSITION, position), (TOMBSTONE, pa.bool_()), *schema])
+        row_schema = pa.schema([(POSITION, position), (TOMBSTONE, pa.bool_()), *schema])
         constants: dict[str, Any] = {}  # columns that need not be read
         if not positions:
             constants[POSITION] = 0
         if not stored.file.stats.get("tombstones"):
             constants[TOMBSTONE] = False
-        wanted = [name for name in whole.names if name not in constants]
-        layout = self._layout_with([*keys.column_names, *wanted])
+        names_read = [name for name in row_schema.names if name not in constants]
+        layout = self._layout_with([*keys.column_names, *names_read])
         numbers = [np.zeros(0, int)]
-        tables = [whole.empty_table()]
+        tables = [row_schema.empty_table()]
         for group in range(file.num_row_groups):
             candidates = self._keys_in_range(file.metadata, group, keys)
             if not len(candidates):
                 continue
             stored_names = list(layout.stored.columns)
-            read = file.read_row_group(group, columns=stored_names, use_threads=False)
-            key = read.select(self.layout.stored_names(keys.column_names))
+            group_rows = file.read_row_group(group, columns=stored_names, use_threads=False)
+            key = group_rows.select(self.layout.stored_names(keys.column_names))
             matches = _match_keys(key.columns, keys.take(candidates))
             if not len(matches.rows):
                 continue
             numbers.append(candidates[matches.keys])
-            values = conform_to_layout(read.take(matches.rows), layout)
+            values = conform_to_layout(group_rows.take(matches.rows), layout)
             columns = []
-            for field in whole:
+            for field in row_schema:
                 if field.name in constants:
                     constant = pa.scalar(constants[field.name], field.type)
                     columns.append(pa.repeat(constant, len(matches.rows)))
                 else:
                     columns.append(values.column(field.name))
-            tables.append(pa.table(columns, schema=whole))
+            tables.append(pa.table(columns, schema=row_schema))
         return FoundRows(np.concatenate(numbers), pa.concat_tables(tables))
 
     def _layout_with(self, names: Sequence[str]) -> BucketLayout:

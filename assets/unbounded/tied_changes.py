@@ -130,12 +130,13 @@ class Tie:
     def reason(self, rule: TieRule) -> str:
         """Return why the change can't be applied, to follow "the change at offset …"."""
         offset = self.with_row.get(OFFSET)
-        where = "the stored row"
-        if offset is not None:
-            where = f"the change at offset {offset}"
-        where = f"{where} of partition {self.with_row[PARTITION]}"
+        if offset is None:
+            row = "the stored row"
+        else:
+            row = f"the change at offset {offset}"
         return (
-            f"{where} has the same key ({format_key(self.change, rule)}) and the same"
+            f"{row} of partition {self.with_row[PARTITION]} has the same key"
+            f" ({format_key(self.change, rule)}) and the same"
             f" {describe_order_value(self.change, rule)}, but other values, so that nothing says"
             " which one is newer"
         )
@@ -144,9 +145,10 @@ class Tie:
         """Return the error for this tie."""
         partition = self.change[PARTITION]
         offset = self.change[OFFSET]
-        order = "order_by"
         if rule.over_time:
             order = "the time since when it is valid"
+        else:
+            order = "order_by"
         return KeyOrderError(
             f"dataset {rule.dataset!r}: the change at offset {offset} of partition {partition}"
             f" can't be applied: {self.reason(rule)}.",
@@ -249,16 +251,20 @@ def resolve_group(
     by_partition: dict[int, list[NumberedChange]] = {}
     for each in changes:
         by_partition.setdefault(each.change[PARTITION], []).append(each)
-    first = min(by_partition) if stored is None else stored[PARTITION]
-    base = stored
-    if first in by_partition:
-        base = by_partition[first][-1].change
+    base_partition = min(by_partition) if stored is None else stored[PARTITION]
+    base: Row | None
+    if base_partition in by_partition:
+        base = by_partition[base_partition][-1].change
+    else:
+        base = stored
     assert base is not None, "either a change or the stored row is of this partition"
     ties = []
-    for partition, found in sorted(by_partition.items()):
-        if partition == first or _same_content(found[-1].change, base, rule.schema.names):
+    for partition, partition_changes in sorted(by_partition.items()):
+        if partition == base_partition or _same_content(
+            partition_changes[-1].change, base, rule.schema.names
+        ):
             continue
-        ties += [Tie(each.number, each.change, base) for each in found]
+        ties += [Tie(each.number, each.change, base) for each in partition_changes]
     return ties
 
 

@@ -103,6 +103,8 @@ def ranges_from_version(dataset: str, version: str) -> Ranges:
 class TransientVersion:
     """One version of a transient table with `rows` entries, in Spark's memory until it is
     released.
+
+    `kept` has the newest change of each key; also its deletion, if changes are ordered by a column.
     """
 
     dataset: str
@@ -195,17 +197,14 @@ class TransientTable:
             records = 0
             if fresh:
                 records = source.count(fresh)
-        action: Action = "up-to-date"
-        if before is None:
-            action = "bootstrapped"
-        elif fresh:
-            action = "applied"
         ends = {**starts, **_end_offsets(fresh)}
         if before is not None and not records:  # only markers, which take offsets
             view = replace(before, ranges=_move_ends(before.ranges, ends))
         else:
-            ranges: Ranges = {ssp: (start, ends[ssp]) for ssp, start in starts.items()}
-            if before is not None:
+            ranges: Ranges
+            if before is None:
+                ranges = {ssp: (start, ends[ssp]) for ssp, start in starts.items()}
+            else:
                 ranges = _move_ends(before.ranges, ends)
             with stages("build"):
                 view = self._build(spark(), fresh if records else {}, ranges, before)
@@ -215,7 +214,7 @@ class TransientTable:
         return AdvanceReport(
             dataset=self.spec.name,
             kind=self.spec.kind,
-            action=action,
+            action=_action_on(before, fresh),
             version=view.version,
             rows=view.rows,
             counters={"read": records},
@@ -346,9 +345,7 @@ class TransientTable:
                 raise incomplete_stream_error(self.spec, reason, "Declare persistent=True")
             return oldest, Decision(action="bootstrap", store="none", reason=reason, at=utc_now())
         last = self._last_offsets()
-        where = "the default offset"
-        if last:
-            where = "the last offset"
+        where = "the last offset" if last else "the default offset"
         reason = f"it is transient, and continues from {where}"
         for ssp, end in last.items():
             if source.system.compare(end, oldest[ssp]) >= 0:
@@ -493,6 +490,15 @@ class TransientTable:
         if spec.following.order is not None:
             return newest
         return newest.where(f"NOT {TOMBSTONE}")
+
+
+def _action_on(before: TransientVersion | None, fresh: Ranges) -> Action:
+    """Return what an advance from the previous version over these ranges does."""
+    if before is None:
+        return "bootstrapped"
+    if fresh:
+        return "applied"
+    return "up-to-date"
 
 
 def _move_ends(ranges: Ranges, ends: Offsets) -> Ranges:

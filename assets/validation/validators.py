@@ -221,9 +221,7 @@ class Check:
         answer: object = self.function(candidate, *self.arguments)
         # numpy and pandas answer with a truth value of their own.
         if type(answer).__name__ in ("bool", "bool_"):
-            message = "it does not hold"
-            if answer:
-                message = "it holds"
+            message = "it holds" if answer else "it does not hold"
             answer = Finding(bool(answer), message)
         # A Verdict is that of another validator that the function called.
         if not isinstance(answer, Finding | Verdict):
@@ -445,10 +443,10 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
     # A SELECT may not return the key columns, or those of both sides of a join: then the sample is
     # of its own rows.
     key = [name for name in candidate.view.sealed.key if broken.columns.count(name) == 1]
-    wanted = [*map(quote_name, key)] or ["*"]
+    selected = [*map(quote_name, key)] or ["*"]
     sample = []
     listed = []
-    for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect():
+    for row in broken.select(*selected).limit(SAMPLE_SIZE).collect():
         values = [*map(to_json_value, row)]
         sample.append(values)
         if len(values) == 1:
@@ -479,20 +477,21 @@ def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
     version = candidate.view.frame(spark)
     if not _SELECT.match(sql):
         return version.where(~F.coalesce(F.expr(sql), F.lit(False)))
-    # Before the first version, `current` is empty.
-    names = {VERSION: version, CURRENT: version.limit(0)}
-    if candidate.current is not None:
-        names[CURRENT] = candidate.current.frame(spark)
+    if candidate.current is None:  # before the first version, the table is empty
+        current = version.limit(0)
+    else:
+        current = candidate.current.frame(spark)
+    tables_read = {VERSION: version, CURRENT: current}
     mark = uuid.uuid4().hex
     try:
-        for name, frame in names.items():
+        for name, frame in tables_read.items():
             frame.createOrReplaceTempView(f"{name}_{mark}")
         # As common table expressions, so that views of the user's session neither conflict nor are
         # overwritten.
-        tables = ", ".join(f"{name} AS (SELECT * FROM {name}_{mark})" for name in names)
+        tables = ", ".join(f"{name} AS (SELECT * FROM {name}_{mark})" for name in tables_read)
         return spark.sql(f"WITH {tables} SELECT * FROM (\n{sql}\n)")
     finally:
-        for name in names:
+        for name in tables_read:
             spark.catalog.dropTempView(f"{name}_{mark}")
 
 
@@ -972,9 +971,10 @@ def _check_condition(
         return
     over = [name for name, _ in multi_record_functions(condition)]
     if over:
-        step = "Write a condition of one row; several are compared in a bounded dataset only."
         if or_select:
             step = "Write a SELECT of the rows that break the rule."
+        else:
+            step = "Write a condition of one row; several are compared in a bounded dataset only."
         raise errors.PlanningError(
             f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one"
             " that is true or false for each row.",

@@ -179,10 +179,10 @@ class DatasetLog:
         if shared is not None and self.name in member_bodies(shared):
             return CurrentManifests(shared, member_manifests(shared))
         # The join was interrupted: until it is completed, the redirect has the dataset's manifest.
-        kept = own.body.get("manifest")
-        if kept is None:
+        body = own.body.get("manifest")
+        if body is None:
             return CurrentManifests(own, {})
-        manifest = parse_manifest(self.name, replace(own, body=kept))
+        manifest = parse_manifest(self.name, replace(own, body=body))
         return CurrentManifests(own, {self.name: manifest})
 
     def version_set(self) -> str | None:

@@ -349,15 +349,15 @@ def list_released_files(lake: Lake, dataset: str) -> dict[str, list[ObjectInfo]]
     """Return, by version, the files of holds that were released."""
     prefix = f"{lease_folder(lake, dataset)}/hold-"
     held = set[str]()
-    files: dict[str, list[ObjectInfo]] = {}
+    files_of_hold: dict[str, list[ObjectInfo]] = {}
     for item in lake.store.list(prefix):
         hold, _, file = item.key.removeprefix(prefix).partition("/")
         if file:
-            files.setdefault(hold, []).append(item)
+            files_of_hold.setdefault(hold, []).append(item)
         else:
             held.add(hold.removesuffix(".json"))
     released: dict[str, list[ObjectInfo]] = {}
-    for hold, items in files.items():
+    for hold, items in files_of_hold.items():
         if hold not in held:
             _, _, version = hold.partition("-")  # the holder's hash, then the version
             released.setdefault(version, []).extend(items)

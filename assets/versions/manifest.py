@@ -117,9 +117,10 @@ class Lost(ManifestPart):
         listed = ", ".join(ranges[:3])
         if len(ranges) > 3:
             listed += f" and of {len(ranges) - 3} more partitions"
-        lost = "versions that ended there are lost"
         if self.versions:
             lost = f"not whole any more, and left out: {', '.join(map(repr, self.versions))}"
+        else:
+            lost = "versions that ended there are lost"
         return f"retention took {listed} before they were read; {lost}"
 
 
@@ -206,7 +207,7 @@ class CommonManifest(ManifestPart):
             return []
         return ["served"]
 
-    def _without(
+    def _with_doomed(
         self, entries: Sequence[str], garbage: Sequence[str], what: str, **fields: Any
     ) -> Self:
         """Return the manifest with these folders and documents doomed, and with these fields.
@@ -501,7 +502,7 @@ class BoundedManifest(CommonManifest):
                 entries += ref.objects
             else:
                 remaining.append(ref)
-        return self._without(
+        return self._with_doomed(
             entries, garbage, f"{len(removed)} versions", versions=tuple(remaining)
         )
 
@@ -600,7 +601,7 @@ class BoundedManifest(CommonManifest):
         return {done.name for done in self.delivered if done.freed is not None}
 
 
-_RANGES = 200
+_MAX_RANGES = 200
 # The number of startpoint ids kept by partition: a startpoint is retried soon or never.
 _REMEMBERED = 20
 
@@ -703,7 +704,7 @@ class UnboundedManifest(CommonManifest):
                 retained_from = max(retained_from, retired.until)
             else:
                 remaining.append(retired)
-        return self._without(
+        return self._with_doomed(
             removed,
             garbage,
             f"{len(removed)} generations",
@@ -782,7 +783,7 @@ def _add_number(numbers: tuple[tuple[int, int], ...], number: int) -> tuple[tupl
         if start != first:
             ranges.append((start, end))
     ranges.append((first, number))
-    return tuple(ranges[-_RANGES:])
+    return tuple(ranges[-_MAX_RANGES:])
 
 
 KIND = "dataset"

@@ -294,8 +294,9 @@ def describe_unserved(manifest: BoundedManifest, ref: VersionRef) -> str:
             return repr(ref.name)
         return f"{ref.name!r} (valid from {ref.valid_from:%Y-%m-%d %H:%M:%S} UTC)"
 
-    why = "its version set stays at a later one"
-    if manifest.head_ref is not None:
+    if manifest.head_ref is None:
+        why = "its version set stays at a later one"
+    else:
         why = f"{describe(manifest.head_ref)} comes after it and stays current"
     return (
         f"version {describe(ref)} is sealed but not served: {why}. "
@@ -390,12 +391,13 @@ def _revoke(
     drafts: dict[str, BoundedManifest] = {}
     unpins = False
     for name, manifest in manifests.items():
-        draft = manifest
-        version = None
         if name in revoked:
             version = revoked[name].id
             draft = with_ref(manifest, revoked[name])
             unpins |= manifest.pin is not None and manifest.pin.version == version
+        else:
+            version = None
+            draft = manifest
         drafts[name] = _with_free_names(draft, version, freed, at)
     after: dict[str, BoundedManifest] = {}
     for name, head in resolve_heads(drafts, dataset).items():
@@ -422,8 +424,8 @@ def _change_each_member(
     def change_all(manifests: Members) -> Members:
         after = {}
         for name, ref in resolve_versions(manifests, log.name, version, sealed=True).items():
-            done = change.model_copy(update={"version": ref.id})
-            after[name] = with_served_version(log, draft(manifests[name], ref), done)
+            member_change = change.model_copy(update={"version": ref.id})
+            after[name] = with_served_version(log, draft(manifests[name], ref), member_change)
         return after
 
     return log.transact_versions(change_all, by=by)
@@ -447,10 +449,10 @@ def _without_ref(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
         if not is_recorded:  # delivered long ago: only its name is known
             other_names.append(ref.name)
         manifest = _with_free_names(manifest, ref.id, other_names, ref.sealed_at)
-    kept = list(manifest.versions)
-    kept.remove(ref)
+    remaining = list(manifest.versions)
+    remaining.remove(ref)
     doomed = (*manifest.doomed, *ref.objects)
-    return manifest.model_copy(update={"versions": tuple(kept), "doomed": doomed})
+    return manifest.model_copy(update={"versions": tuple(remaining), "doomed": doomed})
 
 
 def _with_free_names(
@@ -548,11 +550,12 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
     if ref is None:
         raise _no_version_error(manifest, version)
     if sealed and ref.state != "sealed":
-        step = "Choose another version: a revoked one never comes back."
         if ref.state == "rejected":
             step = (
                 "A rejected version can be accepted with a reason; a revoked one never comes back."
             )
+        else:
+            step = "Choose another version: a revoked one never comes back."
         raise DatasetError(
             f"dataset {manifest.name!r}: version {ref.id} is {ref.state} ({ref.reason}) and is not"
             " served.",
@@ -707,12 +710,13 @@ def resolve_versions(
     ref = require_version(mine, version, sealed=sealed)
     # Other members do not know the id or its prefix. Of several names, the newest is the one under
     # which it was served with them last.
-    name = ref.id  # without a name, no other member has the version
     names = list_delivered_names(mine, ref)
     if version in names:
         name = version
     elif names:
         name = names[-1]
+    else:
+        name = ref.id  # without a name, no other member has the version
     chosen = {dataset: ref}
     for member, manifest in manifests.items():
         is_left_out = present and find_version(manifest, name) is None
@@ -825,7 +829,7 @@ def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]:
             return {}
         return {dataset: before}
     names = _names_in_order(mine)
-    earlier = names[: _find_served_name(names, manifests, mine)]
+    earlier = names[: _index_of_served_name(names, manifests, mine)]
     for name in reversed(earlier):
         sealed = _find_sealed(manifests, name)
         if len(sealed) == len(manifests) and not _is_served(manifests.values(), name):
@@ -849,7 +853,7 @@ def _names_in_order(manifest: BoundedManifest) -> list[str]:
     return [name for _, name in sorted(ranked, key=itemgetter(0))]
 
 
-def _find_served_name(names: Sequence[str], manifests: Members, mine: BoundedManifest) -> int:
+def _index_of_served_name(names: Sequence[str], manifests: Members, mine: BoundedManifest) -> int:
     """Return the index of the last name that is the head of all members; if there is none, of the
     last one that is the head of `mine`; else the number of names.
     """

@@ -212,7 +212,7 @@ class StoredPositions(ManifestPart):
     by_column: bool = False
 
 
-_OFFSETS = StoredPositions()
+_OFFSET_POSITIONS = StoredPositions()
 
 
 class RowForm(ManifestPart):
@@ -227,7 +227,7 @@ class RowForm(ManifestPart):
     partition_by: tuple[str, ...]
     partitions: int | None = Field(default=None, ge=1)
     order_by: tuple[str, ...] | None = None
-    positions: StoredPositions = _OFFSETS
+    positions: StoredPositions = _OFFSET_POSITIONS
     history: KeptHistory | None = None
     history_columns: tuple[str, ...] | None = None
 
@@ -601,7 +601,7 @@ def declaration_from_spec(
     schema: Schema,
     *,
     input_partitions: int = 0,
-    positions: StoredPositions = _OFFSETS,
+    positions: StoredPositions = _OFFSET_POSITIONS,
     input_names: StoredNames = AS_NAMED,
 ) -> DatasetDeclaration:
     """Return the stored declaration of a dataset whose entries have these columns; the other
@@ -637,9 +637,7 @@ def _kind_facts(spec: AdjunctDataset) -> dict[str, Any]:
     """Return the fields of the stored declaration that only this kind of dataset has."""
     match spec:
         case BoundedDataset():
-            order = "arrival"
-            if spec.versions is not None:
-                order = "name"
+            order = "arrival" if spec.versions is None else "name"
             return {"order": order, "by_time": spec.over_time}
         case UnboundedDataset():
             following = spec.following
@@ -724,8 +722,8 @@ def check_declaration(
 
 
 def _key_with_stored_names(stored: DatasetDeclaration, declared: DatasetDeclaration) -> list[str]:
-    """Return the declared key whose columns, which are at paths, keep their stored names; nothing
-    if they do.
+    """Return the key to declare so that its columns, which are at paths, keep their stored names;
+    [] if they do, or if a column that differs is not at a path.
     """
     if stored.key == declared.key or len(stored.key) != len(declared.key):
         return []

@@ -48,9 +48,11 @@ def known_until(
     is ahead of what is served.
     """
     if isinstance(dataset, BoundedDataset) and isinstance(manifest, BoundedManifest):
-        read = {manifest.served_id}
+        read: set[str | None]
         if over_time:
             read = {*manifest.versions_over_time}
+        else:
+            read = {manifest.served_id}
         return _versions_known_until(dataset.valid_for, manifest, read)
     if isinstance(dataset, UnboundedDataset) and isinstance(manifest, UnboundedManifest):
         return _changes_known_until(dataset.following.watermark, manifest)
@@ -127,15 +129,15 @@ def after_changes(
     No watermark goes back: that of a partition that was idle keeps its time until newer changes
     pass it, so that all changes that are late are counted.
     """
-    known = manifest.watermark.times
+    times_before = manifest.watermark.times
     confirmed = None
     if manifest.bootstrap.state == "done":
         confirmed = manifest.confirmed_at
-    after = dict(known)
+    after = dict(times_before)
     clock = to_microseconds(now)
     for ssp in read:
         times = []
-        mark = _partition_known_until(watermark, known.get(ssp), confirmed)
+        mark = _partition_known_until(watermark, times_before.get(ssp), confirmed)
         if mark is not None:
             times.append(add_span(mark, watermark.delay))
         if ssp in newest:
