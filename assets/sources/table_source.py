@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset
@@ -419,7 +418,7 @@ class TableStateVersions(VersionSource):
         shows = not hides_values(self.spec)
         state = delivery.content
         what = f"{self._what(delivery)}: {self._describe(delivery)}"
-        return partial(_Rows(self._table, state, self._source.schema, what, shows))
+        return _Rows(self._table, state, self._source.schema, what, shows)
 
     def _describe(self, delivery: Delivery) -> str:
         """Return the state in words: "version 5 of …", or "snapshot …"."""
