@@ -141,7 +141,8 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
             stored_version = None
         else:
             stored_version = (version,)
-        return _new(cls, (key.family, key.key, stored_version, value))  # type: ignore[no-any-return]
+        members = (key.family, key.key, stored_version, value)
+        return _new(cls, members)  # type: ignore[no-any-return]
 
     @property
     def key(self) -> TableKey[K]:
