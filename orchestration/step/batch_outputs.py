@@ -557,9 +557,9 @@ def naming_records(system: StreamWriter, stream: str, rows: pa.Table) -> Iterato
     except SchemaMismatchError as error:
         schema = system.info(stream).schema
         if error.row is not None and schema is not None:
-            there = schema.select([name for name in schema.names if name in rows.column_names])
+            sent = schema.select([name for name in schema.names if name in rows.column_names])
             what = f"stream {stream!r}"
-            check_readable(rows.select(there.names), there, what, stream=f"{system.name}.{stream}")
+            check_readable(rows.select(sent.names), sent, what, stream=f"{system.name}.{stream}")
         raise
 
 

@@ -130,8 +130,8 @@ class _Reached:
 
 @dataclass(frozen=True, slots=True)
 class TimeBlockMapper:
-    """Maps batches of (partition, offset, time) to rows of BLOCK_SCHEMA, of at most `length`
-    offsets; `delay` in microseconds.
+    """Maps Arrow batches of (partition, offset, time) to rows of BLOCK_SCHEMA, in blocks of
+    `length` offsets; `delay` in microseconds. `prior` has the times before the batch by partition.
     """
 
     prior: Mapping[int, PriorTimes]
@@ -139,11 +139,11 @@ class TimeBlockMapper:
     length: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of BLOCK_SCHEMA for batches of (partition, offset, time), the records of one
-        task.
+        """Yield rows of BLOCK_SCHEMA for Arrow batches of (partition, offset, time), the records of
+        one task.
 
         Where the offsets of a partition do not ascend from one Arrow batch to the next, the next
-        one is checked with the times before the records of this run (`prior`) alone.
+        one is checked with the `prior` times alone.
         """
         reached: dict[int, _Reached] = {}
         for batch in batches:
@@ -164,13 +164,13 @@ class TimeBlockMapper:
 
     def _make_blocks(
         self,
-        number: int,
+        partition: int,
         offset: np.ndarray[Any, Any],
         time: np.ndarray[Any, Any],
         mark: np.ndarray[Any, Any],
     ) -> pa.RecordBatch:
-        """Return rows of BLOCK_SCHEMA for records of one partition: their offsets, their times, and
-        the watermark at each. First the blocks, then the records behind.
+        """Return rows of BLOCK_SCHEMA for records of one partition, of which the arrays have the
+        offset, the time and the watermark. First the blocks, then the records behind.
         """
         is_behind = (time > NEVER) & (time < mark)
         block = offset // self.length
@@ -184,7 +184,7 @@ class TimeBlockMapper:
         no_mark = np.zeros(len(starts), np.int64)
         is_block = np.r_[np.ones(len(starts), bool), np.zeros(len(behind), bool)]
         columns = [
-            pa.array(np.full(len(is_block), number, np.int32)),
+            pa.array(np.full(len(is_block), partition, np.int32)),
             pa.array(np.r_[offset[starts], behind]),
             pa.array(np.r_[offset[ends], behind]),
             pa.array(np.r_[oldest, no_time]),
@@ -609,21 +609,23 @@ class BatchTimes:
     def _was_read_before(self, stream: str) -> Column:
         """Return the condition that a record was read before, by an earlier batch."""
         if self._is_replay and not self._is_dry_run:
-            # not a literal: Spark would drop the count of these records
+            # True, but not as a literal: Spark would drop the count of these records.
             return F.col(OFFSET) >= F.lit(-1)
         known = self._partition_times(stream)
         read_to = {}
         for ssp, prior in known.items():
             if prior.read_to:
                 read_to[ssp.partition] = prior.read_to
-        if not read_to and not self._is_dry_run:  # for which it is not a literal, either
+        # In a dry run it is no literal, either: Spark would drop what depends on it.
+        if not read_to and not self._is_dry_run:
             return F.lit(False)
-        again = F.col(OFFSET) < number_by_partition(read_to)  # 0 for partitions that are new
+        is_read_again = F.col(OFFSET) < number_by_partition(read_to)  # 0 for new partitions
         for ssp, prior in known.items():
             for low, high in prior.skipped:  # skipped before, so this is the first read
                 is_within = (F.col(OFFSET) >= low) & (F.col(OFFSET) < high)
-                again = again & ~(is_within & (F.col(PARTITION) == ssp.partition))
-        return again
+                is_skipped = is_within & (F.col(PARTITION) == ssp.partition)
+                is_read_again = is_read_again & ~is_skipped
+        return is_read_again
 
     def _partition_times(self, stream: str) -> Mapping[SystemStreamPartition, PartitionTimes]:
         """Return the event times of the stream's partitions at the start of the batch."""
@@ -650,7 +652,7 @@ class BatchTimes:
         retention = required_retention(self._context.app.operators).get(stream, timedelta(0))
         latest = MAX_MICROS - _to_micros(retention)
         reads = self._plan_reads(stream, declared.column_name(types_from_spark(records.schema)))
-        if reads is not None and not reads.ranges:
+        if reads is not None and not reads.ranges:  # all was read before
             return Measured()
         is_few = self._inputs.few and offsets <= DRIVER_LIMIT
         if reads is not None and is_few and reads.system.capabilities.reads_arrow:

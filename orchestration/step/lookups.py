@@ -137,18 +137,18 @@ def answer_keys(
             known.append(part)
             answered.update(_as_keys(part, lookup))
             continue
-        asked = []
+        places = []  # of the keys without an answer
         for place, key in enumerate(_as_keys(keys, lookup)):
             if key not in answered:
-                asked.append(place)
-        if not asked:
+                places.append(place)
+        if not places:
             return pa.concat_tables(known), metrics
-        fresh = keys.take(asked)
-        wanted = _as_keys(fresh, lookup)
+        unanswered = keys.take(places)
+        wanted = _as_keys(unanswered, lookup)
         read = reader.read(wanted, lookup.args, tasks)
         metrics += read.metrics
-        kept = recorded.keep(turn, _build_answers(fresh, wanted, read.records, lookup))
-        if kept is not None:
+        kept = recorded.keep(turn, _build_answers(unanswered, wanted, read.records, lookup))
+        if kept is not None:  # else another run was faster: its answers of this turn are read
             turn += 1
             known.append(kept.replace_schema_metadata(None))
             answered.update(wanted)
@@ -166,17 +166,18 @@ def join_answers(
     names = key_columns(lookup)
     side = F.broadcast(answers)
     equal = []
-    whole = F.lit(True)
+    has_whole_key = F.lit(True)
     for stream, name in zip(lookup.keys, names, strict=True):
         value = value_column(frame.columns, stream)
         equal.append(value == side[name])
-        whole = whole & value.isNotNull()
-    lacking = (
+        has_whole_key = has_whole_key & value.isNotNull()
+    problem = (
         f"{operator}: a record has a key that this batch did not look up in table {lookup.table}:"
         " the operators before the join are not deterministic."
     )
-    unknown = F.raise_error(F.lit(lacking)).cast("boolean")
-    matched = F.when(F.col(FOUND), True).when(F.col(FOUND).isNull() & whole, unknown)
+    failed = F.raise_error(F.lit(problem)).cast("boolean")
+    was_not_asked = F.col(FOUND).isNull() & has_whole_key
+    matched = F.when(F.col(FOUND), True).when(was_not_asked, failed)
     return frame.join(side, equal, "left").withColumn("__matched", matched).drop(*names, FOUND)
 
 

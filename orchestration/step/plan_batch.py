@@ -88,7 +88,7 @@ class ServedVersions:
     - `limited`: the manifests of datasets with a maximum staleness: version and offsets of one
       commit, so that the batch reads exactly what was found fresh.
     - `known`: the watermarks of datasets that records wait for, by join.
-    - `waited`: the manifests of those of them that follow changes.
+    - `waited`: the manifests of the datasets that records wait for and that follow changes.
     - `over_time`: all versions of the bounded datasets that are joined by time.
     """
 
@@ -107,8 +107,8 @@ class BatchSnapshot:
     - `handed`: the part of this run's fan-out that is still stored at its start; None after the
       start.
     - `streams`: a snapshot of each input stream.
-    - `changes`: the streams of changes of datasets by which results are restated: what they end
-      with is served, or has been.
+    - `changes`: the streams of changes of datasets by which results are restated; every change in
+      them is in a version that is served, or has been.
     """
 
     served: ServedVersions
@@ -206,7 +206,9 @@ def snapshot_changes(context: StepContext) -> dict[str, StreamSnapshot]:
 def _open_served_versions(context: StepContext) -> ServedVersions:
     """Return the served versions, for which the run keeps open readers.
 
-    Members of a version set are read in one snapshot.
+    Members of a version set are read in one snapshot. Raises NoSealedVersionError for a dataset
+    with `bootstrap` that has no version, and an error for a local table whose declaration does not
+    match what is stored.
     """
     app = context.app
     stored = context.versions.stored
@@ -229,8 +231,8 @@ def _open_served_versions(context: StepContext) -> ServedVersions:
             manifest = require_local_manifest(manifest, table)
         readers[table.name] = stored(table.name).reader_of(manifest)
     manifests = current_manifests(unlimited)  # in one snapshot
-    for name, found in manifests.items():
-        readers[name] = unlimited[name].reader_of(found)
+    for name, manifest in manifests.items():
+        readers[name] = unlimited[name].reader_of(manifest)
     _require_bootstrapped(context, readers)
     for name in context.states:
         readers[name] = stored(name).current()
@@ -286,7 +288,8 @@ def store_first_positions(context: StepContext, run: StepState, seen: BatchSnaps
     """At the start of a run, store a position for each input partition, before anything is read;
     later do nothing.
 
-    Returns the state after that.
+    Requests that this applies are removed from the fan-outs and reported. Returns the state after
+    that.
     """
     if seen.handed is None:
         return run
@@ -396,6 +399,7 @@ def _plan_restatement(
     """Return the intent of a batch that restates results; None if no changes of datasets are due.
 
     Without records to read again it has no ranges, and only moves the positions in the changes.
+    Raises RestatementError if there is too much to restate.
     """
     served = _list_served(context.app, seen.served)
     changes = find_due(context.app, state, positions, served, context.lake.now())
@@ -403,7 +407,7 @@ def _plan_restatement(
         return None
     refused = context.versions.refused
     due_changes = tuple(sorted(changes.items()))
-    if due_changes in refused:  # an earlier batch of this run has found it out
+    if due_changes in refused:  # this run has tried before to restate by the same changes
         raise refused[due_changes]
     now = context.lake.now()
     asked = AskedApplication(context.lake, context.systems, context.app, context.plan, state, now)
@@ -683,7 +687,7 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Ranges, lost:
     """Return the intent without the offsets that retention has `deleted`: a range that is deleted
     as a whole becomes empty, at the oldest offset that is left.
 
-    `lost` are those of them that are reported and counted as lost.
+    Reports those of the deleted offsets that are `lost`, and counts them in the intent.
     """
     ranges = dict(intent.ranges)
     counted = dict(intent.lost.offsets)
@@ -859,7 +863,9 @@ def _check_fresh(context: StepContext, name: str, manifest: DatasetManifest | No
 
 
 def _advance_transient(context: StepContext, state: ApplicationState, name: str) -> str | None:
-    """Bring a table that lives for one run up to date; return its version."""
+    """Bring a table that lives for one run up to date, and report what has changed; return its
+    version. Raises StaleDatasetError if it is then staler than the application allows.
+    """
     table = context.versions.table(name, state)
     report = table.advance(context.spark)
     if report.action != "up-to-date":

@@ -325,7 +325,7 @@ def _may_be_sensitive(context: StepContext, sources: ColumnSources) -> bool:
     """Whether a column made of these sources may hold sensitive values; an output's column holds
     what is sent to it.
     """
-    if not sources:
+    if not sources:  # of unknown origin
         return True
     columns = context.plan.columns
     for node, column in sources:

@@ -563,13 +563,13 @@ def _find_lowest_mark(
     """
     declared = declared_event_times(app)
     lowest = _LowestMark(None, None)
-    for stream, span in watermark_inputs(app.operators)[name].items():
+    for stream, delay in watermark_inputs(app.operators)[name].items():
         for ssp, prior in sorted(of_stream(times.partitions, stream).items()):
             if is_idle(declared.get(stream), prior, clock):
                 continue
             if prior.watermark is None:
                 return _LowestMark(ssp, None)
-            mark = subtract_span(prior.watermark, span)
+            mark = subtract_span(prior.watermark, delay)
             if lowest.watermark is None or mark < lowest.watermark:
                 lowest = _LowestMark(ssp, mark)
     return lowest

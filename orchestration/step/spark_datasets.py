@@ -193,10 +193,11 @@ class SparkDatasets:
         known_from = None
         if reader.known_from is not None:
             known_from = datetime_from_micros(reader.known_from)
-        frame = reader.frame(self._session)
         if self.planned.gathered:
             name = f"{dataset} as served"
             frame = self._persisted(name, reader.commits, lambda: reader.frame(self._session))
+        else:
+            frame = reader.frame(self._session)
         return TimedRows(frame, reader.schema, known_from)
 
     def _no_rows(self, dataset: str, schema: Schema) -> TimedRows:

@@ -392,8 +392,8 @@ def _read_observation(observation: Observation) -> Mapping[str, Any]:
     """Return what was observed, once the query that has the observation is done; nothing if Spark
     has optimized its records away.
     """
-    # `getRow` waits for the query, and its row is empty then. With Spark Connect there is nothing
-    # to wait for.
+    # `getRow` waits for the query; its row is empty if the records are optimized away. With Spark
+    # Connect there is nothing to wait for.
     observed_in_jvm = getattr(observation, "_jo", None)
     if observed_in_jvm is not None and not observed_in_jvm.getRow().length():
         return {}
