@@ -186,12 +186,13 @@ def _find_held(
     """
     held: dict[str, frozenset[SystemStreamPartition]] = {}
     for entry in state.all_unreadable():
-        if entry.at is None:
+        if entry.at is None:  # it waits
             continue
         read_there = readers.tasks.get(entry.at, frozenset())
-        ssps = read_there
         tasks: Sequence[str] = [entry.at]
-        if entry.ssp is not None:
+        if entry.ssp is None:
+            ssps = read_there
+        else:
             ssps = frozenset([entry.ssp])
             if entry.ssp not in read_there:  # another task reads the partition now
                 tasks = readers.owners.get(entry.ssp, ())

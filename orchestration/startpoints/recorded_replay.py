@@ -428,6 +428,7 @@ def collect_main_batches(
     is_complete = oldest <= 1  # the log has its first commit, or none
     if is_complete:
         return MainBatches(intents, newest, oldest)
+    # `state` is that of the oldest commit left.
     gone = {ssp: _read_up_to(state, asked, ssp) for ssp in asked.spans}
     return MainBatches(intents, newest, oldest, gone)
 

@@ -578,11 +578,12 @@ def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointR
     """
     if (left.task is None) == (right.task is None):
         return max(right, left, key=lambda request: request.sequence)
-    for_task = left
-    for_all = right
     if left.task is None:
-        for_task = right
         for_all = left
+        for_task = right
+    else:
+        for_task = left
+        for_all = right
     if for_all.startpoint.creation_timestamp_ms > for_task.startpoint.creation_timestamp_ms:
         return for_all
     return for_task

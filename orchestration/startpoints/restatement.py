@@ -71,7 +71,7 @@ def find_restatement(
             continue
         startpoints = [positions.startpoints[ssp] for ssp in ranges if ssp in positions.startpoints]
         search = _Search(asked, streams, restated, served[restated.dataset], ranges, startpoints)
-        keys += search.number
+        keys += search.key_count
         for stream, places in search.find_places():
             found.setdefault(stream, []).append(places)
     merged = {name: _merge(places) for name, places in found.items()}
@@ -171,7 +171,7 @@ class _Search:
         return self.changed.group_by(key).aggregate([]).select(key)
 
     @property
-    def number(self) -> int:
+    def key_count(self) -> int:
         """How many keys have changed."""
         return int(self.keys.num_rows)
 
@@ -179,20 +179,21 @@ class _Search:
         """Yield each input stream with the places of its records. Raises RestatementError before
         the first one if there are too many changed keys or records.
         """
-        self._check("keys", self.number, self.options.most_keys)
+        self._check("keys", self.key_count, self.options.most_keys)
         records = 0
-        searched = 0
+        searched_offsets = 0
         found = []
         for source in self.restated.inputs:
             ranges = self._select_young(source.stream)
-            searched += self._count_offsets(ranges)
-            if not ranges or not self.number:
+            searched_offsets += self._count_offsets(ranges)
+            if not ranges or not self.key_count:
                 continue
             places = self._without_skipped(source.stream, self._find(source, ranges))
             records += places.num_rows
             found.append((source.stream, places))
         self._check("records", records, self.options.most_records)
-        most = max(int(searched * self.options.most_share), 1)  # a single record is never too many
+        # A single record is never too many.
+        most = max(int(searched_offsets * self.options.most_share), 1)
         self._check("records", records, most, f" ({self.options.most_share:.0%} of them)")
         yield from found
 
@@ -217,7 +218,7 @@ class _Search:
             " allowed.",
             f"Restate them on purpose, once: {self._startpoint(on_purpose)}. Or leave these results"
             f" as they are: {self._startpoint('--upcoming')}.",
-            changed_keys=self.number,
+            changed_keys=self.key_count,
         )
 
     def _startpoint(self, position: str) -> str:
@@ -283,12 +284,12 @@ class _Search:
         time = records.column(source.time).cast(arrow_type("timestamp")).cast(pa.int64())
         moments = time.to_numpy()
         is_known = pc.is_valid(time).to_numpy()
-        kept = np.zeros(records.num_rows, np.bool_)
+        is_within = np.zeros(records.num_rows, np.bool_)
         for row, key in enumerate(_iter_keys(records, source.keys)):
             if is_known[row]:
                 moment = moments[row]
-                kept[row] = any(interval.has(moment) for interval in intervals_of[key])
-        return records.filter(pa.array(kept))
+                is_within[row] = any(interval.has(moment) for interval in intervals_of[key])
+        return records.filter(pa.array(is_within))
 
     def _without_skipped(self, stream: str, places: pa.Table) -> pa.Table:
         """Return the places without those that the main input has skipped."""
