@@ -353,11 +353,12 @@ def complete_requests(
     """
     completed: list[dg.RunRequest] = []
     for request in requests:
-        whole = steps.whole(request.asset_selection or ())
-        rest = whole
+        requested = steps.whole(request.asset_selection or ())
+        rest = requested
         launches = _launches(request, answers)
         for job, launch in launches.items():
-            launch.keys = steps.whole(launch.keys) | (whole & steps.jobs.get(job, frozenset()))
+            of_job = requested & steps.jobs.get(job, frozenset())
+            launch.keys = steps.whole(launch.keys) | of_job
             rest = rest - launch.keys
         for job, launch in launches.items():
             # Only a run that stays has a configuration.

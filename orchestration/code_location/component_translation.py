@@ -131,7 +131,7 @@ class Translation:
         self.document = {"attributes": given}
         self.check_options(given)
         for name, arguments in given.get("kafka", {}).items():
-            self.cluster(name, arguments, (*place, "kafka", name))
+            self.register_cluster(name, arguments, (*place, "kafka", name))
         for section, declare in (
             ("file_streams", file_stream),
             ("iceberg_streams", iceberg_stream),
@@ -149,11 +149,11 @@ class Translation:
                 where = (*place, section, name)
                 self.refuse_second(name, where)
                 self.declared_in["dataset", name] = where
-                self.datasets[name] = self.declared(function, name, arguments, where)
+                self.datasets[name] = self.declare(function, name, arguments, where)
                 self.check_dataset(self.datasets[name], where)
         for name, arguments in given.get("tables", {}).items():
             self.refuse_second(name, (*place, "tables", name))
-            self.tables[name] = self.table(name, arguments, (*place, "tables", name))
+            self.tables[name] = self.declare_table(name, arguments, (*place, "tables", name))
             self.declared_in["table", name] = (*place, "tables", name)
         made: dict[str, ApplicationTranslation] = {}
         for name, arguments in given["applications"].items():
@@ -205,7 +205,7 @@ class Translation:
             step = f"Declare a Kafka cluster below attributes: `kafka: {{{system}: {cluster}}}`."
             self.refuse(problem, f"{did_you_mean(system, known)}{step}", place)
 
-    def cluster(self, name: str, arguments: Mapping[str, Any], place: Place) -> None:
+    def register_cluster(self, name: str, arguments: Mapping[str, Any], place: Place) -> None:
         """Register a Kafka cluster as a stream system; refuse it if Kafka's client, an extra, is
         not installed.
         """
@@ -290,7 +290,7 @@ class Translation:
                     name,
                 )
 
-    def declared(
+    def declare(
         self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any], place: Place
     ) -> Any:
         """Return what `function` makes of the name and these arguments; for {python:
@@ -324,12 +324,12 @@ class Translation:
             self.refuse(found, "Declare it under its own name.", (*place, PYTHON))
         return made
 
-    def table(self, name: str, arguments: Mapping[str, Any], place: Place) -> Any:
+    def declare_table(self, name: str, arguments: Mapping[str, Any], place: Place) -> Any:
         """Return a remote table; its `store`, if given, is both its read function and its write
         function.
         """
         if "store" not in arguments:
-            return self.declared(RemoteTable, name, arguments, place)
+            return self.declare(RemoteTable, name, arguments, place)
         function = signature_of(RemoteTable).by_key("read_function")
         form = form_of(Any) if function is None else function.form
         store = self.value(arguments["store"], form, (*place, "store"))

@@ -165,11 +165,12 @@ def dataset_assets(
             followers[member.dataset.name] = member.key
         specs += checks.validator_check_specs(member.dataset, member.key)
         specs += checks.bootstrap_check_specs(member.dataset, member.key)
-    kind = "dataset"
-    name = datasets[0].name
     if datasets[0].version_set:
         kind = "version_set"
         name = datasets[0].version_set
+    else:
+        kind = "dataset"
+        name = datasets[0].name
 
     @dg.multi_asset(
         name=to_dagster_name(f"{kind}_{name}"),
@@ -205,7 +206,7 @@ def dataset_assets(
                             "info": context.log.info,
                         },
                         partial(open_dataset_systems, datasets),
-                        # Unless an application has chosen its engine.
+                        # Not if an application has chosen another engine.
                         few_in_process={app.engine for app in applications} == {"auto"},
                     )
                 reports = {report.dataset: report for report in done}
@@ -299,14 +300,14 @@ def report_metadata(
     version = manifest.version
     if version is None:
         return facts
-    records = None
+    record_columns = None  # unknown
     for stream in member.streams:
         system, name = split_stream_name(stream)
         schema = run.systems[system].info(name).schema
         if schema is not None:
-            records = schema.names
+            record_columns = schema.names
     source = next((dep.asset_key for dep in member.spec.deps), None)
-    columns = metadata.dataset_columns(dataset, version.columns.names, records)
+    columns = metadata.dataset_columns(dataset, version.columns.names, record_columns)
     facts["dagster/column_schema"] = metadata.column_schema(
         version.columns, dict(dataset.presentation.column_descriptions)
     )
@@ -415,12 +416,12 @@ def ensure_partitions(
     partitions = dagster_partitions(dataset)
     wanted = list(dict.fromkeys(names))
     if not isinstance(partitions, dg.DynamicPartitionsDefinition):
-        there = set(partitions.get_partition_keys())
-        return [name for name in wanted if name in there]
-    there = set(instance.get_dynamic_partitions(str(partitions.name)))
+        existing = set(partitions.get_partition_keys())
+        return [name for name in wanted if name in existing]
+    existing = set(instance.get_dynamic_partitions(str(partitions.name)))
     missing = []
     for name in wanted:
-        if name not in there:
+        if name not in existing:
             missing.append(name)
     if missing:
         instance.add_dynamic_partitions(str(partitions.name), missing)
@@ -543,7 +544,7 @@ class _PartitionBuild:
             log_rejected_versions(context, self.member, report, manifest)
             context.log.info(report.summary())
             requested = wanted if partition is None else [partition]
-            for name in self._published(report, manifest, requested):
+            for name in self._list_to_report(report, manifest, requested):
                 result = self._materialize(
                     name, report, manifest, alone=len(wanted) == 1 and name in wanted
                 )
@@ -556,8 +557,10 @@ class _PartitionBuild:
         missing: dict[str, str] = {}
         for name in sorted(set(wanted) - set(done), key=natural_sort_key):
             ref = _newest_version(self.store.require_manifest(), name)
-            delivered = ref and f"its version {ref.id} is {ref.state}: {ref.reason}"
-            missing[name] = delivered or "it is not completely delivered yet"
+            if ref is None:
+                missing[name] = "it is not completely delivered yet"
+            else:
+                missing[name] = f"its version {ref.id} is {ref.state}: {ref.reason}"
         self.report_missing(missing)
 
     def report_failure(self, wanted: Sequence[str], error: Exception) -> None:
@@ -646,7 +649,7 @@ class _PartitionBuild:
                 )
             )
 
-    def _published(
+    def _list_to_report(
         self, report: AdvanceReport, manifest: DatasetManifest, wanted: list[str]
     ) -> list[str]:
         """Return the partitions to report: the `wanted` ones, and others that the stream delivered.
@@ -722,7 +725,7 @@ def report_partitions(
     )
     manifest = build.store.require_manifest()
     log_rejected_versions(op.context, member, report, manifest)
-    for name in build._published(report, manifest, [] if asked is None else [asked]):
+    for name in build._list_to_report(report, manifest, [] if asked is None else [asked]):
         result = build._materialize(name, report, manifest, alone=False)
         if result is not None:
             yield result

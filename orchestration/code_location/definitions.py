@@ -273,6 +273,7 @@ def _automate(
     interval: int,
 ) -> _Automated:
     """Return the built assets, with ready-made conditions bound to their launchers."""
+    # By asset, the launchers that its conditions ask, by the kind of condition.
     asked: dict[dg.AssetKey, dict[str, Launcher]] = {}
     for launcher in launchers:
         for key in launcher.on:
@@ -410,10 +411,15 @@ class AssetGraph:
         self._preview_rows = preview_rows
         self._link_code = link_code
         self.datasets: dict[str, DatasetAsset] = {}
+        # By dataset, the applications that declare it.
         self._declared_by: dict[str, list[Application]] = {}
+        # By output, the application that writes it.
         self.writers: dict[dg.AssetKey, str] = {}
+        # By application, the assets that its job makes.
         self.made: dict[str, list[dg.AssetKey]] = {}
+        # By application with outputs.
         self.applications: dict[str, ApplicationAssets] = {}
+        # What applications read, also if another one writes it.
         self._read: dict[dg.AssetKey, dg.AssetSpec] = {}
         self._outputs: list[dg.AssetsDefinition] = []
 
@@ -615,9 +621,9 @@ class AssetGraph:
             )
         owners = names.get_owners(subject)
         if node.kind == "dataset":
-            owner = Owner("dataset", node.name)
+            declared_by = Owner("dataset", node.name)
         else:
-            owner = Owner("application", app.name)
+            declared_by = Owner("application", app.name)
         condition = None if external else names.get_automation_condition(subject)
         return dg.AssetSpec(
             key=self._key(app, node),
@@ -629,7 +635,7 @@ class AssetGraph:
             tags=dict(names.get_tags(subject)),
             metadata=metadata,
             freshness_policy=freshness_policy(app, node),
-            automation_condition=check_condition(condition, owner),
+            automation_condition=check_condition(condition, declared_by),
         )
 
 

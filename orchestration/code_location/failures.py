@@ -121,7 +121,7 @@ def read_store(lake: Lake, app: Application) -> str:
 
     It changes with each commit of the application and its datasets, with startpoints, with a
     delivered version, if a stream or table is created again, and if files of a stream can be
-    admitted again or were set aside.
+    admitted again or were set aside. Files that have arrived are admitted first.
     """
     from dagster_adjunct.orchestration.planner.planner import systems_for
     from dagster_adjunct.orchestration.startpoints.store import open_startpoints

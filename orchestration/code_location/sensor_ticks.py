@@ -108,7 +108,7 @@ class Deadline:
     begun: bool = field(default=False, init=False)
 
     def passed(self) -> bool:
-        """Whether to stop before the next piece of work."""
+        """Whether to stop before the next piece of work; False in the first call."""
         begun = self.begun
         self.begun = True
         return begun and self.clock() >= self.at

@@ -249,7 +249,9 @@ def _wait_for_run(
 def _request_for_records(
     tick: Tick, app: Application, outputs: Collection[dg.AssetKey], rule: LaunchWhen
 ) -> dg.RunRequest | Skip:
-    """Measure what is unread, and request a run if there is enough."""
+    """Measure what is unread, and request a run if there is enough. If the tick's time is over
+    before that, remember how far it has come, for the next tick.
+    """
     from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
     from dagster_adjunct.orchestration.planner.planner import systems_for
     from dagster_adjunct.orchestration.startpoints.due_restatements import describe_due
@@ -459,14 +461,13 @@ def decide_restart(
         return Skip("No run to restart.")
     if not failed:
         last = records[0].dagster_run
-        what = f"The newest run, {last.run_id[:8]},"
-        why = f"ended as {last.status.value.lower()}"
         if last.status is dg.DagsterRunStatus.FAILURE:
-            what = f"Run {last.run_id[:8]} failed, and"
-            why = "a batch was committed since it began"
+            found = f"Run {last.run_id[:8]} failed, and a batch was committed since it began"
         elif last.status in NOT_FINISHED_STATUSES:
-            why = "is in progress"
-        return Skip(f"{what} {why}: nothing to restart.")
+            found = f"The newest run, {last.run_id[:8]}, is in progress"
+        else:
+            found = f"The newest run, {last.run_id[:8]}, ended as {last.status.value.lower()}"
+        return Skip(f"{found}: nothing to restart.")
     newest = failed[0].dagster_run.run_id
     first = failed[-1].dagster_run.run_id
     what = f"Run {newest[:8]} failed"
@@ -638,10 +639,10 @@ def _read_newest_runs(
         for record in page:
             selected = record.dagster_run.asset_selection
             if selected:
-                is_theirs = not selected.isdisjoint(outputs)
+                makes_outputs = not selected.isdisjoint(outputs)
             else:
-                is_theirs = wanted.job_name == tick.job
-            if is_theirs and tick.is_here(record.dagster_run):
+                makes_outputs = wanted.job_name == tick.job
+            if makes_outputs and tick.is_here(record.dagster_run):
                 own.append(record)
         if len(page) < _PAGE:
             break
@@ -671,8 +672,9 @@ def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
         f"{asked.ssp} at {describe_startpoint(asked.startpoint)}, {asked.by}: {asked.reason}"
         for asked in requests
     ]
-    waiting = "1 startpoint waits"
-    if len(requests) != 1:
+    if len(requests) == 1:
+        waiting = "1 startpoint waits"
+    else:
         waiting = f"{len(requests)} startpoints wait"
     return f"{waiting} ({join_shortened(texts, '; ')})"
 
@@ -885,15 +887,16 @@ def _launch_delivered(
     others: set[str] = set()
     if not tick.by_condition:  # requests of conditions become one run without this
         others = by_name.keys() & on - {mine}
-    together = {mine: version} | _find_delivered(lake, {name: by_name[name] for name in others})
-    first = min(together)
+    # By sensor, the version that is delivered.
+    delivered = {mine: version} | _find_delivered(lake, {name: by_name[name] for name in others})
+    first = min(delivered)
     if first != mine:
         return Skip(f"{what}; {first} launches the run that builds it too.")
     keys: list[dg.AssetKey] = []
-    for name in sorted(together):
+    for name in sorted(delivered):
         keys += [member.key for member in by_name[name]]
     request = tick.request_run(
-        f"{_group_name(unit)}:{lake.id}:delivered", what, together, asset_selection=keys
+        f"{_group_name(unit)}:{lake.id}:delivered", what, delivered, asset_selection=keys
     )
     if isinstance(request, dg.RunRequest):
         tick.remember(seen=version)
