@@ -470,23 +470,25 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
             raise ConfigurationError(problem, "Give one key.", dataset=name)
         key_fields = _key_fields(opened)
         every = opened.history_of(key_from_text(f"dataset {name!r}", key_fields, texts[0]))
-        values = [column for column in opened.schema.names if column not in opened.sealed.key]
+        value_columns = [name for name in opened.schema.names if name not in opened.sealed.key]
     newest = every[-limit:]
     names = ("valid_from", "valid_to", "is_current", "interval_id", "entry")
     output.show_json([{name: getattr(part, name) for name in names} for part in newest])
     if not every:
         output.show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")
-        output.fail_if_missing([None])
+        output.fail_if_missing([None])  # exits
     rows = []
     for part in newest:
-        cells = ["deleted", *[""] * (len(values) - 1)]
-        if part.entry is not None:
-            cells = [part.entry[column] for column in values]
+        if part.entry is None:
+            cells = ["deleted", *[""] * (len(value_columns) - 1)]
+        else:
+            cells = [part.entry[column] for column in value_columns]
         rows.append([_format_utc(part.valid_from), _format_utc(part.valid_to), *cells])
     title = f"{name} {', '.join(texts[0])} over time, in UTC"
     if len(newest) < len(every):
         title += f", the newest {len(newest)} of {len(every)} (--limit)"
-    output.show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
+    columns = ["valid from", "valid to", *(value_columns or [""])]
+    output.show_table(title, columns, rows, own=True)
 
 
 def _format_utc(time: datetime | None) -> str:
@@ -659,8 +661,9 @@ def _describe_served(manifest: BoundedManifest) -> str:
     """Say which version is served, and whether it is pinned."""
     served = manifest.version
     pin = manifest.pin
-    text = "no version is served now"
-    if served is not None:
+    if served is None:
+        text = "no version is served now"
+    else:
         text = f"{served.id} ({served.name}) is served now"
     if pin is not None:
         text += ", pinned"

@@ -336,15 +336,14 @@ def remove_reader(lake: Lake, name: str, reader: str, yes: bool) -> None:
 
     A batch that it has open can't be committed any more.
     """
-    there = [known.name for known in readers.list_readers(lake, _lake_stream(name))]
-    if reader in there:
+    existing = [known.name for known in readers.list_readers(lake, _lake_stream(name))]
+    if reader in existing:
         confirm_at_terminal(
             f"Remove reader {reader} of {name}, with its position? That can't be undone.", yes=yes
         )
     if not readers.remove_reader(lake, _lake_stream(name), reader):
-        problem = (
-            f"stream {name!r} has no reader {reader!r}; its readers: {', '.join(there) or 'none'}."
-        )
+        listed = ", ".join(existing) or "none"
+        problem = f"stream {name!r} has no reader {reader!r}; its readers: {listed}."
         raise ConfigurationError(problem, "Check the name.", stream=f"lake.{name}")
     show_line(f"Reader {reader} of {name} is removed.")
 
@@ -373,11 +372,12 @@ def _deletable_stream(name: str) -> str:
 
 def _repartition_details(report: RepartitionReport) -> list[str]:
     """Return the lines below the summary of a stream's repartitioning."""
-    continues = "continues at its position"
-    verdict = "forced"
     if report.dry_run:
         continues = "would continue at its position"
         verdict = "prevented"
+    else:
+        continues = "continues at its position"
+        verdict = "forced"
     details = [f"application {application} {continues}" for application in report.carried]
     details += [f"dataset {dataset} {continues}" for dataset in report.datasets]
     details += [f"{verdict}: {reader}" for reader in (*report.blocking, *report.affected)]
@@ -407,16 +407,16 @@ def change_columns(
     A dropped column does not come back. Applications and datasets that name the column fail to plan
     until they are corrected.
     """
-    stream = _lake_stream(name)
+    short_name = _lake_stream(name)
     renames = dict(map(_split_rename, renamed))
     streams = LakeStreams(lake)
-    planned = streams.change_columns(stream, renamed=renames, drop=drop, dry_run=True)
+    planned = streams.change_columns(short_name, renamed=renames, drop=drop, dry_run=True)
     if planned and drop and not dry_run:
         confirm_at_terminal(
             f"{'; '.join(planned)}. Dropped values do not come back. Go on?", yes=yes
         )
     if not dry_run:
-        done = streams.change_columns(stream, renamed=renames, drop=drop)
+        done = streams.change_columns(short_name, renamed=renames, drop=drop)
     else:
         done = planned
     show_json({"changes": list(done), "dry_run": dry_run})
@@ -541,11 +541,11 @@ def _write_files(
                         )
                         files += 1
                         room = limit or 0
-                    now = left if limit is None else left.slice(0, room)
-                    writer.write_table(now, row_group_size=_GROUP)
-                left = left.slice(now.num_rows)
-                rows += now.num_rows
-                room -= now.num_rows
+                    fitting = left if limit is None else left.slice(0, room)
+                    writer.write_table(fitting, row_group_size=_GROUP)
+                left = left.slice(fitting.num_rows)
+                rows += fitting.num_rows
+                room -= fitting.num_rows
         with _file_errors(target):
             opened.close()
     return Exported(rows, files)
