@@ -309,8 +309,9 @@ def _show_version(store: StoredVersions, version: str) -> None:
         }
     else:
         facts = _facts(manifest, ref)
-        verdicts = ref.verdicts
-        if ref.document is not None:
+        if ref.document is None:  # it was rejected before it was built
+            verdicts = ref.verdicts
+        else:
             sealed = store.log.read_version(ref)
             verdicts = sealed.verdicts
             facts |= {

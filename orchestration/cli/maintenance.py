@@ -192,7 +192,7 @@ def lag(lake: Lake, name: str) -> None:
 
 def _no_lag_error(name: str, owner: str | None) -> ConfigurationError:
     """Return the error for a dataset that follows no stream; `owner` is the application whose local
-    table it is, if it is one.
+    table it is, None for a bounded dataset.
     """
     if owner is not None:
         problem = (

@@ -235,9 +235,10 @@ def _example_value(type_: Type, steps: Sequence[str]) -> str:
         return '"a"' if str(type_) == "string" else "1"
     members = []
     for member in type_.members:
-        value = "None"
         if member.name == steps[0]:
             value = _example_value(member.type, steps[1:])
+        else:
+            value = "None"
         members.append(f"{_literal(member.name)}: {value}")
     return f"{{{', '.join(members)}}}"
 

@@ -586,12 +586,13 @@ def _show_requested(asked: AskedStartpoints, start: Startpoint) -> None:
         columns.remove("until")
     rows = []
     for preview in asked.previews:
-        tasks = ", ".join(preview.tasks) or None
         if len(preview.tasks) > _MAX_TASKS:
             tasks = f"all {len(preview.tasks)} tasks"
+        else:
+            tasks = ", ".join(preview.tasks)
         row = {
             "partition": str(preview.request.ssp),
-            "task": tasks,
+            "task": tasks or None,
             "checkpoint": preview.checkpoint,
             "from": preview.start,
             "until": preview.end,

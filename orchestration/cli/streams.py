@@ -302,14 +302,15 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
     hour. For cron; safe while readers and writers work.
     """
     streams = LakeStreams(lake)
-    of_files = list(filter(is_of_files, names))
-    chosen = [_lake_stream(name) for name in names if not is_of_files(name)]
-    if not names:
+    if names:
+        of_files = list(filter(is_of_files, names))
+        of_lake = [_lake_stream(name) for name in names if not is_of_files(name)]
+    else:
         of_files = [item["name"] for item in file_streams.list_summaries(lake)]
-        chosen = streams.list_streams()
+        of_lake = streams.list_streams()
     for name in of_files:
         file_streams.maintain(lake, name)
-    for name in chosen:
+    for name in of_lake:
         done = streams.maintain(name)
         show_line(
             f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by"

@@ -290,9 +290,7 @@ class _Asking(dg.AutomationCondition[Any]):
                 raise
             current.errors.append(error)
             decision = Skip(str(error))
-        cursor = tick.stored
-        if tick.changed:
-            cursor = write_cursor(tick.cursor)
+        cursor = write_cursor(tick.cursor) if tick.changed else tick.stored
         answer = Answer(launcher, decision, cursor, tick.changed)
         if isinstance(decision, Skip):
             tick.log.info(f"{launcher.name}: {decision.skip_message}")

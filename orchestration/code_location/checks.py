@@ -828,8 +828,9 @@ def file_check_results(
         else:
             recent = _set_aside_since(streams, stream, 0, None)
         metadata: dict[str, Any] = {"adjunct/set_aside": len(recent)}
-        description = "no file was set aside"
-        if recent:
+        if not recent:
+            description = "no file was set aside"
+        else:
             shown = {file["file"]: file["problem"] for file in recent[:_SHOWN_FILES]}
             metadata["adjunct/files"] = dg.MetadataValue.json(shown)
             description = (

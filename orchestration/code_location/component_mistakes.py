@@ -94,9 +94,9 @@ def find_mistake(given: Any, position_of: Callable[[Place], Position]) -> Mistak
             found.setdefault(_place_of(problem, given), []).append(problem)
         # An alternative of which only an element is wrong says more than those that are wrong as a
         # whole.
-        whole = {place[:length] for place in found for length in range(len(place))}
-        inner = [place for place in found if place not in whole]
-        first = min(inner, key=lambda place: position_of(("attributes", *place)))
+        around = {place[:length] for place in found for length in range(len(place))}
+        innermost = [place for place in found if place not in around]
+        first = min(innermost, key=lambda place: position_of(("attributes", *place)))
         return _describe_mistake(("attributes", *first), found[first], {"attributes": given})
     return None
 

@@ -189,7 +189,9 @@ class _Reader:
             return "?"
         name = str(key.value)
         _, _, kind = key.tag.rpartition(":")
-        if place[:1] != ATTRIBUTES or kind not in _KINDS_OF_KEYS:  # the rest is Dagster's, or right
+        is_dagsters = place[:1] != ATTRIBUTES
+        is_read_as_text = kind not in _KINDS_OF_KEYS
+        if is_dagsters or is_read_as_text:
             return name
         at = (*place, name)
         if is_misread(key):

@@ -680,9 +680,9 @@ class ApplicationTranslation(Translation):
                     where,
                 )
             self.target(dataset, (*place, "max_staleness", dataset))
-        before: MessageStream | None = None
+        last_stream: MessageStream | None = None
         for number, step in enumerate(given["steps"]):
-            before = self.step(step, before, (*place, "steps", number))
+            last_stream = self.step(step, last_stream, (*place, "steps", number))
 
     def _declare_output_table(self, given: dict[str, Any], place: Place) -> OutputTable:
         """Return the output table of these arguments, one of which is `iceberg` or `delta`."""
@@ -817,9 +817,10 @@ class ApplicationTranslation(Translation):
             }
             for stream, place in awaited.items():
                 problem = catalog.missing[stream]
-                step = "Create it, or correct the name."
                 if stream in written:
                     step = "Run the application that writes it."
+                else:
+                    step = "Create it, or correct the name."
                 self.warn_unplanned(problem.rstrip("."), step, place)
             if not awaited:
                 build_plan(self.app, catalog)

@@ -152,7 +152,7 @@ def dataset_assets(
     downstream assets are skipped, unless the dataset has bootstrap=False. If Dagster knows the
     served version already, it is observed, and downstream assets run. A rejected version is an
     observation of its own and a failed check. Members of a version set are published together,
-    whichever of them are selected. With only checks selected, nothing advances, and they are
+    whichever of them are selected. With only checks selected, nothing advances, and the checks are
     reported again. Startpoints of the `applications` for a dataset's stream are applied first.
     """
     datasets = tuple(member.dataset for member in unit)
@@ -529,9 +529,9 @@ class _PartitionBuild:
         dataset = self.member.dataset
         observe_streams(self.op, self.member.streams)
         # An advance from a stream builds whatever it has delivered (None).
-        asked: list[str | None] = [None] if dataset.stream else [*wanted]
+        to_build: list[str | None] = [None] if dataset.stream else [*wanted]
         done = self.done
-        for partition in asked:
+        for partition in to_build:
             report = run_work(
                 self.op,
                 self.spark,
@@ -620,6 +620,7 @@ class _PartitionBuild:
 
     def report_checks(self) -> None:
         """Log one result for each check, over all partitions that this run built."""
+        # By check, its result for each partition.
         by_check: dict[str | None, dict[str, dg.AssetCheckResult]] = {}
         for partition, results in self.results.items():
             for result in results:
@@ -627,8 +628,9 @@ class _PartitionBuild:
         for check, by_partition in by_check.items():
             failed = {name: result for name, result in by_partition.items() if not result.passed}
             shown = next(iter(failed.values()), list(by_partition.values())[-1])
-            description = shown.description
-            if len(by_partition) > 1:
+            if len(by_partition) == 1:
+                description = shown.description
+            else:
                 description = "; ".join(
                     f"{name}: {result.description}" for name, result in failed.items()
                 )
@@ -656,18 +658,18 @@ class _PartitionBuild:
 
         New dynamic partitions are added; delivered versions that are no partitions get a warning.
         """
-        made = []
+        delivered = []
         for ref in map(manifest.ref, (*report.sealed, *report.rejected)):
             if ref and ref.name:
-                made.append(ref.name)
-        known = ensure_partitions(self.member.dataset, self.op.context.instance, made)
-        others = ", ".join(name for name in made if name not in known)
-        if others:
+                delivered.append(ref.name)
+        partitions = ensure_partitions(self.member.dataset, self.op.context.instance, delivered)
+        outside = ", ".join(name for name in delivered if name not in partitions)
+        if outside:
             dataset = self.member.dataset.name
             self.op.context.log.warning(
-                f"dataset {dataset}: {others} were delivered but are not among its partitions."
+                f"dataset {dataset}: {outside} were delivered but are not among its partitions."
             )
-        return sorted({*wanted, *known}, key=natural_sort_key)
+        return sorted({*wanted, *partitions}, key=natural_sort_key)
 
     def _materialize(
         self, name: str, report: AdvanceReport, manifest: DatasetManifest, *, alone: bool

@@ -133,18 +133,18 @@ def build_definitions(  # noqa: PLR0913
     graph = AssetGraph(translator or AdjunctTranslator(), preview_rows, link_code)
     for application in apps:
         graph.add(application)
-    found = _list_launches(graph, apps, rules, iceberg or {})
+    launches = _list_launches(graph, apps, rules, iceberg or {})
     resources = _resources(lake)
     if spark is None:
         spark = resources.spark
-    launchers = [launch for launch in found if isinstance(launch, Launcher)]
+    launchers = [launch for launch in launches if isinstance(launch, Launcher)]
     stale = _stale_launchers(graph, launchers)
     automated = _automate(graph, apps, [*launchers, *stale], resources.lake, interval)
     _reject_cycles(automated.assets)
     return dg.Definitions(
         assets=[*graph.external_specs(), *automated.assets],
-        jobs=[launch for launch in found if isinstance(launch, LaunchedJob)],
-        schedules=[launch for launch in found if isinstance(launch, dg.ScheduleDefinition)],
+        jobs=[launch for launch in launches if isinstance(launch, LaunchedJob)],
+        schedules=[launch for launch in launches if isinstance(launch, dg.ScheduleDefinition)],
         sensors=[launcher.sensor(interval) for launcher in launchers] + automated.sensors,
         resources={
             "adjunct_lake": resources.lake,

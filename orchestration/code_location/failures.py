@@ -107,13 +107,14 @@ def wait_after_failure(tick: Tick, app: Application, records: Sequence[dg.RunRec
     if not tick.cursor.permanent:
         return ""
     last = application_state(tick.lake, app.name).last
-    now = Circumstances(
+    circumstances = Circumstances(
         loaded_at=LOADED_AT,
         closed_at=0.0 if last is None else last.closed_at.timestamp(),
         store=read_store(tick.lake, app),
         store_then=tick.cursor.store,
     )
-    return decide_wait(Failure(run, newest.end_time, tick.cursor.permanent), now)
+    failure = Failure(run, newest.end_time, tick.cursor.permanent)
+    return decide_wait(failure, circumstances)
 
 
 def read_store(lake: Lake, app: Application) -> str:

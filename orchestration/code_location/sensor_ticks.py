@@ -202,9 +202,9 @@ def request_run(
     another run is requested after one minute, then two, four and so on, up to an hour. Dagster
     launches one run for a run key, even if that fails, so the key contains the attempt.
     """
-    stored = digest(about)
+    cause = digest(about)
     attempt = 1
-    if stored == before.about:
+    if cause == before.about:
         attempt = before.attempt + 1
     wait = 0.0
     if attempt != 1:
@@ -215,8 +215,8 @@ def request_run(
             f"{what}; attempt {before.attempt} did not change that (see its run), the next is in"
             f" {wait:.0f} s."
         )
-    request = LastRequest(about=stored, attempt=attempt, asked_at=now)
-    return KeyedRequest(f"{name}:{stored}:{attempt}", request)
+    request = LastRequest(about=cause, attempt=attempt, asked_at=now)
+    return KeyedRequest(f"{name}:{cause}:{attempt}", request)
 
 
 def backoff_seconds(attempt: int) -> float:

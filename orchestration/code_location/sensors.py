@@ -838,7 +838,8 @@ def delivered_launchers(
     """Return the launchers that materialize datasets of `job` when versions of them are completely
     delivered.
 
-    A version is, when all partitions of its stream have its marker, or its folder is complete.
+    A version is completely delivered when all partitions of its stream have its marker, or its
+    folder is complete.
     There is one launcher for each dataset; members of a version set share one, which waits until
     all of them have the version.
 

@@ -569,8 +569,8 @@ _SHOWN = 5
 def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     """Return notes for the plan on why a run would be rejected; empty if it would not be.
 
-    A run is rejected if the application was renamed. It is, too, if the application has never run,
-    another one has written its outputs, and no startpoints say where it begins.
+    A run is rejected if the application was renamed; and if it has never run, another one has
+    written its outputs, and no startpoints say where it begins.
     """
     if not lake.exists():
         return []
@@ -676,8 +676,8 @@ def _find_writers(
         return
     stored = open_startpoints(lake, app).read()
     requests = list(stored.waiting)
-    for held in stored.handed.values():
-        requests += held.values()
+    for of_task in stored.handed.values():
+        requests += of_task.values()
     asked = {request.ssp for request in requests if request.until is None}
     for writer in found:
         if not asked.issuperset(writer.read):
@@ -724,7 +724,7 @@ def _has_written(state: ApplicationState, output: str) -> bool:
 
 def find_input_streams(app: Application) -> dict[LineageNode, frozenset[str]]:
     """Return, by asset that the application writes, the input streams whose records reach it."""
-    read: dict[str, frozenset[str]] = {}
+    read: dict[str, frozenset[str]] = {}  # by operator
     found: dict[LineageNode, frozenset[str]] = {}
     for operator in app.operators:
         streams = frozenset[str]()

@@ -108,8 +108,8 @@ def _has_read_others(
 def list_versions_over_time(
     app: Application, manifests: Mapping[str, DatasetManifest | None]
 ) -> dict[str, tuple[str, ...]]:
-    """Return all versions, in the order of their times, of the bounded datasets that are joined by
-    time and have a version.
+    """Return, by dataset, all versions in the order of their times, of the bounded datasets that
+    are joined by time and have a version.
     """
     names = set()
     for operator in app.operators:

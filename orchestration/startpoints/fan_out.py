@@ -316,6 +316,7 @@ class _Distribution:
         pending at any task.
         """
         pending_at: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {}
+        # The partitions and sequences of requests for all tasks that any task has to apply.
         pending_for_all: set[tuple[SystemStreamPartition, int]] = set()
         for task in {**self.pending, **self.stranded, **self._handed}:
             pending_at[task] = {**self.stranded.get(task, {}), **self.pending.get(task, {})}

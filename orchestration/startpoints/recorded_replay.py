@@ -224,8 +224,8 @@ def _live_plans(
     replays = application_state(lake, application).offsets.replays.values()
     waiting = {request.recorded for request in (*startpoints.waiting, *startpoints.expired)}
     used = {replay.recorded for replay in replays}
-    for held in startpoints.handed.values():
-        used |= {request.recorded for request in held.values()}
+    for of_task in startpoints.handed.values():
+        used |= {request.recorded for request in of_task.values()}
     if startpoints.unreadable:  # they may name any plan
         used |= stored.keys()
     plans = []
@@ -344,8 +344,8 @@ def _build_plan(
     names = {dataset.name for dataset in app.datasets}
     versions = {}
     for batch, joined in reads.versions.items():
-        kept = {name: joined.versions[name] for name in joined.versions.keys() & names}
-        versions[batch] = joined.model_copy(update={"versions": kept, "reading": RECORDED})
+        of_app = {name: joined.versions[name] for name in joined.versions.keys() & names}
+        versions[batch] = joined.model_copy(update={"versions": of_app, "reading": RECORDED})
     streams = {}
     for name, identity in asked.identities.items():
         if identity is not None:

@@ -55,7 +55,8 @@ def find_restatement(
     served: Mapping[str, VersionIds],
 ) -> DueRestatement:
     """Return the records whose results these changes of datasets concern. Raises RestatementError
-    if there are more of them, or of the changed keys, than are declared, or if a version is gone.
+    if there are more such records, or more changed keys, than a join allows, or if a version is
+    gone.
 
     `streams` are the input streams, `served` what is served now by dataset. `positions` has the
     startpoints in the changes.

@@ -324,13 +324,13 @@ def _describe_attempt(
             lines.append(f"{held.summary()}: {why}")
     for replay in attempt.being_read:
         lines.append(_describe_going(selection.app, replay))
-    found: set[SystemStreamPartition | None] = {entry.ssp for entry in attempt.unread}
-    found |= {held.request.ssp for held in (*attempt.waiting, *attempt.handed)}
-    found |= replayed
-    left = _find_left(selection, attempt.left, found)
+    reported: set[SystemStreamPartition | None] = {entry.ssp for entry in attempt.unread}
+    reported |= {held.request.ssp for held in (*attempt.waiting, *attempt.handed)}
+    reported |= replayed
+    left = _find_left(selection, attempt.left, reported)
     lines += left.values()
     for ssp in selection.ssps or ():
-        if ssp not in found and ssp not in left:
+        if ssp not in reported and ssp not in left:
             lines.append(_describe_nothing(ssp, state))
     return TakenBack(tuple(taken), tuple(attempt.stopped), tuple(lines), tuple(attempt.unread))
 
@@ -398,15 +398,15 @@ def _describe_going(app: Application, replay: Replay) -> str:
 def _find_left(
     selection: _Selection,
     others: Iterable[PendingStartpoint],
-    found: Collection[SystemStreamPartition | None],
+    reported: Collection[SystemStreamPartition | None],
 ) -> dict[SystemStreamPartition, str]:
     """Return, by partition, why a startpoint was left although its partition is selected: it is for
-    other tasks, too. `found` are the partitions of which something else is reported.
+    other tasks, too. Partitions of which something else is `reported` are left out.
     """
     left: dict[SystemStreamPartition, str] = {}
     for held in others:
         ssp = held.request.ssp
-        if ssp in found or not selection.has_partition(ssp):
+        if ssp in reported or not selection.has_partition(ssp):
             continue
         why = ""
         if held.at is None and held.request.task is None:
@@ -724,9 +724,9 @@ def request_startpoints(
         notes += planned.recorded.describe()
     if dry_run:
         notes += describe_restatements(asked, previews)
-    again = find_streams_read_again(previews)
-    notes += describe_state_effects(app, again)
-    tables = describe_remote_tables(plan, again) | describe_output_tables(plan, again)
+    read_again = find_streams_read_again(previews)
+    notes += describe_state_effects(app, read_again)
+    tables = describe_remote_tables(plan, read_again) | describe_output_tables(plan, read_again)
     not_applied = tuple(held for held in former if held not in applied)
     return AskedStartpoints(tuple(previews), not_applied, not dry_run, tables, tuple(notes))
 

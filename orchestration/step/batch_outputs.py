@@ -77,8 +77,8 @@ _LETTER_IDENTITY = ("table", "kind", "key", "record")  # all but the problem
 
 
 class BatchCounts:
-    """What a batch counts: the counters of its outputs and operators, descriptions of some records
-    that fail a check, and the metrics of its remote tables.
+    """What a batch counts, by name: the counters of its outputs and operators, descriptions of some
+    records that fail an operator's check, and the metrics of its remote tables.
     """
 
     def __init__(self) -> None:

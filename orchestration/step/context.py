@@ -213,7 +213,7 @@ class BatchVersions:
         self._runtime = runtime
         self._app = app
         self._stored: dict[str, StoredVersions] = {}
-        self._readers: dict[tuple[str, str], VersionReader] = {}
+        self._readers: dict[tuple[str, str], VersionReader] = {}  # by dataset and version
         self._histories: dict[str, ServedHistory] = {}
         self._tables: dict[str, TransientTable] = {}
         self._plans: dict[str, RecordedPlan] = {}

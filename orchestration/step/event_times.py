@@ -321,12 +321,12 @@ def merge_blocks(
     is_sure = ~is_unsure[block[place]]
     exact_mark = np.maximum(late_mark, mark[place])
     behind = _late_table(late_partition[is_sure], late_offset[is_sure], exact_mark[is_sure])
-    again = np.flatnonzero(is_first)[is_unsure]
-    floors = [prior.get(number, PriorTimes()).watermark for number in partition[again].tolist()]
+    unsure = np.flatnonzero(is_first)[is_unsure]  # the first row of each such block
+    floors = [prior.get(number, PriorTimes()).watermark for number in partition[unsure].tolist()]
     recheck = {
-        PARTITION: pa.array(partition[again], pa.int32()),
-        "block": pa.array(begins[again], pa.int64()),
-        "begun": pa.array(begun[again], pa.int64()),
+        PARTITION: pa.array(partition[unsure], pa.int32()),
+        "block": pa.array(begins[unsure], pa.int64()),
+        "begun": pa.array(begun[unsure], pa.int64()),
         "floor": pa.array(floors, pa.int64()),
     }
     return MergedBlocks(Measured(newest, read_to), behind, pa.table(recheck))

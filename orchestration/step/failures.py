@@ -498,13 +498,13 @@ def _explain_with_sample(
         what = f"{failed.id}: {function_label(functions[0])}"
     else:
         what = failed.id
-    seen = [failure]
+    failures = [failure]
 
     def same(other: Exception) -> bool:
-        again = parse_failure(other)
-        if again is None or not _is_alike(again, failure):
+        repeated = parse_failure(other)
+        if repeated is None or not _is_alike(repeated, failure):
             return False
-        seen.append(again)  # the last one is of the sample, whose value the text may quote
+        failures.append(repeated)  # the last one is of the sample, whose value the text may quote
         return True
 
     sample = None
@@ -516,7 +516,7 @@ def _explain_with_sample(
     record = None
     if sample is not None:
         record = sample.record
-        failure = seen[-1]
+        failure = failures[-1]
         about["stream"] = batch.planned.stream_of(failed.inputs[0])
         about |= {"partition": sample.partition, "offset": str(sample.offset)}
     problem = failure.problem(what, show_text=not hidden)

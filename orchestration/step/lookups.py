@@ -125,8 +125,8 @@ def answer_keys(
     one for each value that is looked up.
     """
     schema = _answers_schema(keys, lookup)
-    known = [schema.empty_table()]
-    answered: set[Any] = set()
+    parts = [schema.empty_table()]
+    answered: set[Any] = set()  # the keys in these parts
     metrics = TableMetrics()
     turn = 1
     while True:
@@ -134,7 +134,7 @@ def answer_keys(
         if earlier is not None:
             turn += 1
             part = earlier.replace_schema_metadata(None).cast(schema)
-            known.append(part)
+            parts.append(part)
             answered.update(_as_keys(part, lookup))
             continue
         places = []  # of the keys without an answer
@@ -142,7 +142,7 @@ def answer_keys(
             if key not in answered:
                 places.append(place)
         if not places:
-            return pa.concat_tables(known), metrics
+            return pa.concat_tables(parts), metrics
         unanswered = keys.take(places)
         wanted = _as_keys(unanswered, lookup)
         read = reader.read(wanted, lookup.args, tasks)
@@ -150,7 +150,7 @@ def answer_keys(
         kept = recorded.keep(turn, _build_answers(unanswered, wanted, read.records, lookup))
         if kept is not None:  # else another run was faster: its answers of this turn are read
             turn += 1
-            known.append(kept.replace_schema_metadata(None))
+            parts.append(kept.replace_schema_metadata(None))
             answered.update(wanted)
 
 
@@ -204,8 +204,9 @@ def _as_keys(part: pa.Table, lookup: TableLookup) -> Sequence[Any]:
     key.
     """
     columns = [part.column(place).to_pylist() for place in range(len(lookup.keys))]
-    keys: Sequence[Any] = columns[0]
-    if len(columns) > 1:
+    if len(columns) == 1:
+        keys: Sequence[Any] = columns[0]
+    else:
         keys = list(zip(*columns, strict=True))
     return keys
 
@@ -217,7 +218,7 @@ def _build_answers(
     Raises TableError for a record that is no mapping.
     """
     what = f"table {lookup.table}"
-    found = []
+    has_record = []
     for record in records:
         if record is not None and not isinstance(record, Mapping):
             raise errors.TableError(
@@ -226,12 +227,12 @@ def _build_answers(
                 "Have its function return dictionaries.",
                 table=lookup.table,
             )
-        found.append(record is not None)
-    columns = [*keys.select(key_columns(lookup)).columns, pa.array(found, pa.bool_())]
-    known = [answer.value.column for answer in lookup.answers]
+        has_record.append(record is not None)
+    columns = [*keys.select(key_columns(lookup)).columns, pa.array(has_record, pa.bool_())]
+    names = [answer.value.column for answer in lookup.answers]
     for answer in lookup.answers:
         column = answer.value.column
-        values = arrow_column_from_records(what, wanted, records, column, answer.column_type, known)
+        values = arrow_column_from_records(what, wanted, records, column, answer.column_type, names)
         columns.append(read_path(pa.table({column: values}), answer.value.steps))
     return pa.table(columns, names=_answers_schema(keys, lookup).names)
 

@@ -320,9 +320,10 @@ def plan_batch(
     """Return the plan of the next batch over a snapshot; nothing is stored but the places of
     records to restate.
 
-    Batches that read records again take turns with batches of the main input. Among the former, a
-    restatement comes first on its turn; when it is the turn of the main input and that has nothing
-    to read, a replay does. Too much to restate is an error once nothing else is left to read.
+    Batches that read records again take turns with batches of the main input. When it is their
+    turn, a restatement comes before a replay; when it is the turn of the main input and that has
+    nothing to read, a replay comes before a restatement. Too much to restate is an error once
+    nothing else is left to read.
     """
     state = run.logged.state
     streams = {**seen.streams, **seen.changes}
@@ -384,13 +385,13 @@ def _find_readable(
     held: dict[SystemStreamPartition, HeldRecord] = {}
     limited = _limit_ranges(context, available)
     while True:  # until no further record waits in what the others may read instead
-        found = waiting.hold_back(limited, unread)
-        for record in found.held:
+        held_back = waiting.hold_back(limited, unread)
+        for record in held_back.held:
             held[record.ssp] = record
-            available[record.ssp] = found.ranges[record.ssp]
+            available[record.ssp] = held_back.ranges[record.ssp]
         limited = _limit_ranges(context, available)
-        if limited == found.ranges:
-            return HeldRanges(limited, tuple(held.values()), found.early)
+        if limited == held_back.ranges:
+            return HeldRanges(limited, tuple(held.values()), held_back.early)
 
 
 def _plan_restatement(
@@ -729,7 +730,7 @@ def lease_versions(
 
 
 def _list_followed_versions(planned: NextBatch) -> dict[str, tuple[str, ...]]:
-    """Return the versions between which the batch reads the changes of datasets."""
+    """Return, by dataset, the versions between which the batch reads its changes."""
     followed: dict[str, tuple[str, ...]] = {}
     for name, stream in planned.streams.items():
         needed = stream.system.needed_versions(planned.intent.ranges_of(name))

@@ -294,10 +294,11 @@ def find_delivered_version(
     arrived = source.next(as_bounded(source.follow_repartition(manifest) or manifest))
     if not isinstance(arrived, Awaiting):
         return NextVersion(arrived.version, "", arrived.outside)
-    awaited = "nothing was delivered"
     if arrived.missing:
         version = f"version {arrived.version}" if arrived.version else "the next one"
         awaited = f"{version} waits for {', '.join(arrived.missing)}"
+    else:
+        awaited = "nothing was delivered"
     return NextVersion(None, awaited, arrived.outside)
 
 
@@ -403,8 +404,8 @@ class EventTimeReport:
 
 @dataclass(frozen=True, slots=True)
 class StepReport(Report):
-    """What one run of the step did. Counters are of this run; `state` is the application's state
-    after it.
+    """What one run of the step did. Counters are of this run, by output or operator; `state` is the
+    application's state after it.
 
     `versions` are the dataset versions that its batches read, the last MAX_VERSIONS of each.
     `startpoints` describes the startpoints that were resolved and applied, and the replays that
@@ -661,11 +662,12 @@ def measure_input_times(
                 idle.append(str(ssp))
             else:
                 marks[ssp] = known.watermark
-        held = None
-        watermark = _latest(*(known.watermark for known in partitions.values()))
         if marks:
             held = _find_lowest(marks)
             watermark = marks[held]
+        else:  # no partition is active
+            held = None
+            watermark = _latest(*(known.watermark for known in partitions.values()))
         newest = _latest(*(known.newest for known in partitions.values()))
         input_times = InputTimes(
             stream=name,

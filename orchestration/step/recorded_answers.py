@@ -195,12 +195,14 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
                 raise _result_error(operator, name, what)
             yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
             continue
-        made = cast_result(operator, name, result, count, returns, show_values=not call.sensitive)
+        results = cast_result(
+            operator, name, result, count, returns, show_values=not call.sensitive
+        )
         columns = [records.column(column) for column in kept]
         place = pa.array([partition] * count, pa.int32())
         numbers = pa.array([number] * count, pa.int32())
         yield pa.RecordBatch.from_arrays(
-            [*columns, *made, place, numbers], [*kept, *returns.names, PLACE, _CALL]
+            [*columns, *results, place, numbers], [*kept, *returns.names, PLACE, _CALL]
         )
 
 

@@ -117,9 +117,11 @@ class SparkDatasets:
         also with BEFORE_HISTORY and NO_TIME.
         """
         dataset = self.planned.app.dataset(lookup.dataset)
-        hint: Callable[[DataFrame], DataFrame] = _hint_merge
+        hint: Callable[[DataFrame], DataFrame]
         if self.planned.gathered or dataset.broadcast:
             hint = F.broadcast
+        else:
+            hint = _hint_merge
         if lookup.as_of is None:
             return join_entries(frame, self.entries(lookup.dataset), lookup, hint)
         if lookup.as_of.known_then:
@@ -246,10 +248,11 @@ def join_entries(
     hint: Callable[[DataFrame], DataFrame],
 ) -> DataFrame:
     """Return all records with what the lookup takes of their entries, and MATCHED."""
-    added = _added_columns(entries.frame, lookup)
     if lookup.added is None:
         whole = F.struct(*[named_column(name) for name in entries.schema.names])
         added = [whole.alias(ENTRY)]
+    else:
+        added = _added_columns(entries.frame, lookup)
     key = _key_columns(lookup.on)
     side = entries.frame.select(*key, *added, F.lit(True).alias(MATCHED))
     joined = frame.join(hint(side), _same_key(frame, side, lookup.on), "left")
