@@ -109,7 +109,7 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
     manifest = store.require_manifest()
     table = as_follower(manifest)
     if table is not None:
-        facts["declaration"].pop("order", None)  # of versions, which a bounded dataset has
+        facts["declaration"].pop("order", None)  # the order of versions, for bounded datasets
         try:
             facts["lag"] = maintenance.lag_facts(lake, table)
         # Its stream may be deleted, or registered only by the application's module.
@@ -150,18 +150,19 @@ def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], **at: str |
     """
     with _open(lake, name, **at) as opened:
         fields = _key_fields(opened)
-        read = opened.version
-        what = f"dataset {name!r}, version {read}"
+        version_read = opened.version
+        what = f"dataset {name!r}, version {version_read}"
         texts_of_keys = options.split_keys(name, opened.sealed.key, key)
         keys = [key_from_text(what, fields, texts) for texts in texts_of_keys]
         entries = opened.get_all(keys)
     answers = list(map(entries.get, keys))
     shown = []
     for texts, entry in zip(texts_of_keys, answers, strict=True):
-        shown.append({"key": texts, "version": read, "entry": entry})
+        shown.append({"key": texts, "version": version_read, "entry": entry})
     output.show_json(shown)
     for texts, entry in zip(texts_of_keys, answers, strict=True):
-        output.show_record(f"{name} {', '.join(texts)} (version {read})", entry, "no entry")
+        title = f"{name} {', '.join(texts)} (version {version_read})"
+        output.show_record(title, entry, "no entry")
     output.fail_if_missing(answers)
 
 
@@ -216,11 +217,11 @@ def list_entries(
             leading = leading[0]  # the beginning of the first column's text, not all of it
         in_order = opened.items(leading, start=parse(start) or None, end=parse(end) or None)
         entries = [entry for _, entry in islice(in_order, limit)]
-        read = opened.version
+        version_read = opened.version
         columns = list(opened.schema.names)
-    output.show_json({"dataset": name, "version": read, "entries": entries})
+    output.show_json({"dataset": name, "version": version_read, "entries": entries})
     rows = [list(map(entry.__getitem__, columns)) for entry in entries]
-    output.show_table(f"{name} (version {read})", columns, rows, own=True)
+    output.show_table(f"{name} (version {version_read})", columns, rows, own=True)
 
 
 def _open(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:

@@ -303,6 +303,7 @@ def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -
     """Return lines on what a commit changed, at this partition (None: at all, with only the
     first of many lines).
     """
+    # By partition, texts about startpoints and replays, and about moved positions.
     starts: dict[SystemStreamPartition, list[str]] = {}
     moves: dict[SystemStreamPartition, list[str]] = {}
     for at, resolved in change.resolved.items():

@@ -290,8 +290,8 @@ _DETAILS = {
 
 
 def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend | None:
-    """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two
-    are chosen.
+    """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two are
+    chosen, and for an option of a backend that is not.
     """
     # An empty text counts as given, and the backend rejects it: its shell variable is probably not
     # set.
@@ -313,9 +313,9 @@ def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend |
     (backend,) = chosen
     if backend == "objects":
         return backend_from(resolve_lake_backend(lake, IN_OBJECTS))
-    place = _BACKENDS[backend]
-    if place is not None:
-        settings[place] = given[backend]
+    setting = _BACKENDS[backend]
+    if setting is not None:
+        settings[setting] = given[backend]
     return backend_from({"backend": backend, **settings})
 
 

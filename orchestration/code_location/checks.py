@@ -468,8 +468,8 @@ def report_failed_operators(
     """Report the check of an operator as failed if the operator fails the batch, and re-raise the
     error.
 
-    An expectation does if a record does not meet it, a join if there is too much to restate. Both
-    mappings are by the operator's id.
+    An expectation fails the batch if a record does not meet it, a join if there is too much to
+    restate. Both mappings are by the operator's id.
     """
     try:
         yield

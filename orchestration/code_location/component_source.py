@@ -147,7 +147,7 @@ class _Reader:
                 self.positions[at] = _position_of(key)  # it is the second one that is shown
                 continue
             lines[name] = key.start_mark.line + 1
-            if at not in self.positions:  # else it replaces one that is merged
+            if at not in self.positions:  # else the mapping has a key instead of this merged one
                 self.positions[at] = _position_of(key)
                 self.read(value, at)
         for mapping in _mappings(merged):

@@ -248,12 +248,12 @@ def _stale_launchers(graph: AssetGraph, launchers: Sequence[Launcher]) -> Iterat
         if not isinstance(member.dataset, UnboundedDataset):
             continue
         window = member.dataset.presentation.freshness
-        made_by = []
+        job_names = []
         for app, made in graph.made.items():
             if member.key in made:
-                made_by.append(to_dagster_name(app))
-        if window is not None and made_by:
-            yield sensors.stale_launcher(member, window, jobs[made_by[0]])
+                job_names.append(to_dagster_name(app))
+        if window is not None and job_names:
+            yield sensors.stale_launcher(member, window, jobs[job_names[0]])
 
 
 class _Automated(NamedTuple):
@@ -272,7 +272,9 @@ def _automate(
     resource: LakeResource,
     interval: int,
 ) -> _Automated:
-    """Return the built assets, with ready-made conditions bound to their launchers."""
+    """Return the built assets, with ready-made conditions bound to their launchers, and the sensor
+    that evaluates the conditions.
+    """
     # By asset, the launchers that its conditions ask, by the kind of condition.
     asked: dict[dg.AssetKey, dict[str, Launcher]] = {}
     for launcher in launchers:
@@ -283,12 +285,12 @@ def _automate(
         """Return the asset with its ready-made conditions bound."""
         if spec.automation_condition is None:
             return spec
-        by_name = asked.get(spec.key, {})
-        bound = bind_condition(spec.automation_condition, graph.owner(spec.key), by_name, resource)
+        by_kind = asked.get(spec.key, {})
+        bound = bind_condition(spec.automation_condition, graph.owner(spec.key), by_kind, resource)
         return spec.replace_attributes(automation_condition=bound)
 
     built = graph.built_assets()
-    unit_of: dict[dg.AssetKey, frozenset[dg.AssetKey]] = {}
+    unit_of: dict[dg.AssetKey, frozenset[dg.AssetKey]] = {}  # by asset, all that its op makes
     has_conditions = False
     for asset in built:
         unit_of |= dict.fromkeys(asset.keys, frozenset(asset.keys))
@@ -426,8 +428,8 @@ class AssetGraph:
     def add(self, app: Application) -> None:
         """Add an application; its job materializes its outputs and datasets.
 
-        Datasets whose versions are partitions are excluded, because all assets of a job must share
-        their partitions. So are datasets of one run, which the application's step builds.
+        The job leaves out datasets whose versions are partitions, because all assets of a job must
+        share their partitions, and datasets of one run, which the application's step builds.
         """
         for source in find_sources(app):
             spec = self._spec(app, source, external=True)
@@ -535,12 +537,12 @@ class AssetGraph:
         groups = []
         for members in self._groups():
             keys = {member.key for member in members}
-            building = []
+            builders = []
             for name, made in self.made.items():
                 if keys <= {*made}:
-                    building.append(name)
+                    builders.append(name)
             are_delivered = all(sensors.has_delivered_versions(each.dataset) for each in members)
-            if are_delivered and building[:1] == [application]:
+            if are_delivered and builders[:1] == [application]:
                 groups.append(members)
         return groups
 

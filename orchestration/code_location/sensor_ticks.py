@@ -161,13 +161,15 @@ def _iterate_unchecked(
     """Yield each partition with unread records after the last one that the scan has checked, with
     the offset of its first unread record.
     """
-    done = SystemStreamPartition.parse(scan.young) if scan.young else None
+    last_checked = SystemStreamPartition.parse(scan.young) if scan.young else None
     unread_streams = [name for name, stream in scan.streams.items() if stream.lag]
     for name in sorted(unread_streams, key=split_stream_name):
-        if done is not None and split_stream_name(name) < (done.system, done.stream):
-            continue
+        if last_checked is not None:
+            last_stream = (last_checked.system, last_checked.stream)
+            if split_stream_name(name) < last_stream:
+                continue
         for ssp, start in sorted(unread(name).items()):
-            if done is None or ssp > done:
+            if last_checked is None or ssp > last_checked:
                 yield ssp, start
 
 

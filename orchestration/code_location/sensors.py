@@ -227,18 +227,17 @@ def _wait_for_run(
 
     `stays` is whether runs of this application's launcher stay.
     """
-    running = []
+    running = []  # those that write the outputs
     for run in active:
         if tick.is_of(run, outputs) and _selects(run, outputs):
             running.append(run)
-    who = ""
-    if stays and (len(running) > 1 or tick.waits_for_pool(running)):
-        who = "another run in Dagster"
     # Only runs that stay have the tag.
     loaded_before = [run for run in running if run.tags.get(_LOADED_TAG, _LOADED) != _LOADED]
     if loaded_before:
         who = "the code location, which was loaded again,"
-    if not who:
+    elif stays and (len(running) > 1 or tick.waits_for_pool(running)):
+        who = "another run in Dagster"
+    else:
         return Skip(f"A run is already in progress.{tick.describe_waiting(active)}")
     ask_to_end(tick.lake.store, asked_key(tick.lake, app.name), who)
     return Skip(
@@ -265,9 +264,9 @@ def _request_for_records(
     commit, stored = BatchLog(lake, app.name).read()
     state = progress.ignore_disabled_startpoints(app, stored)
     scan = StreamScan(of=commit.id if commit else "")
-    begun = tick.cursor.scan  # by the tick before, which ran out of time
-    if begun is not None and begun.of == scan.of:
-        scan = begun
+    unfinished_scan = tick.cursor.scan  # of the tick before, which ran out of time
+    if unfinished_scan is not None and unfinished_scan.of == scan.of:
+        scan = unfinished_scan
     records = partial(_application_runs, tick, outputs, now - _LONGEST_WAIT)
     refused = _find_refused_restatement(tick, app, records)
 

@@ -562,6 +562,7 @@ def _describe_paused(app: Application, offsets: OffsetState) -> list[str]:
     return lines
 
 
+# The kinds of outputs that another application may have written.
 _SHARED = ("stream", "table")
 _SHOWN = 5
 

@@ -98,8 +98,8 @@ class FanOut:
         for task, requests in self.tasks.items():
             left = {}
             for ssp, request in requests.items():
-                now = handed.get(task, {}).get(ssp)
-                if now is not None and now.id == request.id:
+                still_handed = handed.get(task, {}).get(ssp)
+                if still_handed is not None and still_handed.id == request.id:
                     left[ssp] = request
             tasks[task] = left
         return replace(self, tasks=tasks)
@@ -142,7 +142,7 @@ def decide_fan_out(
     unknown = []
     expired = []
     blocked = []
-    # Of these it is not known which request was settled.
+    # For these targets it is not known which request was settled.
     unreadable_targets = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the order of their sequences, so that the result does not depend on the storage.
     for request in sorted(requests, key=lambda request: request.sequence):

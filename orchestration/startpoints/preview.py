@@ -430,7 +430,7 @@ def preview_rewinds(asked: AskedApplication, previews: Sequence[Preview]) -> lis
     completed = list(previews)
     for dataset in asked.app.datasets:
         task = dataset_task_name(dataset.name)
-        of_dataset = {}
+        of_dataset = {}  # by place in the list
         for number, shown in enumerate(completed):
             if task in shown.tasks and shown.error is None:
                 of_dataset[number] = shown

@@ -715,6 +715,7 @@ def request_startpoints(
             first, *_ = requests
             ids = _list_ids_in_batches(former)
             log = BatchLog(lake, app.name)
+            # No batch applies them any more, unless it has begun to.
             state = log.take_back(ids, by=first.by, reason=first.reason).state
     applied = _find_applied(lake, app, state, former)
     for held, why in applied.items():

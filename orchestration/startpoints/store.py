@@ -443,7 +443,7 @@ class StartpointManager:
         def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, None]:
             """Write what differs from what is stored."""
             changes = {}
-            self._checked(snapshot)
+            self._checked(snapshot)  # called for its error
             for key, request in wanted.items():
                 before = snapshot.get(key)
                 self._check_readable(key, before)

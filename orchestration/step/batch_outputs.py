@@ -575,7 +575,9 @@ def epochs_of_partitions(epochs: Mapping[int, int], partitions: pa.ChunkedArray)
 
 
 def table_of_letters(table: str, letters: Letters) -> pa.Table:
-    """Return dead letters as records of a stream, at the positions of the originals."""
+    """Return dead letters as records of a stream, at the positions of the originals; at offset 0 of
+    partition 0 where a letter has no position.
+    """
     rows = []
     for letter in letters:
         timestamp = letter.get("timestamp")

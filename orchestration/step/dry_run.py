@@ -351,7 +351,7 @@ class DryCompiler:
                 " another stream is replayed.",
             ) from error.__cause__
         except PermanentError as error:
-            if getattr(error, "operator", None) is not None:
+            if getattr(error, "operator", None) is not None:  # it names one already
                 raise
             about = {"operator": operator.id} if hasattr(error, "operator") else {}
             raise error.reworded(

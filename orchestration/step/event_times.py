@@ -291,7 +291,8 @@ def merge_blocks(
     late_partition = late["partition"].to_numpy()
     late_offset = late["last"].to_numpy()
     late_mark = late["mark"].to_numpy()
-    # Of each row of a block: the newest time and the watermark before it, by the rows of all tasks.
+    # For each row of a block: the newest time and the watermark before it, by the rows of all
+    # tasks.
     begun = np.full(len(last), NEVER)
     mark = np.full(len(last), NEVER)
     # The row of the block that each late record is in.
@@ -317,8 +318,11 @@ def merge_blocks(
     is_first = np.r_[True, is_other_block][: len(last)]  # of the rows of a block
     is_mixed = ~is_first & np.r_[False, overlaps_previous][: len(last)]
     block = np.cumsum(is_first) - 1  # the number of each row's block
+    # By number of the block: whether one of its rows has a time that may be behind, or two of them
+    # overlap.
     is_unsure = np.bincount(block, (oldest < mark) | is_mixed) > 0
-    is_sure = ~is_unsure[block[place]]
+    is_sure = ~is_unsure[block[place]]  # of the late records
+    # Other tasks may have read newer times before a record than the task that found it late.
     exact_mark = np.maximum(late_mark, mark[place])
     behind = _late_table(late_partition[is_sure], late_offset[is_sure], exact_mark[is_sure])
     unsure = np.flatnonzero(is_first)[is_unsure]  # the first row of each such block

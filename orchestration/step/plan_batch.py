@@ -147,8 +147,8 @@ def maintain_local_tables(context: StepContext, state: ApplicationState) -> None
     """Remove what an abandoned batch wrote to local tables, and keep the state tables small; safe
     to repeat.
 
-    A state table is created before the first batch that writes it: where there is none, no batch
-    has written.
+    A state table is created before the first batch that writes it: if it does not exist, no batch
+    has written to it.
     """
     app = context.app
     runtime = context.runtime
@@ -515,7 +515,7 @@ def _plan_main_batch(
         if ssp in unread:
             startpoints[ssp] = start.id
     epochs = {}
-    waiting = []
+    not_idle = []  # although the batch may have no record of these partitions
     for ssp, span in ranges.items():
         if ssp in startpoints:
             epoch = state.offsets.epochs.next_of(ssp)
@@ -525,9 +525,9 @@ def _plan_main_batch(
             epochs[ssp] = epoch
         time = context.app.inputs[ssp.qualified_stream].event_time
         may_be_idle = time is not None and time.idle_after is not None
-        leaves_records = context.compare(ssp, span.end, unread[ssp].end) < 0  # so it is not idle
+        leaves_records = context.compare(ssp, span.end, unread[ssp].end) < 0
         if may_be_idle and leaves_records:
-            waiting.append(ssp)
+            not_idle.append(ssp)
     return _new_intent(
         context,
         state,
@@ -535,7 +535,7 @@ def _plan_main_batch(
         startpoints=startpoints,
         epochs=epochs,
         lost=LostRecords(offsets=positions.lost),
-        left=LeftRecords(waiting=tuple(waiting), held=to_stored(context.app, readable.held)),
+        left=LeftRecords(waiting=tuple(not_idle), held=to_stored(context.app, readable.held)),
         joined=JoinedVersions(in_time=_list_in_time(context.app, readable)),
     )
 

@@ -525,9 +525,9 @@ def times_after_batch(
     after = times.model_copy(update={"partitions": partitions})
     operators = dict(times.operators)
     for name in watermark_inputs(app.operators):
-        now = compute_operator_watermark(app, after, name, clock)
-        if now is not None:
-            operators[name] = now
+        operator_watermark = compute_operator_watermark(app, after, name, clock)
+        if operator_watermark is not None:
+            operators[name] = operator_watermark
     return after.model_copy(update={"operators": operators})
 
 

@@ -177,7 +177,7 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
     partition = 0
     attempt = 0
     task = TaskContext.get()
-    if task is not None:
+    if task is not None:  # else Spark does not call this
         partition = task.partitionId()
         attempt = task.attemptNumber()
     # Empty batches have no number: a repeated batch has to number its calls in the same way.

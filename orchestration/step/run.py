@@ -215,11 +215,11 @@ def advance_datasets(
         if is_advanced_by_runs(dataset) and dataset.name not in applied.failed:
             to_advance.append(dataset)
     units = group_datasets(to_advance, f"application {app.name!r}")
-    lock = threading.Lock()
+    session_lock = threading.Lock()
     stage_lock = threading.Lock()
 
     def session() -> SparkSession:
-        with lock:  # threads may ask at the same time
+        with session_lock:  # threads may ask at the same time
             return runtime.spark()
 
     def forward_stage(event: StageEvent) -> None:

@@ -317,6 +317,7 @@ class AsOfMatch:
         joined = frame.join(side, _same_key(frame, side, on) & is_matched, "left")
         row = F.col(_ROW_ENTRY)  # null for a record without a row
         early = row.isNotNull() & (at < F.col(_FROM))
+        # A record from before its row has an entry only if the oldest one is wanted.
         entry = row if self.as_of.before_history == "oldest" else row & ~early
         is_pruned = self._is_pruned(frame.columns, row, at)
         is_before = F.coalesce(early | is_pruned, F.lit(False))

@@ -173,10 +173,10 @@ class SparkFrames:
     def merge(self, operator: str, frames: Sequence[DataFrame]) -> DataFrame:
         """Return the records of all inputs, partitioned as the plan requires after the operator."""
         by = self.planned.required_partitioning(operator)
-        copied = [set(list_copies(frame.columns)) for frame in frames]
-        in_all = set.intersection(*copied)
+        copies_of = [set(list_copies(frame.columns)) for frame in frames]
+        in_all = set.intersection(*copies_of)  # other copies are dropped
         parts = []
-        for frame, copies in zip(frames, copied, strict=True):
+        for frame, copies in zip(frames, copies_of, strict=True):
             parts.append(frame.drop(*(copies - in_all)))
         first, *others = parts
         if by:

@@ -234,12 +234,13 @@ def _check_zone_rules(context: StepContext, state: StateTable, zone: str, outdat
     stored_rules = manifest.declaration.zone_rules
     if stored_rules == state.spec.zone_rules:
         return
-    written = as_unbounded(manifest).written
+    last_write = as_unbounded(manifest).written
     rows = VersionReader(context.lake.store, manifest.name, manifest.version).frame(context.spark)
-    if written is not None and written.watermark is not None:
-        rows = rows.filter(named_column(state.spec.expires) > F.lit(written.watermark))
+    if last_write is not None and last_write.watermark is not None:
+        rows = rows.filter(named_column(state.spec.expires) > F.lit(last_write.watermark))
     if not rows.filter(outdated).limit(1).collect():
         return
+    # Rules are described by their version and a digest.
     was = stored_rules.split()[0]
     now = state.spec.zone_rules.split()[0]
     raise ZoneRulesError(

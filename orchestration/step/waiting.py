@@ -379,7 +379,8 @@ def find_held(
     last run has found of the first records.
 
     A record is left out if only Spark can compute its event time and none is stored, or if
-    retention has deleted it. A dataset that a run would find silent counts as silent.
+    retention has deleted it. Watermarks of datasets are as a run finds them that advances the
+    datasets now, and finds nothing new.
     """
     waits = waits_by_input(app.operators)
     names = {ssp.qualified_stream for ssp in unread}
