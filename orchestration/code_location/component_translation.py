@@ -410,8 +410,9 @@ class Translation:
         value as that of the first argument, and nothing for null.
         """
         takes_python = any(argument.name == PYTHON for argument in free)
-        is_value = _is_import(given) and not takes_python  # not a value for the argument `python`
-        if isinstance(given, Mapping) and not is_value:
+        # {python: …} is an object to import, unless the function has an argument of that name.
+        is_object = _is_import(given) and not takes_python
+        if isinstance(given, Mapping) and not is_object:
             return given
         if not free and given not in (None, True):  # `late_records: true` calls it
             problem = f"{_label(function)} takes no arguments, and has {given!r}."

@@ -183,9 +183,10 @@ def _launched_jobs(
     """Yield the jobs that run an application and set its startpoints, with their sensors.
 
     The main job materializes the application's assets in one process. An application that has only
-    partitioned datasets has no such assets, and gets none of these jobs.
+    partitioned datasets has no such assets, and gets none of these jobs. Raises ConfigurationError
+    for an automation condition of an application without outputs.
     """
-    own = graph.made[app.name]
+    assets = graph.made[app.name]
     outputs = []
     for key, writer in graph.writers.items():
         if writer == app.name:
@@ -196,26 +197,26 @@ def _launched_jobs(
             "has an automation condition and no outputs: nothing would ask it.",
             "Give conditions to its datasets, such as new_version().",
         )
-    if not own:
+    if not assets:
         return
     texts = [app.description, *map(describe_partitions, app.datasets)]
     job = dg.define_asset_job(
         to_dagster_name(app.name),
-        selection=own,
+        selection=assets,
         description="\n\n".join(filter(None, texts)) or None,
         executor_def=dg.in_process_executor,
         tags={"adjunct/application": app.name},
     )
     yield job
     if outputs:
-        yield sensors.new_records_launcher(app, job, own, outputs, rule)
-    yield sensors.restart_launcher(app, job, own, outputs)
+        yield sensors.new_records_launcher(app, job, assets, outputs, rule)
+    yield sensors.restart_launcher(app, job, assets, outputs)
     yield from sensors.delivered_launchers(app.name, graph.delivered_groups(app.name), job)
     stored = graph.stored_datasets(app.name)
     follows_changes = any(member.dataset.follows_changes for member in stored)
     if app.inputs or follows_changes:
         if app.startpoints:
-            yield sensors.startpoints_launcher(app, job, own, outputs)
+            yield sensors.startpoints_launcher(app, job, assets, outputs)
         yield jobs.startpoint_job(app)
 
 

@@ -527,7 +527,7 @@ def restart_launcher(
     Cancelled runs are not restarted, and permanent failures not until something has changed
     (`failures.py`). The new run has the failed run's selection of `assets`.
     """
-    own = frozenset(assets)
+    assets_of_job = frozenset(assets)
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         from dagster_adjunct.orchestration.batch_log.batch_log import application_state
@@ -558,7 +558,7 @@ def restart_launcher(
                 f"{app.name}:{lake.id}:restart:{decision.first}:{decision.failed}:{decision.number}"
             ),
             run_config=_config_of(failed, job.name, f"{to_dagster_name(app.name)}_step"),
-            asset_selection=sorted(selected & own) if selected else None,
+            asset_selection=sorted(selected & assets_of_job) if selected else None,
             tags=tags,
         )
 
@@ -577,9 +577,10 @@ def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
     """
     is_own = run.job_name == job
     given: dict[str, Any] = dict(run.run_config)
-    config = {}
     if is_own:
         config = given  # its `ops` are replaced below
+    else:
+        config = {}
     ops = {}
     for name, op in given.get("ops", {}).items():
         if is_own or name == step:
@@ -838,9 +839,8 @@ def delivered_launchers(
     delivered.
 
     A version is completely delivered when all partitions of its stream have its marker, or its
-    folder is complete.
-    There is one launcher for each dataset; members of a version set share one, which waits until
-    all of them have the version.
+    folder is complete. There is one launcher for each dataset; members of a version set share one,
+    which waits until all of them have the version.
 
     One run builds everything that is delivered: if several of these sensors are on, the first by
     name launches it. A run for new records builds it too, so if that sensor is on, these wait for

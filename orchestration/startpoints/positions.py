@@ -283,9 +283,10 @@ def _add_position(
     """Add the unread offsets of one partition: from its startpoint or checkpoint up to the end of
     the stream, or to where an abandoned batch ended. A position past the end is added as that.
     """
-    start = state.checkpoint[ssp]
     startpoint = state.offsets.resolved.get(ssp)
-    if startpoint is not None:
+    if startpoint is None:
+        start = state.checkpoint[ssp]
+    else:
         positions.startpoints[ssp] = startpoint
         start = startpoint.offset
     oldest = stream.oldest[ssp]

@@ -129,13 +129,13 @@ class _Search:
         asked = self.asked
         name = self.restated.dataset
         since = [parse_commit(start.offset, str(start.ssp)) for start in self.startpoints]
-        read = []
-        if not self._passes_over:
+        joined_before = []
+        if not self._passes_over:  # else only changes since the startpoint count
             for versions in self.asked.state.offsets.joined.get(name, ()):
-                read.append(VersionIds(versions.version, versions.over_time))
+                joined_before.append(VersionIds(versions.version, versions.over_time))
         history = ServedHistory.read(asked.lake, name)
         store = asked.lake.store
-        keys = ChangedKeys(store, history, read, self.served, min(since, default=None))
+        keys = ChangedKeys(store, history, joined_before, self.served, min(since, default=None))
         match = asked.app.operator(self.restated.join).spec.match
         try:
             if match is not None and match.as_of is not None:

@@ -279,7 +279,7 @@ class ArrowFrames:
 
     def count_failed(self, operator: str, frame: pa.Table, checked: Checked) -> pa.Table:
         """Return all records; counts them and those that fail the check, and describes a sample of
-        these: the first one of those whose offsets have the same remainder.
+        the failed ones: the first for each remainder of the offset by SAMPLE_SIZE.
         """
         failed = _sort_by_position(frame.filter(frame.column(checked.flag)))
         self.counts.count(operator, {"rows": frame.num_rows, "failed": failed.num_rows})

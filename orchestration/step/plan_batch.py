@@ -627,8 +627,8 @@ def resume_open_batch(
     leased.
 
     Streams that the application no longer reads keep their positions. If retention has deleted
-    records of the batch, it reads the rest, provided its inputs declare on_lost="oldest". Raises
-    OffsetOutOfRangeError otherwise, or if a stream was recreated.
+    records of the batch, which is reported, it reads the rest, provided its inputs declare
+    on_lost="oldest". Raises OffsetOutOfRangeError otherwise, or if a stream was recreated.
     """
     streams = snapshot_open_inputs(context, left_open, state.offsets.streams)
     ranges = {}

@@ -272,8 +272,8 @@ class SparkFrames:
 
     def count_failed(self, operator: str, frame: DataFrame, checked: Checked) -> DataFrame:
         """Return all records; once they are computed, `observed` has the number that fail the
-        check, and `sampled` describes some: the first one of those whose offsets have the same
-        remainder.
+        check, and `sampled` describes some of these: the first for each remainder of the offset by
+        SAMPLE_SIZE.
         """
         from pyspark.sql import Observation
 

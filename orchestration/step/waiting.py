@@ -303,8 +303,8 @@ class Waiting:
         return found
 
     def _find_newest(self, partition: _PartitionTimes, first: HeldRecord) -> datetime | None:
-        """Return the newest event time of a partition from its first record that waits on; None if
-        none waits by event time, or a time is not believed yet.
+        """Return the newest event time of a partition's records, from the first one that waits to
+        the end; None if none waits by event time, or a time is not believed yet.
         """
         if all(waiting.wait.by == "clock" for waiting in partition.waits):
             return None
