@@ -317,14 +317,18 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
             f" retention, {done.merged_segments} segments merged into {done.merged_into},"
             f" {done.indexes} indexes written, {done.deleted_objects} objects deleted."
         )
-        if not done.dropped_segments:
-            continue
-        for reader in readers.list_readers(lake, name):
-            if reader.lost:
-                show_line(
-                    f"{name}: reader {reader.name} missed {reader.lost:,} offsets that retention"
-                    " has dropped."
-                )
+        if done.dropped_segments:
+            _show_missed(lake, name)
+
+
+def _show_missed(lake: Lake, name: str) -> None:
+    """Print which named readers of a stream have not read offsets that retention has dropped."""
+    for reader in readers.list_readers(lake, name):
+        if reader.lost:
+            show_line(
+                f"{name}: reader {reader.name} missed {reader.lost:,} offsets that retention has"
+                " dropped."
+            )
 
 
 @stream.command("remove-reader")
